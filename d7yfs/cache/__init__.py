@@ -1,0 +1,1 @@
+"""Backing files, presence, single flight and eviction: where bytes lie and how readers wait for them."""

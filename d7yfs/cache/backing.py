@@ -1,0 +1,317 @@
+"""The backing file of one object version: every byte lands here once and is served from here.
+
+A block lies on disk when the cache directory has room for it, else in a memory file that belongs to this process and whose total is
+bounded by `MemoryBudget` (*uncached* reading: a block lives until newer ones need its room). Presence is kept in `Presence`; a disk
+block's entry (checksum and boot tag) is written to the map only after its bytes are.
+
+All methods are called from the trio thread, except `finish_read` and `matches_checksum`, which are for a worker thread. Used by
+`CachedVersion` only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import os
+import struct
+from collections import OrderedDict
+from collections.abc import Callable
+
+import crc32c
+
+from d7yfs.cache.directory import ENTRY_BYTES, HEADER_BYTES, VersionFiles
+from d7yfs.cache.presence import Arriving, Block, Presence, block_range
+from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
+
+log = logging.getLogger(__name__)
+_ENTRY = struct.Struct("=Q")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class MemoryBudget:
+    """Bounds what all backing files hold in memory: the oldest blocks go first, blocks that a reader waits for stay."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self._blocks: OrderedDict[tuple[int, int], BackingFile] = OrderedDict()
+
+    def add(self, backing: BackingFile, index: int) -> None:
+        """Account for a memory block that begins to fill, and drop the oldest until the limit holds again."""
+        self._blocks[(id(backing), index)] = backing
+        self.used_bytes += BLOCK_BYTES
+        if self.used_bytes <= self.limit_bytes:
+            return
+        for (_, old), owner in list(self._blocks.items()):
+            if not owner.is_wanted(old) and (owner is not backing or old != index):
+                owner.drop_memory_block(old)
+            if self.used_bytes <= self.limit_bytes:
+                return
+
+    def remove(self, backing: BackingFile, index: int) -> None:
+        """A memory block is gone."""
+        if self._blocks.pop((id(backing), index), None) is not None:
+            self.used_bytes -= BLOCK_BYTES
+
+
+class BackingFile:
+    """Bytes of `version`, in `files` on disk and, for blocks that the disk has no room for, in memory.
+
+    `take_room(n)` reserves room for n more bytes on disk, if there is any; `room_left()` only looks. `is_wanted(index)` says whether a
+    reader waits for that block.
+    """
+
+    def __init__(
+        self,
+        version: ObjectVersion,
+        files: VersionFiles | None,
+        *,
+        boot_tag: int,
+        budget: MemoryBudget,
+        take_room: Callable[[int], bool],
+        room_left: Callable[[], bool],
+        is_wanted: Callable[[int], bool],
+    ) -> None:
+        self.version = version
+        self._files = files
+        self._boot_tag = boot_tag
+        self._budget = budget
+        self._take_room = take_room
+        self._room_left = room_left
+        self.is_wanted = is_wanted
+        self._memory_fd = -1
+        self._disk_refused = False
+        self.disk_bytes_written = 0
+        self.corrupt_blocks = 0
+        self.presence = Presence(version.size_bytes, (self._stored_state(e) for e in files.entries) if files else ())
+
+    def _stored_state(self, entry: int) -> Block:
+        tag = entry & 0xFFFFFFFF
+        if not tag:
+            return Block.ABSENT
+        return Block.DISK if tag == self._boot_tag else Block.UNVERIFIED
+
+    @property
+    def keeps(self) -> bool:
+        """Whether new blocks go to disk: it has neither failed nor refused this version, and there is room."""
+        return self._files is not None and not self._disk_refused and self._room_left()
+
+    def refresh(self, wanted: ByteRange) -> None:
+        """Take over the blocks of `wanted` that another daemon on this cache directory has written since."""
+        if self._files is None or self._disk_refused:
+            return
+        for run in self.presence.missing(wanted):
+            first = run.start // BLOCK_BYTES
+            count = -(-run.size // BLOCK_BYTES)
+            stored = os.pread(self._files.map_fd, count * ENTRY_BYTES, HEADER_BYTES + first * ENTRY_BYTES)
+            for index, (entry,) in enumerate(_ENTRY.iter_unpack(stored), first):
+                state = self._stored_state(entry)
+                if state != Block.ABSENT:
+                    self._forget_arriving(index)
+                    self._files.entries[index] = entry
+                    self.presence.landed(index, state)
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Store `data` at `offset`, which continues what has landed of its block (or repeats bytes that are there already)."""
+        position = 0
+        while position < len(data):
+            start = offset + position
+            index = start // BLOCK_BYTES
+            block = block_range(index, self.version.size_bytes)
+            chunk = data[position : position + block.stop - start]
+            position += len(chunk)
+            if self.presence.blocks[index] == Block.ABSENT:
+                self._write_in_block(index, block, start - block.start, chunk)
+
+    def _write_in_block(self, index: int, block: ByteRange, offset: int, chunk: memoryview) -> None:
+        arriving = self.presence.arriving.get(index)
+        if arriving is None:
+            in_memory = self._files is None or self._disk_refused or not self._take_room(block.size)
+            arriving = self.presence.arriving[index] = Arriving(0, 0, in_memory)
+            if in_memory:
+                self._budget.add(self, index)
+        fresh = chunk[arriving.landed_bytes - offset :] if offset <= arriving.landed_bytes else None
+        if fresh is None:
+            # A memory block was dropped while its transfer went on: the rest has nothing to continue. Its reader asks again.
+            self._forget_arriving(index)
+            return
+        if not fresh:
+            return
+        position = block.start + arriving.landed_bytes
+        if not arriving.in_memory:
+            try:
+                self._pwrite_disk(fresh, position)
+            except OSError as error:
+                self._refuse_disk(error)
+                self._move_to_memory(index, block, arriving)
+        if arriving.in_memory:
+            os.pwrite(self._memory(), fresh, position)
+        arriving.crc = crc32c.crc32c(fresh, arriving.crc)
+        arriving.landed_bytes += len(fresh)
+        if arriving.landed_bytes == block.size:
+            self._complete(index, arriving)
+
+    def _pwrite_disk(self, data: memoryview, position: int) -> None:
+        assert self._files is not None
+        while data:
+            written = os.pwrite(self._files.data_fd, data, position)
+            data = data[written:]
+            position += written
+            self.disk_bytes_written += written
+
+    def _complete(self, index: int, arriving: Arriving) -> None:
+        if arriving.in_memory:
+            self.presence.landed(index, Block.MEMORY)
+            return
+        self._store_entry(index, arriving.crc << 32 | self._boot_tag)
+        self.presence.landed(index, Block.DISK)
+
+    def _store_entry(self, index: int, entry: int) -> None:
+        """Write block `index`'s entry into the map; when that fails the block is still right for this process."""
+        if self._files is None:
+            return
+        self._files.entries[index] = entry
+        try:
+            os.pwrite(self._files.map_fd, _ENTRY.pack(entry), HEADER_BYTES + index * ENTRY_BYTES)
+        except OSError as error:
+            log.warning("cache: presence of a block of %s could not be recorded: %s", self.version.key, error.strerror)
+
+    def _refuse_disk(self, error: OSError) -> None:
+        if not self._disk_refused:
+            log.warning("cache: %s cannot be kept: %s; reading on uncached", self.version.key, error.strerror)
+        self._disk_refused = True
+
+    def _move_to_memory(self, index: int, block: ByteRange, arriving: Arriving) -> None:
+        """The disk refused the rest of an arriving block: take its landed head along."""
+        assert self._files is not None
+        head = os.pread(self._files.data_fd, arriving.landed_bytes, block.start)
+        os.pwrite(self._memory(), head, block.start)
+        arriving.in_memory = True
+        self._budget.add(self, index)
+
+    def _memory(self) -> int:
+        if self._memory_fd < 0:
+            self._memory_fd = os.memfd_create("d7yfs-uncached", os.MFD_CLOEXEC)
+        return self._memory_fd
+
+    def _forget_arriving(self, index: int) -> None:
+        arriving = self.presence.arriving.pop(index, None)
+        if arriving is not None and arriving.in_memory:
+            self._budget.remove(self, index)
+            self._punch(index)
+
+    def drop_memory_block(self, index: int) -> None:
+        """Give up a memory block, present or arriving."""
+        self.presence.drop(index)
+        self._budget.remove(self, index)
+        self._punch(index)
+
+    def _punch(self, index: int) -> None:
+        # A memfd is this process's own: nobody else can have read its map, unlike a file in the cache directory.
+        if self._memory_fd >= 0:
+            _punch_hole(self._memory_fd, index * BLOCK_BYTES, BLOCK_BYTES)
+
+    def begin_read(self, wanted: ByteRange) -> tuple[bytearray, list[tuple[int, memoryview]]]:
+        """Read what is in memory of a readable range.
+
+        Returns the buffer of `wanted.size` bytes and its pieces that are on a disk that must be waited for, as (offset, view): fill
+        those with `finish_read` in a worker thread. Memory blocks are always read here, before anybody can drop them.
+        """
+        buffer = bytearray(wanted.size)
+        cold = []
+        for start, stop, in_memory in self._extents(wanted):
+            view = memoryview(buffer)[start - wanted.start : stop - wanted.start]
+            if in_memory:
+                os.preadv(self._memory_fd, [view], start)
+            elif (hot_bytes := self._read_hot(start, view)) < len(view):
+                cold.append((start + hot_bytes, view[hot_bytes:]))
+        return buffer, cold
+
+    def _read_hot(self, start: int, view: memoryview) -> int:
+        """Bytes read without waiting for the disk. RWF_NOWAIT: preadv(2)."""
+        assert self._files is not None
+        try:
+            return os.preadv(self._files.data_fd, [view], start, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+            # tmpfs says so though it is memory; overlayfs says so and may be a disk.
+            return os.preadv(self._files.data_fd, [view], start) if self._files.on_tmpfs else 0
+
+    def finish_read(self, cold: list[tuple[int, memoryview]]) -> None:
+        """Fill the pieces that `begin_read` left. For a worker thread. Raises OSError when the disk fails or the file is cut off."""
+        assert self._files is not None
+        for start, view in cold:
+            done = 0
+            while done < len(view):
+                count = os.preadv(self._files.data_fd, [view[done:]], start + done)
+                if not count:
+                    raise OSError(errno.EIO, "a backing file is shorter than its object")
+                done += count
+
+    def _extents(self, wanted: ByteRange) -> list[tuple[int, int, bool]]:
+        """`wanted` cut where it changes between disk and memory: (start, stop, in memory)."""
+        extents: list[tuple[int, int, bool]] = []
+        for piece in wanted.split(BLOCK_BYTES):
+            index = piece.start // BLOCK_BYTES
+            arriving = self.presence.arriving.get(index)
+            in_memory = arriving.in_memory if arriving else self.presence.blocks[index] == Block.MEMORY
+            if extents and extents[-1][2] == in_memory:
+                extents[-1] = (extents[-1][0], piece.stop, in_memory)
+            else:
+                extents.append((piece.start, piece.stop, in_memory))
+        return extents
+
+    def matches_checksum(self, index: int) -> bool:
+        """Whether an unverified block is what was once written. For a worker thread."""
+        assert self._files is not None
+        block = block_range(index, self.version.size_bytes)
+        try:
+            data = os.pread(self._files.data_fd, block.size, block.start)
+        except OSError:
+            return False
+        return len(data) == block.size and crc32c.crc32c(data) == self._files.entries[index] >> 32
+
+    def verified(self, index: int, *, good: bool) -> None:
+        """Take over the verdict of `matches_checksum`: the block is present from now on, or absent and fetched again."""
+        if self._files is None or self.presence.blocks[index] != Block.UNVERIFIED:
+            return
+        if good:
+            self._store_entry(index, self._files.entries[index] >> 32 << 32 | self._boot_tag)
+            self.presence.landed(index, Block.DISK)
+            return
+        log.warning("cache: block %d of %s does not match its checksum; fetched again", index, self.version.key)
+        self.corrupt_blocks += 1
+        self._store_entry(index, 0)
+        self.presence.drop(index)
+
+    def leave_disk(self, error: OSError) -> None:
+        """The disk failed under this version: what lay there is fetched again, into memory."""
+        if self._files is None:
+            return
+        log.warning("cache: %s: %s; reading on uncached", self.version.key, error.strerror or error)
+        self._disk_refused = True
+        for index, state in enumerate(self.presence.blocks):
+            arriving = self.presence.arriving.get(index)
+            if state in (Block.DISK, Block.UNVERIFIED) or (arriving is not None and not arriving.in_memory):
+                self.presence.drop(index)
+
+    def close(self) -> None:
+        """Release descriptors and memory. Nothing may be reading."""
+        for index in range(len(self.presence.blocks)):
+            self._budget.remove(self, index)
+        if self._files is not None:
+            self._files.close()
+            self._files = None
+        if self._memory_fd >= 0:
+            os.close(self._memory_fd)
+            self._memory_fd = -1
+
+
+def _punch_hole(fd: int, offset: int, size_bytes: int) -> None:
+    """fallocate(2) with FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, which `os` does not offer."""
+    if _libc.fallocate(fd, 0x03, ctypes.c_int64(offset), ctypes.c_int64(size_bytes)):
+        raise OSError(ctypes.get_errno(), "fallocate failed on a memory file")

@@ -1,0 +1,153 @@
+"""All object versions that are open now, over one cache directory; keeps the directory within its bounds.
+
+One `CachedVersion` per identity exists at a time, so eight readers of one file share its transfers. Eviction runs in a worker thread, woken
+when the directory nears its limit; writers never wait for it: what does not fit meanwhile is kept in memory or not at all.
+
+Built by `daemon`, which runs `run()` in its nursery; `Filesystem` opens versions.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import trio
+
+from d7yfs.cache.backing import BackingFile, MemoryBudget
+from d7yfs.cache.directory import CacheDirectory, VersionFiles, boot_tag
+from d7yfs.cache.filler import NewFiller
+from d7yfs.cache.version import CachedVersion
+from d7yfs.objects import ObjectVersion
+
+log = logging.getLogger(__name__)
+
+_HIGH_WATER = 0.95
+_LOW_WATER = 0.85
+"""Eviction starts above the one and stops below the other fraction of the size limit, so that it runs seldom and ahead of need."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStatistics:
+    """A snapshot for `status` and metrics; counters are since start."""
+
+    directory: str
+    used_bytes: int
+    limit_bytes: int
+    memory_bytes: int
+    memory_limit_bytes: int
+    open_versions: int
+    hits: int
+    misses: int
+    disk_bytes_written: int
+    evicted_files: int
+    corrupt_blocks: int
+    uncached_opens: int
+
+
+class Cache:
+    """The open versions over `directory`, which must be prepared."""
+
+    def __init__(self, directory: CacheDirectory, *, memory_buffer_bytes: int, read_timeout_s: float) -> None:
+        self._directory = directory
+        self._budget = MemoryBudget(memory_buffer_bytes)
+        self._read_timeout_s = read_timeout_s
+        self._boot_tag = boot_tag()
+        self._open: dict[tuple[str, str, str, int], CachedVersion] = {}
+        self._evict_wanted = trio.Event()
+        self._closed_hits = self._closed_misses = self._closed_written = self._closed_corrupt = 0
+        self._uncached_opens = 0
+
+    def open(self, origin_identity: str, version: ObjectVersion, new_filler: NewFiller) -> CachedVersion:
+        """The open version, held once for the caller, who must `drop` it. Touches local files only; never fails for want of disk."""
+        key = (origin_identity, *version.identity)
+        cached = self._open.get(key)
+        if cached is None:
+            cached = CachedVersion(
+                version,
+                new_filler=new_filler,
+                read_timeout_s=self._read_timeout_s,
+                on_last_drop=lambda closing: self._close(key, closing),
+            )
+            cached.backing = BackingFile(
+                version,
+                self._open_files(origin_identity, version),
+                boot_tag=self._boot_tag,
+                budget=self._budget,
+                take_room=self._take_room,
+                room_left=lambda: self._directory.has_room(0),
+                is_wanted=cached.is_wanted,
+            )
+            self._open[key] = cached
+        cached.hold()
+        return cached
+
+    def peek(self, origin_identity: str, version: ObjectVersion) -> int | None:
+        """Bytes of `version` that are cached, if it is open; None when it is not."""
+        cached = self._open.get((origin_identity, *version.identity))
+        return cached.backing.presence.cached_bytes if cached else None
+
+    def _open_files(self, origin_identity: str, version: ObjectVersion) -> VersionFiles | None:
+        try:
+            return self._directory.open(origin_identity, version)
+        except OSError as error:
+            log.warning("cache: %s cannot be kept: %s; reading it uncached", version.key, error.strerror or error)
+            self._uncached_opens += 1
+            return None
+
+    def _close(self, key: tuple[str, str, str, int], cached: CachedVersion) -> None:
+        del self._open[key]
+        self._closed_hits += cached.hits
+        self._closed_misses += cached.misses
+        self._closed_written += cached.backing.disk_bytes_written
+        self._closed_corrupt += cached.backing.corrupt_blocks
+        cached.backing.close()
+
+    def _take_room(self, size_bytes: int) -> bool:
+        directory = self._directory
+        if directory.used_bytes + size_bytes > directory.size_limit_bytes * _HIGH_WATER:
+            self._evict_wanted.set()
+        if not directory.has_room(size_bytes):
+            self._evict_wanted.set()
+            return False
+        directory.used_bytes += size_bytes
+        return True
+
+    async def run(self) -> None:
+        """Count what is there, then evict whenever it is wanted. Runs until cancelled."""
+        while True:
+            await trio.to_thread.run_sync(self._evict, abandon_on_cancel=True)
+            # An evictor whose pass freed nothing must not spin: everything left is in use.
+            await trio.sleep(1)
+            await self._evict_wanted.wait()
+            self._evict_wanted = trio.Event()
+
+    def _evict(self) -> None:
+        limit = self._directory.size_limit_bytes
+        try:
+            self._directory.evict(limit)
+            if self._directory.used_bytes > limit * _HIGH_WATER or self._directory.shortfall_bytes:
+                self._directory.evict(min(int(limit * _LOW_WATER), self._directory.used_bytes - self._directory.shortfall_bytes))
+        except OSError as error:
+            log.warning("cache: %s could not be tidied: %s", self._directory.path, error.strerror)
+
+    def fail_waiters(self, error: Exception) -> None:
+        """Answer every reader that waits, at shutdown."""
+        for cached in list(self._open.values()):
+            cached.fail_waiters(error)
+
+    def statistics(self) -> CacheStatistics:
+        opened = list(self._open.values())
+        return CacheStatistics(
+            directory=str(self._directory.path),
+            used_bytes=self._directory.used_bytes,
+            limit_bytes=self._directory.size_limit_bytes,
+            memory_bytes=self._budget.used_bytes,
+            memory_limit_bytes=self._budget.limit_bytes,
+            open_versions=len(opened),
+            hits=self._closed_hits + sum(c.hits for c in opened),
+            misses=self._closed_misses + sum(c.misses for c in opened),
+            disk_bytes_written=self._closed_written + sum(c.backing.disk_bytes_written for c in opened),
+            evicted_files=self._directory.evicted_files,
+            corrupt_blocks=self._closed_corrupt + sum(c.backing.corrupt_blocks for c in opened),
+            uncached_opens=self._uncached_opens,
+        )

@@ -1,0 +1,288 @@
+"""The cache directory on disk: where a version's files lie, who may delete them, and how much room there is.
+
+Layout, version 1 (`FORMAT` names the directory, so daemons of another format never meet these files):
+
+    CACHE_DIR/v1/ab/abcdef….data    sparse, as long as the object: the bytes
+    CACHE_DIR/v1/ab/abcdef….map     header (identity, the data file's st_dev and st_ino), then 8 bytes a block
+
+The name is the SHA-256 of the version's identity: origin, key, validator, size. Two daemons of one uid may use one directory.
+
+Locks (flock on the map file): every opener holds it shared while the version is open; whoever creates or deletes the pair holds it
+exclusively. So a pair that is in use anywhere is never evicted, and a half-made pair is never used. Eviction unlinks whole files and
+never truncates or punches: a descriptor that someone still holds stays right.
+
+Called by `Cache` (from the trio thread: opening and admitting; from a worker thread: `evict`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import stat
+import struct
+from array import array
+from dataclasses import dataclass
+from pathlib import Path
+
+from d7yfs.cache.presence import block_count
+from d7yfs.errors import CacheUnusable
+from d7yfs.objects import BLOCK_BYTES, ObjectVersion
+
+FORMAT = "v1"
+_MAGIC = b"d7yfsmap"
+_HEADER = struct.Struct("<8sIIQQQI")  # magic, header bytes, block bytes, object size, data st_dev, data st_ino, identity length
+HEADER_BYTES = 4096
+ENTRY_BYTES = 8
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class VersionFiles:
+    """The open pair of one version. `entries[i]` is block i's stored entry: CRC32C in the upper half, boot tag in the lower."""
+
+    data_fd: int
+    map_fd: int
+    entries: array[int]
+    on_tmpfs: bool
+    """The data lies in memory whatever RWF_NOWAIT says."""
+
+    def close(self) -> None:
+        """Release both descriptors, and with the map's the shared lock."""
+        os.close(self.data_fd)
+        os.close(self.map_fd)
+
+
+class CacheDirectory:
+    """One cache directory, as this process sees it. `used_bytes` is exact after each scan and counts our own writes between."""
+
+    def __init__(self, path: Path, *, size_limit_bytes: int, min_free_bytes: int) -> None:
+        self.path = path
+        self.size_limit_bytes = size_limit_bytes
+        self.min_free_bytes = min_free_bytes
+        self.used_bytes = 0
+        self.evicted_files = 0
+        self._root = path / FORMAT
+        self._on_tmpfs = False
+
+    def prepare(self) -> None:
+        """Create the directory (0700) or check that it is ours and writable. Raises CacheUnusable."""
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = self.path.stat()
+            if status.st_uid != os.geteuid():
+                raise CacheUnusable(
+                    f"cache directory {self.path} belongs to uid {status.st_uid}, not to uid {os.geteuid()} that runs d7yfs",
+                    hint="name another with --cache-dir, or change its owner",
+                )
+            if stat.S_IMODE(status.st_mode) & 0o077:
+                self.path.chmod(0o700)
+            self._root.mkdir(mode=0o700, exist_ok=True)
+            probe = self._root / f".probe-{os.getpid()}"
+            probe.write_bytes(b"")
+            probe.unlink()
+            self._on_tmpfs = _is_tmpfs(self._root)
+        except OSError as error:
+            raise CacheUnusable(
+                f"cache directory {self.path} cannot be used: {error.strerror}",
+                hint="make it a writable directory on a local disk, or name another with --cache-dir",
+            ) from error
+
+    def open(self, origin_identity: str, version: ObjectVersion) -> VersionFiles:
+        """Open the pair of `version`, made anew when it is absent or not what it says. Blocks on local files only.
+
+        Raises OSError (disk full, read-only, …): the version is then read uncached.
+        """
+        identity = json.dumps(
+            {"origin": origin_identity, "key": version.key, "validator": version.validator, "size": version.size_bytes},
+            ensure_ascii=False,
+            separators=(",", ":"),
+        ).encode()
+        digest = hashlib.sha256(identity).hexdigest()
+        map_path = self._root / digest[:2] / f"{digest}.map"
+        for _ in range(64):
+            map_path.parent.mkdir(mode=0o700, exist_ok=True)
+            map_fd = os.open(map_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            files = None
+            try:
+                files = self._open_locked(map_path, map_fd, identity, version.size_bytes)
+            finally:
+                if files is None:
+                    os.close(map_fd)
+            if files is not None:
+                os.utime(map_fd)
+                return files
+        raise OSError(errno.EBUSY, "the cache files of this version are being replaced over and over", str(map_path))
+
+    def _open_locked(self, map_path: Path, map_fd: int, identity: bytes, size_bytes: int) -> VersionFiles | None:
+        """The pair behind `map_fd`, or None when the pair was replaced under us and must be opened again."""
+        data_path = map_path.with_suffix(".data")
+        fcntl.flock(map_fd, fcntl.LOCK_SH)
+        if not _same_file(map_path, map_fd):
+            return None
+        entries = _read_map(map_fd, data_path, identity, size_bytes)
+        if entries is not None:
+            try:
+                return VersionFiles(os.open(data_path, os.O_RDWR | os.O_CLOEXEC), map_fd, entries, self._on_tmpfs)
+            except FileNotFoundError:
+                return None
+        try:
+            fcntl.flock(map_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None  # another opener is at the same point: look again at what it makes
+        if not _same_file(map_path, map_fd):
+            return None
+        if _read_map(map_fd, data_path, identity, size_bytes) is not None:
+            return None  # made by another opener between our two locks
+        if os.fstat(map_fd).st_size:
+            # Not what it should be. A daemon that still holds the old pair must never write its blocks into the new map, so the
+            # file is left to that daemon and a new one is made.
+            log.warning("cache: %s does not fit its object; made anew", map_path.name)
+            map_path.unlink()
+            return None
+        with contextlib.suppress(FileNotFoundError):
+            data_path.unlink()
+        data_fd = os.open(data_path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(data_fd, size_bytes)
+            count = block_count(size_bytes)
+            os.posix_fallocate(map_fd, 0, HEADER_BYTES + count * ENTRY_BYTES)
+            os.pwrite(map_fd, _header(os.fstat(data_fd), identity, size_bytes), 0)
+            fcntl.flock(map_fd, fcntl.LOCK_SH)
+        except BaseException:
+            # Not even an empty pair fits. Leave nothing that the next opener would have to distrust.
+            os.close(data_fd)
+            map_path.unlink(missing_ok=True)
+            data_path.unlink(missing_ok=True)
+            raise
+        return VersionFiles(data_fd, map_fd, array("Q", bytes(count * ENTRY_BYTES)), self._on_tmpfs)
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether `size_bytes` more may be written now: below the size limit, and the disk keeps `min_free_bytes`."""
+        return self.used_bytes + size_bytes <= self.size_limit_bytes and self._free_bytes() - size_bytes >= self.min_free_bytes
+
+    @property
+    def shortfall_bytes(self) -> int:
+        """How much less than `min_free_bytes` the disk has free; 0 when it has enough."""
+        return max(0, self.min_free_bytes - self._free_bytes())
+
+    def _free_bytes(self) -> int:
+        try:
+            disk = os.statvfs(self.path)
+        except OSError:
+            return 0
+        return disk.f_bavail * disk.f_frsize
+
+    def evict(self, target_bytes: int) -> int:
+        """Count what is used and delete least recently opened versions until at most `target_bytes` are. Returns bytes freed.
+
+        Runs in a worker thread: it walks the whole directory. Versions that any process has open are passed over.
+        """
+        candidates: list[tuple[float, int, str]] = []
+        used = 0
+        for map_path in self._root.glob("*/*.map"):
+            try:
+                status = map_path.stat()
+                size = status.st_blocks * 512 + _disk_bytes(map_path.with_suffix(".data"))
+            except FileNotFoundError:
+                continue
+            used += size
+            candidates.append((status.st_mtime, size, str(map_path)))
+        for data_path in self._root.glob("*/*.data"):
+            # A map is made before its data and deleted first, so data without a map is what a crash left behind.
+            if not data_path.with_suffix(".map").exists():
+                data_path.unlink(missing_ok=True)
+        freed = 0
+        for _, size, name in sorted(candidates):
+            if used - freed <= target_bytes:
+                break
+            if _delete_pair(Path(name)):
+                freed += size
+                self.evicted_files += 1
+        self.used_bytes = used - freed
+        return freed
+
+
+def _same_file(path: Path, fd: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+def _disk_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
+
+
+def _header(data: os.stat_result, identity: bytes, size_bytes: int) -> bytes:
+    head = _HEADER.pack(_MAGIC, HEADER_BYTES, BLOCK_BYTES, size_bytes, data.st_dev, data.st_ino, len(identity)) + identity
+    if len(head) > HEADER_BYTES:
+        raise OSError(errno.ENAMETOOLONG, "the object's key is too long for the cache's map")
+    return head.ljust(HEADER_BYTES, b"\0")
+
+
+def _read_map(map_fd: int, data_path: Path, identity: bytes, size_bytes: int) -> array[int] | None:
+    """The stored entries, or None unless the map is whole and speaks of exactly this object and this data file."""
+    count = block_count(size_bytes)
+    stored = os.pread(map_fd, HEADER_BYTES + count * ENTRY_BYTES + 1, 0)
+    if len(stored) != HEADER_BYTES + count * ENTRY_BYTES:
+        return None
+    try:
+        data = data_path.stat()
+    except FileNotFoundError:
+        return None
+    if data.st_size != size_bytes or stored[:HEADER_BYTES] != _header(data, identity, size_bytes):
+        return None
+    return array("Q", stored[HEADER_BYTES:])
+
+
+def _delete_pair(map_path: Path) -> bool:
+    """Delete a version that nobody has open. False when somebody has, or it is gone already."""
+    try:
+        map_fd = os.open(map_path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(map_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _same_file(map_path, map_fd):
+            return False
+        map_path.unlink()
+        map_path.with_suffix(".data").unlink(missing_ok=True)
+    except OSError:
+        return False
+    finally:
+        os.close(map_fd)
+    return True
+
+
+def _is_tmpfs(path: Path) -> bool:
+    """Whether the file system of `path` is tmpfs, by the longest matching mount point (proc_pid_mountinfo(5))."""
+    real = str(path.resolve())
+    found, kind = "", ""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        left, right = line.split(" - ", 1)
+        point = left.split()[4]
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(found):
+            found, kind = point, right.split()[0]
+    return kind in ("tmpfs", "ramfs")
+
+
+def boot_tag() -> int:
+    """A non-zero 32-bit tag of the running boot: what an entry of this boot carries, and no other.
+
+    A block is written before its entry, and the page cache outlives a killed process, so an entry of this boot is proof; after a power
+    loss it is not, because the disk may hold the entry without the block.
+    """
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+    return int.from_bytes(hashlib.sha256(boot_id).digest()[:4], "little") | 1
+
+

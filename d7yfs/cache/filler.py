@@ -1,0 +1,57 @@
+"""The seam between the cache and whatever brings bytes: a `Filler` fills one object version into a `FillTarget`.
+
+The cache implements `FillTarget` and is handed a `NewFiller`; `d7yfs.fetch` implements `Filler`. Neither imports the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from d7yfs.objects import ByteRange, ObjectVersion
+
+
+class FillTarget(Protocol):
+    """What a filler may do with the version it fills. Synchronous, called from the trio thread."""
+
+    @property
+    def version(self) -> ObjectVersion: ...
+
+    @property
+    def keeps(self) -> bool:
+        """Whether bytes that nobody waits for are kept (the disk has room). Else a filler brings only what is asked for."""
+
+    def missing(self, wanted: ByteRange) -> list[ByteRange]:
+        """Block-aligned runs within (and around) `wanted` that are not there yet, arriving blocks included."""
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """`data` has arrived at `offset`; wakes the readers that it completes.
+
+        MUST be called contiguously from a block's start on. Bytes that are there already are skipped, so a transfer may pass over
+        what another has brought.
+        """
+
+    def ended(self, tried: ByteRange, error: Exception | None) -> None:
+        """A transfer of `tried` is over: readers that still wait inside it get `error`, or ask again when it is None."""
+
+    def hold(self) -> None:
+        """Keep the version open although its last reader may leave; balanced by `drop`."""
+
+    def drop(self) -> None:
+        """End a `hold`."""
+
+
+class Filler(Protocol):
+    """Brings the missing bytes of one version, single flight: asked twice for a range under way, it fetches it once."""
+
+    def request(self, wanted: ByteRange, ahead: ByteRange | None) -> None:
+        """A reader waits for `wanted` (non-empty, some of it missing); `ahead` will probably be asked for next. Never blocks.
+
+        MUST lead to `FillTarget.write` of all missing bytes of `wanted`, or to `FillTarget.ended` of a range that holds the first of them.
+        """
+
+    def prefetch(self, ahead: ByteRange) -> None:
+        """As `request`, with nobody waiting."""
+
+
+NewFiller = Callable[[FillTarget], Filler]

@@ -1,0 +1,124 @@
+"""The exception tree: what went wrong, in words for the person who reads them, and as an errno for the kernel.
+
+Owns the mapping from failure to errno. Every failure that d7yfs expects is a `D7yfsError`; anything else that
+reaches the FUSE adapter is a bug, is logged with its traceback and answered with EIO to that one caller.
+
+A message says what failed, on which object, and why; `hint` says what to do about it. Neither ever holds a secret,
+a signed URL or a header value: callers name objects by `s3://bucket/key`, never by the request that fetched them.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import ClassVar
+
+
+class D7yfsError(Exception):
+    """Base of all expected failures; `errno` is what a reader of the mount sees."""
+
+    errno: ClassVar[int] = errno.EIO
+    transient: ClassVar[bool] = False
+    """Whether the same request may succeed a moment later; the fetcher retries only these."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class UsageError(D7yfsError):
+    """The user asked for something that cannot be: wrong option, URL or file. Shown without a traceback, exit status 2."""
+
+    errno = errno.EINVAL
+
+
+class ConfigError(UsageError):
+    """A setting is unknown, malformed or contradicts another; the message names its source, the key and what is allowed."""
+
+
+class MountError(D7yfsError):
+    """The mount cannot be made or taken down as asked (mount point, FUSE prerequisites, permissions)."""
+
+
+class NotFound(D7yfsError):
+    """No object or directory of that name; also a 404 for a key."""
+
+    errno = errno.ENOENT
+
+
+class BucketNotFound(NotFound):
+    """The bucket or container does not exist (or not under this endpoint)."""
+
+
+class NotADirectory(D7yfsError):
+    """A directory operation on a file."""
+
+    errno = errno.ENOTDIR
+
+
+class IsADirectory(D7yfsError):
+    """A file operation on a directory."""
+
+    errno = errno.EISDIR
+
+
+class ReadOnly(D7yfsError):
+    """The mount never changes an object."""
+
+    errno = errno.EROFS
+
+
+class AccessDenied(D7yfsError):
+    """The origin refused the credentials, or there are none."""
+
+    errno = errno.EACCES
+
+
+class ObjectArchived(AccessDenied):
+    """The object lies in an archive storage class and must be restored before it can be read."""
+
+
+class VersionGone(D7yfsError):
+    """The pinned object version was replaced or deleted at the origin; an open handle can not go on."""
+
+    errno = errno.ESTALE
+
+
+class OriginUnavailable(D7yfsError):
+    """The origin did not answer, cut the connection, throttled, or answered 5xx."""
+
+    transient = True
+
+    def __init__(self, message: str, *, hint: str = "", retry_after_s: float = 0.0) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s
+        """What the origin asked for in Retry-After; 0 when it said nothing."""
+
+
+class OriginUntrusted(OriginUnavailable):
+    """The origin's TLS certificate does not verify. Not transient: it stays so until a person acts, and retrying hides why."""
+
+    transient = False
+
+
+class BadReply(D7yfsError):
+    """A reply breaks HTTP or contradicts what was asked (wrong range, wrong total, wrong validator): its bytes are not used."""
+
+    transient = True
+
+
+class ProxyUnavailable(D7yfsError):
+    """dfdaemon's proxy failed on its own account; the origin may well be healthy."""
+
+    transient = True
+
+
+class ReadTimeout(D7yfsError):
+    """No byte that the reader waits for has come for `read_timeout` seconds."""
+
+
+class CacheUnusable(D7yfsError):
+    """The cache directory cannot be used at all (permissions, another format, read-only)."""

@@ -1,0 +1,224 @@
+"""Gets ranges of object versions: sign, GET, verify, write, retry. The only place where bodies enter d7yfs.
+
+A `Fetcher` belongs to one repository's origin. It moves each byte once, from the socket into a buffer of its own pool and from there
+to the caller's `write`, and never hands on a byte of a reply that `check_head` did not accept. What has been written stays written: a
+retry goes on at the offset reached.
+
+Called by the fillers, in tasks of their own; built by `daemon`.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+import trio
+
+from d7yfs.errors import AccessDenied, BadReply, D7yfsError, ObjectArchived, OriginUnavailable, ProxyUnavailable
+from d7yfs.fetch import dragonfly
+from d7yfs.fetch.proxy import Proxy
+from d7yfs.fetch.reply import check_head, error_of
+from d7yfs.fetch.transport import Response, Transport
+from d7yfs.objects import ByteRange, ObjectVersion
+from d7yfs.origins.origin import Origin, ReadRequest
+
+log = logging.getLogger(__name__)
+
+Write = Callable[[int, memoryview], None]
+
+BUFFER_BYTES = 1 << 20
+_ERROR_BODY_BYTES = 16 << 10
+_MAX_BAD_REPLIES = 3
+"""A reply that breaks the rules is rarely an accident: ask again a few times, not for the whole read timeout."""
+_URGENT_RESERVE = 4
+"""Connections that prefetch may not take, so that a reader who waits never queues behind it alone."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What one repository has fetched since start; plain numbers for `status` and metrics."""
+
+    direct_requests: int = 0
+    direct_bytes: int = 0
+    proxy_requests: int = 0
+    proxy_bytes: int = 0
+    resigned: int = 0
+    retries: dict[str, int] = field(default_factory=dict)
+    """Retries by the class of the error that caused them."""
+
+    def count_retry(self, error: Exception) -> None:
+        kind = type(error).__name__
+        self.retries[kind] = self.retries.get(kind, 0) + 1
+
+
+class Fetcher:
+    """Ranges of one origin's objects, straight from it or through `proxy`."""
+
+    def __init__(
+        self, origin: Origin, transport: Transport, *, proxy: Proxy | None, read_timeout_s: float, max_connections: int
+    ) -> None:
+        self.origin = origin
+        self.proxy = proxy
+        self.counters = Counters()
+        self._transport = transport
+        self._read_timeout_s = read_timeout_s
+        self._connections = trio.CapacityLimiter(max_connections)
+        self._prefetches = trio.CapacityLimiter(max(1, max_connections - _URGENT_RESERVE))
+        self._buffers: list[bytearray] = []
+
+    def name(self, version: ObjectVersion) -> str:
+        """How people know the object."""
+        return f"{self.origin.url}/{version.key}"
+
+    async def fetch(self, version: ObjectVersion, wanted: ByteRange, write: Write, *, urgent: bool) -> None:
+        """Bring `wanted` straight from the origin, whatever it takes within the read timeout.
+
+        `urgent` says that a reader waits. Raises VersionGone, AccessDenied, ObjectArchived at once, BadReply after a few tries, and
+        OriginUnavailable when no byte has come for the read timeout.
+        """
+        async with AsyncExitStack() as stack:
+            if not urgent:
+                await stack.enter_async_context(self._prefetches)
+            await stack.enter_async_context(self._connections)
+            await self._until_done(_Transfer(version, wanted, write), None)
+
+    async def stream(self, version: ObjectVersion, wanted: ByteRange, write: Write) -> None:
+        """Bring `wanted` through the proxy in one GET (rangeless when it is the whole object).
+
+        Raises ProxyUnavailable as soon as the proxy fails twice without a byte between, or, where it is required, after the read timeout.
+        What the proxy reports about the origin is raised as `fetch` does.
+        """
+        assert self.proxy is not None
+        async with self.proxy.streams:
+            transfer = _Transfer(version, wanted, write)
+            while True:
+                reached = transfer.position
+                try:
+                    return await self._until_done(transfer, self.proxy)
+                except ProxyUnavailable:
+                    # The first failure after bytes have come may be a restart: one more try before the origin has to help.
+                    if transfer.position == reached:
+                        raise
+
+    async def _until_done(self, transfer: _Transfer, proxy: Proxy | None) -> None:
+        attempt = bad_replies = 0
+        fresh = resigned = False
+        while transfer.position < transfer.wanted.stop:
+            reached = transfer.position
+            try:
+                await self._attempt(transfer, proxy, fresh=fresh)
+                return
+            except D7yfsError as error:
+                fresh = isinstance(error, AccessDenied) and not isinstance(error, ObjectArchived) and not resigned
+                if fresh:
+                    resigned = True
+                    self.counters.resigned += 1
+                    log.info("%s; signing again", error.message)
+                    continue
+                if not error.transient or (isinstance(error, ProxyUnavailable) and not (proxy and proxy.required)):
+                    raise
+                if transfer.position > reached:
+                    attempt = bad_replies = 0
+                bad_replies += isinstance(error, BadReply)
+                patience_s = self._read_timeout_s - (trio.current_time() - transfer.last_progress)
+                if bad_replies >= _MAX_BAD_REPLIES or patience_s <= 0:
+                    raise
+                self.counters.count_retry(error)
+                pause_s = min(pause_before_retry_s(attempt, error), patience_s)
+                log.info("%s; retry in %.1f s", error.message, pause_s)
+                attempt += 1
+            await trio.sleep(pause_s)
+
+    async def _attempt(self, transfer: _Transfer, proxy: Proxy | None, *, fresh: bool) -> None:
+        """One GET from the offset reached to the end of what is wanted."""
+        version = transfer.version
+        rest = ByteRange(transfer.position, transfer.wanted.stop)
+        request = await self.origin.read_request(version, presigned=proxy is not None, fresh=fresh)
+        url, headers = self._headed(request, version, rest, proxy)
+        if proxy:
+            self.counters.proxy_requests += 1
+        else:
+            self.counters.direct_requests += 1
+        transport = proxy.transport if proxy else self._transport
+        async with transport.get(url, headers, via=proxy.url if proxy else None) as response:
+            await self._check(response, version, rest, proxy)
+            await self._receive(response, transfer, proxy)
+
+    def _headed(
+        self, request: ReadRequest, version: ObjectVersion, rest: ByteRange, proxy: Proxy | None
+    ) -> tuple[str, dict[str, str]]:
+        headers = dict(request.headers)
+        url = request.url
+        if proxy is not None:
+            url = dragonfly.sorted_query(url)
+            content = dragonfly.content_id(self.origin.identity, version)
+            headers |= dragonfly.proxy_headers(content, request.signature_params, proxy.filter, proxy.headers)
+        if proxy is None or rest.start:
+            headers["Range"] = rest.http() if proxy is None or rest.stop < version.size_bytes else f"bytes={rest.start}-"
+        return url, headers
+
+    async def _check(self, response: Response, version: ObjectVersion, rest: ByteRange, proxy: Proxy | None) -> None:
+        name, status, headers = self.name(version), response.status, response.headers
+        body = b"" if status in (200, 206) else await response.read_text(_ERROR_BODY_BYTES)
+        if proxy is not None and status not in (200, 206):
+            kind = headers.get(dragonfly.ERROR_TYPE_HEADER)
+            if dragonfly.blame(status, kind) is dragonfly.Blame.PROXY:
+                failure = error_of(status, headers, name=name, body=body)
+                raise ProxyUnavailable(f"{name}: the proxy {proxy.url} answered {status} ({kind or 'no reason'})") from failure
+        check_head(status, headers, version=version, wanted=rest, name=name, error_body=body)
+
+    async def _receive(self, response: Response, transfer: _Transfer, proxy: Proxy | None) -> None:
+        buffer = self._buffers.pop() if self._buffers else bytearray(BUFFER_BYTES)
+        view = memoryview(buffer)
+        start = transfer.position
+        try:
+            while transfer.position < transfer.wanted.stop:
+                count = await response.receive_into(view[: transfer.wanted.stop - transfer.position])
+                if not count:
+                    raise OriginUnavailable(
+                        f"{self.name(transfer.version)}: cut off {transfer.wanted.stop - transfer.position} bytes before the end"
+                    )
+                transfer.write(transfer.position, view[:count])
+                transfer.position += count
+                transfer.last_progress = trio.current_time()
+                if proxy is not None:
+                    proxy.breaker.succeeded()
+            if await response.receive_into(view[:1]):
+                raise BadReply(f"{self.name(transfer.version)}: more bytes than were asked for")
+        except OriginUnavailable as error:
+            if proxy is not None:
+                # A dfdaemon that dies in mid-body leaves no other mark than a short body.
+                raise ProxyUnavailable(f"{error.message} (through the proxy {proxy.url})") from error
+            raise
+        finally:
+            self._buffers.append(buffer)
+            received = transfer.position - start
+            if proxy is not None:
+                self.counters.proxy_bytes += received
+            else:
+                self.counters.direct_bytes += received
+
+
+class _Transfer:
+    """A range on its way: `position` is the next byte that is wanted."""
+
+    __slots__ = ("last_progress", "position", "version", "wanted", "write")
+
+    def __init__(self, version: ObjectVersion, wanted: ByteRange, write: Write) -> None:
+        self.version = version
+        self.wanted = wanted
+        self.write = write
+        self.position = wanted.start
+        self.last_progress = trio.current_time()
+
+
+def pause_before_retry_s(attempt: int, error: D7yfsError) -> float:
+    """Exponential from 0.1 s to 5 s with full jitter on the upper half, or what the origin asked for if that is longer."""
+    pause_s = min(0.1 * 2.0**attempt, 5.0) * random.uniform(0.5, 1.0)  # noqa: S311  # jitter, not cryptography
+    asked_s = error.retry_after_s if isinstance(error, OriginUnavailable) else 0.0
+    return max(pause_s, asked_s)
+
+

@@ -1,0 +1,66 @@
+"""dfdaemon's HTTP proxy as one thing: where it is, what it wants to be told, and whether it is worth asking now.
+
+The `Breaker` is pure (the time is an argument). One `Proxy` serves all repositories that name the same address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from d7yfs.fetch.transport import Transport
+
+FIRST_BYTE_TIMEOUT_S = 3.0
+"""A hung scheduler keeps dfdaemon silent for 10 s; nobody waits that long when the origin can answer."""
+
+MAX_STREAMS = 4
+"""Whole-object GETs in flight: each is a registration at the scheduler, which delays concurrent ones."""
+
+_FIRST_PAUSE_S = 5.0
+_LONGEST_PAUSE_S = 300.0
+
+
+class Breaker:
+    """Open after a failure for 5 s, doubling up to 300 s; then one request may probe; closed again by the first byte."""
+
+    def __init__(self) -> None:
+        self.trips = 0
+        self._open_until = float("-inf")
+        self._pause_s = _FIRST_PAUSE_S
+
+    def is_closed(self, now: float) -> bool:
+        """Whether the proxy may be asked. After the pause the answer is yes, and a failure of that request opens it for longer."""
+        return now >= self._open_until
+
+    def failed(self, now: float) -> None:
+        """The proxy did not answer, or answered nonsense."""
+        if self.is_closed(now):
+            self.trips += 1
+            self._open_until = now + self._pause_s
+            self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
+
+    def succeeded(self) -> None:
+        """A byte has come through the proxy."""
+        self._open_until = float("-inf")
+        self._pause_s = _FIRST_PAUSE_S
+
+
+@dataclass(slots=True, repr=False)
+class Proxy:
+    """A dfdaemon proxy. `headers` are the user's own, already freed of names that are ours; their values are secrets."""
+
+    url: str
+    transport: Transport
+    required: bool
+    """No fallback: what the proxy fails to bring is never fetched from the origin instead."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    filter: Sequence[str] = ()
+    breaker: Breaker = field(default_factory=Breaker)
+    streams: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(MAX_STREAMS))
+
+    @property
+    def usable(self) -> bool:
+        """Whether a new stream should be tried through it now."""
+        return self.required or self.breaker.is_closed(trio.current_time())

@@ -1,0 +1,88 @@
+"""Judges the head of a reply to a GET for a range of one object version: these bytes, or which error. Pure.
+
+Never believes a reply: status, Content-Range, total size, length, encoding and validator must all fit what was asked.
+Used by `Fetcher` for origins and proxies alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+from d7yfs.errors import AccessDenied, BadReply, D7yfsError, ObjectArchived, OriginUnavailable, VersionGone
+from d7yfs.objects import ByteRange, ObjectVersion
+
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_ERROR_CODE = re.compile(rb"<Code>([A-Za-z0-9_.]{1,64})</Code>")
+MAX_RETRY_AFTER_S = 30.0
+
+
+def check_head(
+    status: int, headers: Mapping[str, str], *, version: ObjectVersion, wanted: ByteRange, name: str, error_body: bytes = b""
+) -> None:
+    """Return if the body of this reply is exactly `wanted` of `version`; raise what it is instead.
+
+    `headers` has lower-case names. `name` is how people know the object (`s3://bucket/key`). Accepts 206, and 200 where Content-Range says
+    the same (rclone, dfdaemon before 1.3.11) or where the whole object was asked for. RFC 9110, 14.4 and 15.3.7.
+    """
+    if status not in (200, 206):
+        raise error_of(status, headers, name=name, body=error_body)
+    if headers.get("content-encoding", "identity").lower() not in ("", "identity"):
+        raise BadReply(f"{name}: the reply is encoded as {headers['content-encoding']!r}, which was not asked for")
+    content_range = headers.get("content-range")
+    if content_range is not None:
+        match = _CONTENT_RANGE.fullmatch(content_range.strip())
+        if not match:
+            raise BadReply(f"{name}: cannot read Content-Range {content_range[:80]!r}")
+        first, last, total = map(int, match.groups())
+        if total != version.size_bytes:
+            raise BadReply(f"{name}: the reply speaks of {total} bytes in all, the listing of {version.size_bytes}")
+        if (first, last + 1) != (wanted.start, wanted.stop):
+            raise BadReply(f"{name}: asked for {wanted}, got [{first}, {last + 1})")
+    elif status == 206:
+        raise BadReply(f"{name}: 206 without Content-Range")
+    elif wanted != version.whole:
+        raise BadReply(f"{name}: asked for {wanted}, got the whole object", hint="the server ignores Range; it cannot be mounted")
+    length = headers.get("content-length")
+    if length is not None and length.strip() != str(wanted.size):
+        raise BadReply(f"{name}: asked for {wanted.size} bytes, the reply announces {length[:20]}")
+    etag = headers.get("etag")
+    if etag and version.validator.startswith('"') and _opaque_tag(etag) != _opaque_tag(version.validator):
+        raise VersionGone(f"{name}: was replaced (the server sent version {etag[:80]})")
+
+
+def error_of(status: int, headers: Mapping[str, str], *, name: str, body: bytes = b"") -> D7yfsError:
+    """The error that a reply without usable body stands for."""
+    code_match = _ERROR_CODE.search(body)
+    code = code_match.group(1).decode() if code_match else ""
+    said = f"{status} {code}".strip()
+    if status in (404, 410):
+        return VersionGone(f"{name}: was deleted while it was open ({said})")
+    if status in (412, 416):
+        return VersionGone(f"{name}: was replaced while it was open ({said})")
+    if code == "InvalidObjectState":
+        return ObjectArchived(f"{name}: lies in an archive storage class", hint="restore it, then read it again")
+    if status in (401, 403):
+        return AccessDenied(f"{name}: reading was refused ({said})", hint="check the credentials' permission to read objects")
+    if status in (408, 425, 429) or status >= 500:
+        return OriginUnavailable(f"{name}: the server answered {said}", retry_after_s=retry_after_s(headers))
+    if 300 <= status < 400:
+        return BadReply(f"{name}: the server redirects ({said})", hint="check --region and --endpoint-url")
+    return BadReply(f"{name}: unexpected status {said}")
+
+
+def retry_after_s(headers: Mapping[str, str], now: datetime | None = None) -> float:
+    """Seconds that `Retry-After` asks for (RFC 9110, 10.2.3), at most MAX_RETRY_AFTER_S; 0 without it or when it makes no sense."""
+    text = headers.get("retry-after", "").strip()
+    try:
+        seconds = float(text) if text.isdigit() else (parsedate_to_datetime(text) - (now or datetime.now(UTC))).total_seconds()
+    except (ValueError, TypeError):
+        return 0.0
+    return min(max(seconds, 0.0), MAX_RETRY_AFTER_S)
+
+
+def _opaque_tag(etag: str) -> str:
+    """The tag without weakness mark and quotes: caches on the way may weaken an ETag, servers may forget its quotes."""
+    return etag.strip().removeprefix("W/").strip('"')

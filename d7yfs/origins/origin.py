@@ -1,0 +1,60 @@
+"""What d7yfs asks of a provider: list, stat, and a signed GET for one object version. The contract suite is its test.
+
+Control plane only: an origin never moves a body. Implementations call the provider's own SDK in worker threads, so
+every method may be awaited from the trio thread without blocking it, and none sends a mutating request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from d7yfs.objects import ListingPage, ObjectVersion
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ReadRequest:
+    """A GET for one object version, ready for any range of it: `Range` and `If-*` are never signed, the fetcher adds them.
+
+    Holds secrets (signature, session token): no repr, never logged.
+    """
+
+    url: str
+    headers: Mapping[str, str]
+    """Headers the signature needs, plus the version pin (`If-Match`) where the origin has one."""
+    expires_at: float
+    """time.time() after which the signature must not be used any more; infinity when unsigned."""
+    signature_params: frozenset[str] = frozenset()
+    """Names of the query parameters that belong to the signature, not to the object's identity."""
+
+
+class Origin(Protocol):
+    """One bucket (or container) under one set of credentials.
+
+    MUST raise only `d7yfs.errors.D7yfsError`s: NotFound, BucketNotFound, AccessDenied, OriginUnavailable (transient), BadReply.
+    MUST page listings in key order (UTF-8 binary) and show each key at most once.
+    """
+
+    @property
+    def url(self) -> str:
+        """How people name it, without secrets: `s3://bucket`, or `s3://http://host:port/bucket`."""
+
+    @property
+    def identity(self) -> str:
+        """Names the store behind this origin for cache keys and Dragonfly tasks: scheme, endpoint, bucket; equal on all hosts."""
+
+    async def list(self, prefix: str, *, delimiter: str = "/", token: str = "", page_size: int = 1000) -> ListingPage:
+        """One page of the keys under `prefix` (a key equal to `prefix` included); `delimiter=""` lists flat."""
+
+    async def stat(self, key: str) -> ObjectVersion:
+        """The current version of `key`. Raises NotFound."""
+
+    async def read_request(self, version: ObjectVersion, *, presigned: bool, fresh: bool = False) -> ReadRequest:
+        """A signed GET of `version`: in the URL alone when `presigned` (for dfdaemon), else in headers where the provider can.
+
+        Cached and reused until shortly before it expires; `fresh` signs anew with reloaded credentials (after a 403).
+        """
+
+    async def aclose(self) -> None:
+        """Close the SDK's connections."""
