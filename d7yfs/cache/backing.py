@@ -301,8 +301,9 @@ class BackingFile:
 
     def close(self) -> None:
         """Release descriptors and memory. Nothing may be reading."""
-        for index in range(len(self.presence.blocks)):
-            self._budget.remove(self, index)
+        if self._memory_fd >= 0:
+            for index in range(len(self.presence.blocks)):
+                self._budget.remove(self, index)
         if self._files is not None:
             self._files.close()
             self._files = None

@@ -81,10 +81,12 @@ class Cache:
         cached.hold()
         return cached
 
-    def peek(self, origin_identity: str, version: ObjectVersion) -> int | None:
-        """Bytes of `version` that are cached, if it is open; None when it is not."""
+    def cached_bytes(self, origin_identity: str, version: ObjectVersion) -> int:
+        """How much of `version` is cached, whether it is open or not."""
         cached = self._open.get((origin_identity, *version.identity))
-        return cached.backing.presence.cached_bytes if cached else None
+        if cached is not None:
+            return cached.backing.presence.cached_bytes
+        return self._directory.cached_bytes(origin_identity, version)
 
     def _open_files(self, origin_identity: str, version: ObjectVersion) -> VersionFiles | None:
         try:
@@ -126,7 +128,9 @@ class Cache:
         try:
             self._directory.evict(limit)
             if self._directory.used_bytes > limit * _HIGH_WATER or self._directory.shortfall_bytes:
-                self._directory.evict(min(int(limit * _LOW_WATER), self._directory.used_bytes - self._directory.shortfall_bytes))
+                self._directory.evict(
+                    min(int(limit * _LOW_WATER), self._directory.used_bytes - self._directory.shortfall_bytes)
+                )
         except OSError as error:
             log.warning("cache: %s could not be tidied: %s", self._directory.path, error.strerror)
 

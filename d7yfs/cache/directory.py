@@ -29,13 +29,15 @@ from array import array
 from dataclasses import dataclass
 from pathlib import Path
 
-from d7yfs.cache.presence import block_count
+from d7yfs.cache.presence import Block, Presence, block_count
 from d7yfs.errors import CacheUnusable
 from d7yfs.objects import BLOCK_BYTES, ObjectVersion
 
 FORMAT = "v1"
 _MAGIC = b"d7yfsmap"
-_HEADER = struct.Struct("<8sIIQQQI")  # magic, header bytes, block bytes, object size, data st_dev, data st_ino, identity length
+_HEADER = struct.Struct(
+    "<8sIIQQQI"
+)  # magic, header bytes, block bytes, object size, data st_dev, data st_ino, identity length
 HEADER_BYTES = 4096
 ENTRY_BYTES = 8
 
@@ -98,13 +100,8 @@ class CacheDirectory:
 
         Raises OSError (disk full, read-only, …): the version is then read uncached.
         """
-        identity = json.dumps(
-            {"origin": origin_identity, "key": version.key, "validator": version.validator, "size": version.size_bytes},
-            ensure_ascii=False,
-            separators=(",", ":"),
-        ).encode()
-        digest = hashlib.sha256(identity).hexdigest()
-        map_path = self._root / digest[:2] / f"{digest}.map"
+        identity = _identity(origin_identity, version)
+        map_path = self._map_path(identity)
         for _ in range(64):
             map_path.parent.mkdir(mode=0o700, exist_ok=True)
             map_fd = os.open(map_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -118,6 +115,26 @@ class CacheDirectory:
                 os.utime(map_fd)
                 return files
         raise OSError(errno.EBUSY, "the cache files of this version are being replaced over and over", str(map_path))
+
+    def cached_bytes(self, origin_identity: str, version: ObjectVersion) -> int:
+        """Bytes of `version` whose blocks are present on disk; leaves no trace."""
+        identity = _identity(origin_identity, version)
+        map_path = self._map_path(identity)
+        try:
+            map_fd = os.open(map_path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return 0
+        try:
+            entries = _read_map(map_fd, map_path.with_suffix(".data"), identity, version.size_bytes)
+        finally:
+            os.close(map_fd)
+        return Presence(
+            version.size_bytes, (Block.DISK if entry else Block.ABSENT for entry in entries or ())
+        ).cached_bytes
+
+    def _map_path(self, identity: bytes) -> Path:
+        digest = hashlib.sha256(identity).hexdigest()
+        return self._root / digest[:2] / f"{digest}.map"
 
     def _open_locked(self, map_path: Path, map_fd: int, identity: bytes, size_bytes: int) -> VersionFiles | None:
         """The pair behind `map_fd`, or None when the pair was replaced under us and must be opened again."""
@@ -164,7 +181,10 @@ class CacheDirectory:
 
     def has_room(self, size_bytes: int) -> bool:
         """Whether `size_bytes` more may be written now: below the size limit, and the disk keeps `min_free_bytes`."""
-        return self.used_bytes + size_bytes <= self.size_limit_bytes and self._free_bytes() - size_bytes >= self.min_free_bytes
+        return (
+            self.used_bytes + size_bytes <= self.size_limit_bytes
+            and self._free_bytes() - size_bytes >= self.min_free_bytes
+        )
 
     @property
     def shortfall_bytes(self) -> int:
@@ -208,6 +228,11 @@ class CacheDirectory:
         return freed
 
 
+def _identity(origin_identity: str, version: ObjectVersion) -> bytes:
+    fields = {"origin": origin_identity, "key": version.key, "validator": version.validator, "size": version.size_bytes}
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode(errors="surrogatepass")
+
+
 def _same_file(path: Path, fd: int) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(fd))
@@ -223,7 +248,9 @@ def _disk_bytes(path: Path) -> int:
 
 
 def _header(data: os.stat_result, identity: bytes, size_bytes: int) -> bytes:
-    head = _HEADER.pack(_MAGIC, HEADER_BYTES, BLOCK_BYTES, size_bytes, data.st_dev, data.st_ino, len(identity)) + identity
+    head = (
+        _HEADER.pack(_MAGIC, HEADER_BYTES, BLOCK_BYTES, size_bytes, data.st_dev, data.st_ino, len(identity)) + identity
+    )
     if len(head) > HEADER_BYTES:
         raise OSError(errno.ENAMETOOLONG, "the object's key is too long for the cache's map")
     return head.ljust(HEADER_BYTES, b"\0")
@@ -284,5 +311,3 @@ def boot_tag() -> int:
     """
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
     return int.from_bytes(hashlib.sha256(boot_id).digest()[:4], "little") | 1
-
-

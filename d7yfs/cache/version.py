@@ -40,7 +40,12 @@ class CachedVersion:
     """An open version. Made by `Cache.open`; every `open` and `hold` is balanced by a `drop`."""
 
     def __init__(
-        self, version: ObjectVersion, *, new_filler: NewFiller, read_timeout_s: float, on_last_drop: Callable[[CachedVersion], None]
+        self,
+        version: ObjectVersion,
+        *,
+        new_filler: NewFiller,
+        read_timeout_s: float,
+        on_last_drop: Callable[[CachedVersion], None],
     ) -> None:
         self.version = version
         self.hits = 0

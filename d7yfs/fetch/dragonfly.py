@@ -1,7 +1,7 @@
 """What a request must say so that dfdaemon's proxy treats it as one task per object version. Pure.
 
 Owns the headers of proxied requests, the names of query parameters that are no part of a task's identity, and the reading of dfdaemon's
-error marks. The facts were measured on dfdaemon 1.5 (see docs/dragonfly.md); header names: Dragonfly client, `dragonfly-client/src/proxy/header.rs`.
+error marks. The facts were measured on dfdaemon 1.5 (docs/design.md); header names: `dragonfly-client/src/proxy/header.rs` of its source.
 
 dfdaemon never revalidates a task it knows. So the version is bound into the task by a content id, made of everything that identifies the
 version and equal on all hosts; `If-Match` keeps a cold task from being made of another version.

@@ -143,7 +143,7 @@ class Fetcher:
         else:
             self.counters.direct_requests += 1
         transport = proxy.transport if proxy else self._transport
-        async with transport.get(url, headers, via=proxy.url if proxy else None) as response:
+        async with transport.get(url, headers, via=proxy.url if proxy else "") as response:
             await self._check(response, version, rest, proxy)
             await self._receive(response, transfer, proxy)
 
@@ -157,17 +157,21 @@ class Fetcher:
             content = dragonfly.content_id(self.origin.identity, version)
             headers |= dragonfly.proxy_headers(content, request.signature_params, proxy.filter, proxy.headers)
         if proxy is None or rest.start:
-            headers["Range"] = rest.http() if proxy is None or rest.stop < version.size_bytes else f"bytes={rest.start}-"
+            headers["Range"] = (
+                rest.http() if proxy is None or rest.stop < version.size_bytes else f"bytes={rest.start}-"
+            )
         return url, headers
 
     async def _check(self, response: Response, version: ObjectVersion, rest: ByteRange, proxy: Proxy | None) -> None:
         name, status, headers = self.name(version), response.status, response.headers
-        body = b"" if status in (200, 206) else await response.read_text(_ERROR_BODY_BYTES)
+        body = b"" if status in (200, 206) else await response.read(_ERROR_BODY_BYTES)
         if proxy is not None and status not in (200, 206):
             kind = headers.get(dragonfly.ERROR_TYPE_HEADER)
             if dragonfly.blame(status, kind) is dragonfly.Blame.PROXY:
                 failure = error_of(status, headers, name=name, body=body)
-                raise ProxyUnavailable(f"{name}: the proxy {proxy.url} answered {status} ({kind or 'no reason'})") from failure
+                raise ProxyUnavailable(
+                    f"{name}: the proxy {proxy.url} answered {status} ({kind or 'no reason'})"
+                ) from failure
         check_head(status, headers, version=version, wanted=rest, name=name, error_body=body)
 
     async def _receive(self, response: Response, transfer: _Transfer, proxy: Proxy | None) -> None:
@@ -220,5 +224,3 @@ def pause_before_retry_s(attempt: int, error: D7yfsError) -> float:
     pause_s = min(0.1 * 2.0**attempt, 5.0) * random.uniform(0.5, 1.0)  # noqa: S311  # jitter, not cryptography
     asked_s = error.retry_after_s if isinstance(error, OriginUnavailable) else 0.0
     return max(pause_s, asked_s)
-
-

@@ -20,7 +20,13 @@ MAX_RETRY_AFTER_S = 30.0
 
 
 def check_head(
-    status: int, headers: Mapping[str, str], *, version: ObjectVersion, wanted: ByteRange, name: str, error_body: bytes = b""
+    status: int,
+    headers: Mapping[str, str],
+    *,
+    version: ObjectVersion,
+    wanted: ByteRange,
+    name: str,
+    error_body: bytes = b"",
 ) -> None:
     """Return if the body of this reply is exactly `wanted` of `version`; raise what it is instead.
 
@@ -44,7 +50,9 @@ def check_head(
     elif status == 206:
         raise BadReply(f"{name}: 206 without Content-Range")
     elif wanted != version.whole:
-        raise BadReply(f"{name}: asked for {wanted}, got the whole object", hint="the server ignores Range; it cannot be mounted")
+        raise BadReply(
+            f"{name}: asked for {wanted}, got the whole object", hint="the server ignores Range; it cannot be mounted"
+        )
     length = headers.get("content-length")
     if length is not None and length.strip() != str(wanted.size):
         raise BadReply(f"{name}: asked for {wanted.size} bytes, the reply announces {length[:20]}")
@@ -65,7 +73,9 @@ def error_of(status: int, headers: Mapping[str, str], *, name: str, body: bytes 
     if code == "InvalidObjectState":
         return ObjectArchived(f"{name}: lies in an archive storage class", hint="restore it, then read it again")
     if status in (401, 403):
-        return AccessDenied(f"{name}: reading was refused ({said})", hint="check the credentials' permission to read objects")
+        return AccessDenied(
+            f"{name}: reading was refused ({said})", hint="check the credentials' permission to read objects"
+        )
     if status in (408, 425, 429) or status >= 500:
         return OriginUnavailable(f"{name}: the server answered {said}", retry_after_s=retry_after_s(headers))
     if 300 <= status < 400:
@@ -77,7 +87,11 @@ def retry_after_s(headers: Mapping[str, str], now: datetime | None = None) -> fl
     """Seconds that `Retry-After` asks for (RFC 9110, 10.2.3), at most MAX_RETRY_AFTER_S; 0 without it or when it makes no sense."""
     text = headers.get("retry-after", "").strip()
     try:
-        seconds = float(text) if text.isdigit() else (parsedate_to_datetime(text) - (now or datetime.now(UTC))).total_seconds()
+        seconds = (
+            float(text)
+            if text.isdigit()
+            else (parsedate_to_datetime(text) - (now or datetime.now(UTC))).total_seconds()
+        )
     except (ValueError, TypeError):
         return 0.0
     return min(max(seconds, 0.0), MAX_RETRY_AFTER_S)

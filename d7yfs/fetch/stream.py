@@ -76,9 +76,9 @@ class StreamFiller:
             # Readers who wait are not told: they ask again and get their bytes, or the error, from the origin itself.
             if isinstance(failure, ProxyUnavailable):
                 proxy.breaker.failed(trio.current_time())
-            elif isinstance(failure, (BadReply, AccessDenied, OriginUnavailable)):
+            elif isinstance(failure, (BadReply, AccessDenied, OriginUnavailable)) and not proxy.required:
                 self._refused = True
-            if proxy.required:
+            if proxy.required and not isinstance(failure, _NoRoom):
                 error = failure
             else:
                 log.warning("%s; reading on from the origin at %d", failure.message, running.position)

@@ -1,0 +1,47 @@
+# d7yfs: `make demo` and `make test` do all the set-up themselves. `make help` lists the rest.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+BIN := .venv/bin
+ARGS ?=
+
+.PHONY: help setup demo test check format bench lock clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
+
+setup: ## .venv with the locked dependencies and .venv/bin/d7yfs; system packages too when root runs it
+	@scripts/setup.sh
+
+demo: setup ## mount a model repository from a real S3 server, check every byte, load a model, show times
+	@$(BIN)/python -m demo $(ARGS)
+
+test: setup ## the whole test suite with a real S3 server and real mounts; ARGS='-k name' picks some
+	@$(BIN)/python -m pytest -p tests.plugins.no_skips $(ARGS)
+
+check: setup ## ruff, mypy --strict, layer contracts
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup ## let ruff rewrite the tree
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: ## side by side with s3fs, rclone mount and curl; ARGS='--rounds 5 --output bench.json'
+	@scripts/setup.sh s3fs curl
+	@$(BIN)/python -m bench.compare $(ARGS)
+
+# uv is needed here only; the lock itself installs with plain pip.
+UV ?= uv
+COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
+lock: ## renew requirements/*.txt from pyproject.toml (needs uv)
+	$(COMPILE) --output-file requirements/runtime.txt pyproject.toml
+	$(COMPILE) --output-file requirements/build.txt --constraint requirements/runtime.txt --group build
+	$(COMPILE) --output-file requirements/dev.txt --constraint requirements/runtime.txt \
+	    --constraint requirements/build.txt pyproject.toml --group test --group check --group demo --group bench
+
+clean: ## remove .venv and what the tools left
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,5 @@
+"""`python -m d7yfs`."""
+
+from d7yfs.cli import main
+
+main()

@@ -1,0 +1,153 @@
+"""The types of options: how each is read from text, the environment or TOML, and how it is shown again. Pure.
+
+A parser takes what a flag, a variable (text) or TOML (a typed value) holds. It raises ValueError whose message completes
+"VALUE …", says what is allowed and never repeats the value, which may hold a password.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from d7yfs.config import units
+from d7yfs.config.url import normal_endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A type of option: how it is read from text or TOML, and how it is shown again."""
+
+    metavar: str
+    parse: Callable[[object], object]
+    """Raises ValueError; the message completes "VALUE …" and says what is allowed. Never repeats the value."""
+    show: Callable[[object], str] = str
+    choices: tuple[str, ...] = ()
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("has the wrong type; allowed: text in quotes")
+    return value
+
+
+def _truth(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+    if not isinstance(value, str) or value.lower() not in words:
+        raise ValueError("is neither true nor false; allowed: true, false")
+    return words[value.lower()]
+
+
+def _integer(low: int, high: int, what: str) -> Callable[[object], int]:
+    def parse(value: object) -> int:
+        number = int(value) if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value) else value
+        if not isinstance(number, int) or isinstance(number, bool) or not low <= number <= high:
+            raise ValueError(f"is no {what}; allowed: a whole number from {low} to {high}")
+        return number
+
+    return parse
+
+
+def _mode(value: object) -> int:
+    # TOML's 444 and 0o444 are different integers that look alike to whoever writes them, so only text is taken.
+    if not isinstance(value, str) or not re.fullmatch(r"(0o?)?[0-7]{3}", value):
+        raise ValueError('is no permission; allowed: three octal digits as text, such as "0444"')
+    return int(value, 8)
+
+
+def _path(value: object) -> Path:
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value) or "\0" in str(value):
+        raise ValueError("is no path; allowed: a path, where ~ is the home directory")
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:
+        raise ValueError("begins with ~, but there is no home directory; allowed: an absolute path") from None
+
+
+def _endpoint(value: object) -> str:
+    text = _text(value)
+    try:
+        return normal_endpoint(text) if text else ""
+    except ValueError as error:
+        raise ValueError(f"is no endpoint: it {error}; allowed: such as https://s3.example.com:9000") from None
+
+
+def parse_proxy(value: object) -> str:
+    """dfdaemon's address as `http://host[:port]`; `host:port` means http, `none` and the empty text mean no proxy.
+
+    Raises ValueError (see `Kind.parse`).
+    """
+    text = _text(value)
+    if text.lower() in ("", "none"):
+        return ""
+    allowed = "allowed: http://host:port, host:port, or none"
+    try:
+        address = normal_endpoint(text if "://" in text else f"http://{text}")
+    except ValueError as error:
+        raise ValueError(f"is no proxy address: it {error}; {allowed}") from None
+    if not address.startswith("http://"):
+        raise ValueError(f"is no proxy address: dfdaemon's proxy speaks plain http; {allowed}")
+    if address.count("/") > 2 or ("://" not in text and ":" not in text.rpartition("]")[2]):
+        raise ValueError(f"is no proxy address; {allowed}")
+    return address
+
+
+def _at_least(
+    low: float, parse: Callable[[object], int] | Callable[[object], float], shown: str
+) -> Callable[[object], float]:
+    def checked(value: object) -> float:
+        number = parse(value)
+        if number < low:
+            raise ValueError(f"is too little; allowed: {shown} or more")
+        return number
+
+    return checked
+
+
+def one_of(*choices: str) -> Kind:
+    """A word out of `choices`."""
+
+    def parse(value: object) -> str:
+        if not isinstance(value, str) or value.lower() not in choices:
+            raise ValueError(f"is not known; allowed: {', '.join(choices)}")
+        return value.lower()
+
+    return Kind("|".join(choices), parse, choices=choices)
+
+
+def _show_size(value: object) -> str:
+    return units.show_size(value) if isinstance(value, int) else str(value)
+
+
+def _show_duration(value: object) -> str:
+    return units.show_duration(value) if isinstance(value, float) else str(value)
+
+
+def _show_mode(value: object) -> str:
+    return f"{value:04o}" if isinstance(value, int) else str(value)
+
+
+def _show_truth(value: object) -> str:
+    return "true" if value else "false"
+
+
+def _show_path(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+TEXT = Kind("TEXT", _text)
+TRUTH = Kind("", _truth, _show_truth)
+PATH = Kind("PATH", _path, _show_path)
+ENDPOINT = Kind("URL", _endpoint)
+PROXY = Kind("URL", parse_proxy)
+SIZE = Kind("SIZE", units.parse_size, _show_size)
+BUFFER_SIZE = Kind("SIZE", _at_least(16 << 20, units.parse_size, "16MiB"), _show_size)
+DURATION = Kind("TIME", units.parse_duration, _show_duration)
+TIMEOUT = Kind("TIME", _at_least(0.1, units.parse_duration, "0.1s"), _show_duration)
+CONNECTIONS = Kind("N", _integer(1, 1024, "number of connections"))
+NUMERIC_ID = Kind("ID", _integer(0, (1 << 32) - 2, "numeric user or group id"))
+MODE = Kind("MODE", _mode, _show_mode)

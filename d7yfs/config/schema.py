@@ -1,0 +1,329 @@
+"""What can be configured: each option once, with its type, default and help. Frozen, and free of secrets.
+
+A field of `RepositoryConfig` or `Config` that carries an `Opt` is an option. Its name is the field's without the unit
+(`cache_size_bytes` is the option `cache_size`); the flag `--cache-size`, the variable `D7YFS_CACHE_SIZE` and the TOML key
+`cache_size` all follow from it. Options of `RepositoryConfig` may differ between the repositories of one mount.
+
+Secrets live in `Credentials`, apart from `Config`, so that a `Config` can be shown, logged and dumped whole.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, PlainSerializer, SecretStr
+
+from d7yfs.config import kinds
+from d7yfs.config.url import RepositoryUrl
+
+REPOSITORY = "Repository"
+DRAGONFLY = "Dragonfly"
+CACHE = "Cache and memory"
+READING = "Freshness and timeouts"
+MOUNT = "What the mount shows, and to whom"
+PROCESS = "Process and log"
+GROUPS = (REPOSITORY, DRAGONFLY, CACHE, READING, MOUNT, PROCESS)
+
+
+@dataclass(frozen=True, slots=True)
+class Opt:
+    """Marks a field as an option; `help` is what `--help` shows, `default` the words for a default that depends on the host."""
+
+    kind: kinds.Kind
+    group: str
+    help: str
+    default: str = ""
+    off_flag: str = ""
+    """Spelling of the flag that turns a true option off; `--no-NAME` when empty."""
+
+
+def default_cache_dir(environ: Mapping[str, str], *, root: bool) -> Path:
+    """`/var/cache/d7yfs` for root, else `d7yfs` in the user's cache directory (XDG base directory specification)."""
+    if root:
+        return Path("/var/cache/d7yfs")
+    # The specification says that a relative path is to be ignored.
+    xdg = Path(environ.get("XDG_CACHE_HOME", ""))
+    return (xdg if xdg.is_absolute() else Path(environ.get("HOME") or Path.home()) / ".cache") / "d7yfs"
+
+
+def _is_root() -> bool:
+    return os.geteuid() == 0
+
+
+class RepositoryConfig(BaseModel):
+    """One repository of a mount, with the options that may differ between repositories."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = ""
+    """Name of its top-level directory; empty when the repository is the root of the mount."""
+    url: Annotated[InstanceOf[RepositoryUrl], PlainSerializer(str, return_type=str)]
+
+    endpoint_url: Annotated[
+        str,
+        Opt(
+            kinds.ENDPOINT,
+            REPOSITORY,
+            "Address of an S3-compatible store, such as https://minio.example.com:9000. An endpoint inside the URL "
+            "(s3://host:port/bucket) wins over it.",
+            default="the provider's own",
+        ),
+    ] = ""
+    region: Annotated[
+        str, Opt(kinds.TEXT, REPOSITORY, "Region of the bucket.", default="from the provider's own configuration")
+    ] = ""
+    profile: Annotated[
+        str,
+        Opt(
+            kinds.TEXT,
+            REPOSITORY,
+            "Take the credentials from this profile of the provider's own configuration (~/.aws/config).",
+            default="the provider's own chain: environment, profile, SSO, web identity, instance metadata",
+        ),
+    ] = ""
+    anonymous: Annotated[bool, Opt(kinds.TRUTH, REPOSITORY, "Send unsigned requests: for public buckets.")] = False
+    addressing_style: Annotated[
+        str,
+        Opt(
+            kinds.one_of("auto", "path", "virtual"),
+            REPOSITORY,
+            "Whether the bucket stands in the path or in the host name; auto means path for your own endpoint, "
+            "virtual for the provider's.",
+        ),
+    ] = "auto"
+    verify_tls: Annotated[
+        bool,
+        Opt(
+            kinds.TRUTH,
+            REPOSITORY,
+            "Check the store's TLS certificate. Whoever is on the way can read and change everything when it is off.",
+            off_flag="--insecure-skip-tls-verify",
+        ),
+    ] = True
+    ca_bundle: Annotated[
+        Path | None,
+        Opt(
+            kinds.PATH,
+            REPOSITORY,
+            "PEM file with the authorities that may sign the store's certificate.",
+            default="the system's",
+        ),
+    ] = None
+
+    proxy: Annotated[
+        str,
+        Opt(
+            kinds.PROXY,
+            DRAGONFLY,
+            "Fetch file data through dfdaemon's proxy, such as http://127.0.0.1:4001; none turns off one that is "
+            "configured elsewhere.",
+            default="no proxy, reads go straight to the store",
+        ),
+    ] = ""
+    fallback: Annotated[
+        bool,
+        Opt(kinds.TRUTH, DRAGONFLY, "Read straight from the store while the proxy fails; without it such reads fail."),
+    ] = True
+
+
+class Config(BaseModel):
+    """The whole configuration of one daemon or command."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    repositories: tuple[RepositoryConfig, ...]
+    mountpoint: Path | None = None
+    """Absolute; None for a command that mounts nothing."""
+
+    cache_dir: Annotated[
+        Path,
+        Opt(
+            kinds.PATH,
+            CACHE,
+            "Directory of the cache; several mounts of one user may share it.",
+            default="/var/cache/d7yfs for root, else ~/.cache/d7yfs",
+        ),
+    ] = Field(default_factory=lambda: default_cache_dir(os.environ, root=_is_root()))
+    cache_size_bytes: Annotated[
+        int, Opt(kinds.SIZE, CACHE, "Evict the least recently used files above this size, such as 200GiB.")
+    ] = 50 << 30
+    cache_min_free_bytes: Annotated[
+        int, Opt(kinds.SIZE, CACHE, "Space that the cache leaves free on its file system, whatever its size.")
+    ] = 2 << 30
+    memory_buffer_bytes: Annotated[
+        int, Opt(kinds.BUFFER_SIZE, CACHE, "Memory for data that does not fit into the cache.")
+    ] = 64 << 20
+
+    metadata_ttl_s: Annotated[
+        float,
+        Opt(kinds.DURATION, READING, "How long a listing counts as fresh: a new or changed object shows up after it."),
+    ] = 60.0
+    negative_ttl_s: Annotated[
+        float, Opt(kinds.DURATION, READING, "How long a name that does not exist is remembered as such.")
+    ] = 5.0
+    read_timeout_s: Annotated[
+        float, Opt(kinds.TIMEOUT, READING, "Retry a read for so long without progress, then fail it with EIO.")
+    ] = 60.0
+    connect_timeout_s: Annotated[
+        float, Opt(kinds.TIMEOUT, READING, "Give up one attempt to connect after this time.")
+    ] = 5.0
+    max_connections: Annotated[int, Opt(kinds.CONNECTIONS, READING, "Most connections for file data to one store.")] = (
+        16
+    )
+
+    allow_other: Annotated[
+        bool,
+        Opt(
+            kinds.TRUTH,
+            MOUNT,
+            "Let other users read the mount (a model server often is one).",
+            default="yes for root, else no",
+        ),
+    ] = Field(default_factory=_is_root)
+    allow_empty: Annotated[
+        bool,
+        Opt(
+            kinds.TRUTH,
+            MOUNT,
+            "Mount a prefix with nothing under it; otherwise refused, for it is nearly always a typo.",
+        ),
+    ] = False
+    uid: Annotated[int, Opt(kinds.NUMERIC_ID, MOUNT, "Owner of all files.", default="the user who mounts")] = Field(
+        default_factory=os.getuid
+    )
+    gid: Annotated[int, Opt(kinds.NUMERIC_ID, MOUNT, "Group of all files.", default="that user's group")] = Field(
+        default_factory=os.getgid
+    )
+    file_mode: Annotated[int, Opt(kinds.MODE, MOUNT, "Permissions of files, in octal.")] = 0o444
+    dir_mode: Annotated[int, Opt(kinds.MODE, MOUNT, "Permissions of directories, in octal.")] = 0o555
+    xattr: Annotated[
+        bool,
+        Opt(
+            kinds.TRUTH,
+            MOUNT,
+            "Show ETag, version and URL as extended attributes user.d7yfs.*; ls -l then asks twice per file.",
+        ),
+    ] = False
+
+    foreground: Annotated[
+        bool,
+        Opt(
+            kinds.TRUTH,
+            PROCESS,
+            "Stay in the foreground (systemd, containers) instead of returning when the mount answers.",
+        ),
+    ] = False
+    # Docker and Kubernetes' smallest settings kill 10 s after SIGTERM: the unmount must be over by then.
+    shutdown_timeout_s: Annotated[
+        float, Opt(kinds.TIMEOUT, PROCESS, "Let running reads finish for so long when asked to stop.")
+    ] = 8.0
+    log_level: Annotated[
+        str, Opt(kinds.one_of("debug", "info", "warning", "error"), PROCESS, "Least level that is logged.")
+    ] = "info"
+    log_format: Annotated[
+        str, Opt(kinds.one_of("text", "json"), PROCESS, "Lines for people, or one JSON object per line.")
+    ] = "text"
+    log_file: Annotated[
+        Path | None,
+        Opt(kinds.PATH, PROCESS, "Append the log to this file.", default="stderr"),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option, as the layers of the configuration and the command line see it."""
+
+    name: str
+    field: str
+    """Attribute of RepositoryConfig or Config, with its unit."""
+    per_repository: bool
+    kind: kinds.Kind
+    group: str
+    help: str
+    default: str
+    """Words for the default."""
+    off_flag: str
+    on_by_default: bool | None
+    """For a true-or-false option; None when the default depends on the host, and for other options."""
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return f"D7YFS_{self.name.upper()}"
+
+
+def _options() -> dict[str, Option]:
+    found = {}
+    for model in (RepositoryConfig, Config):
+        for field, info in model.model_fields.items():
+            for opt in (item for item in info.metadata if isinstance(item, Opt)):
+                name = field.removesuffix("_bytes").removesuffix("_s")
+                found[name] = Option(
+                    name=name,
+                    field=field,
+                    per_repository=model is RepositoryConfig,
+                    kind=opt.kind,
+                    group=opt.group,
+                    help=opt.help,
+                    default=opt.default or opt.kind.show(info.default),
+                    off_flag=opt.off_flag or f"--no-{name.replace('_', '-')}" if opt.kind is kinds.TRUTH else "",
+                    on_by_default=info.default if isinstance(info.default, bool) else None,
+                )
+    return found
+
+
+OPTIONS: Mapping[str, Option] = _options()
+"""Every option by name, in the order of the help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Anonymous:
+    """Unsigned requests."""
+
+    def describe(self) -> str:
+        """In words without secrets; the same for all credentials."""
+        return "anonymous"
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A profile of the provider's own configuration."""
+
+    name: str
+
+    def describe(self) -> str:
+        """In words."""
+        return f"profile {self.name!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class StaticKeys:
+    """A key pair, with a session token when it is temporary."""
+
+    key_id: str
+    secret_key: SecretStr
+    session_token: SecretStr | None = None
+
+    def describe(self) -> str:
+        """The end of the key's id tells keys apart; the id as a whole is nobody's business."""
+        end = f" …{self.key_id[-4:]}" if len(self.key_id) >= 16 else ""
+        return f"access key{end}" + (" with session token" if self.session_token else "")
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderChain:
+    """Whatever the provider's SDK finds by itself."""
+
+    def describe(self) -> str:
+        """In words."""
+        return "the provider's own chain"
+
+
+Credentials = Anonymous | Profile | StaticKeys | ProviderChain

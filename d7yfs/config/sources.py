@@ -1,0 +1,327 @@
+"""Where settings come from: flags > D7YFS_* variables > TOML > Triton's files > defaults, and the record of who won.
+
+Owns the TOML format, the precedence and the provenance; every command calls `load_settings` once. A value is read by its
+option's `Kind` as soon as it is met, so a wrong one is refused even in a layer that a higher one overrides.
+
+One source supplies a whole credential: when flags, variables or TOML say `anonymous` or `profile`, Triton's credential file
+is not consulted for that repository at all, its region included.
+
+Without an explicit path (`--config`, `D7YFS_CONFIG`) no TOML file is read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr
+
+from d7yfs.config import triton
+from d7yfs.config.layers import Layer, Value, first, parse_value, spellings, suggestion
+from d7yfs.config.schema import (
+    OPTIONS,
+    Anonymous,
+    Config,
+    Credentials,
+    Option,
+    Profile,
+    ProviderChain,
+    RepositoryConfig,
+    default_cache_dir,
+)
+from d7yfs.config.toml import Source, TomlFile, check_name, read_toml
+from d7yfs.config.url import RepositoryUrl
+from d7yfs.errors import ConfigError
+
+DEFAULT = "default"
+COMMAND_LINE = "the command line"
+CONFIG_VARIABLE = "D7YFS_CONFIG"
+SOURCE_VARIABLE = "D7YFS_SOURCE"
+"""The repositories as `mount` takes them, separated by spaces."""
+MOUNTPOINT_VARIABLE = "D7YFS_MOUNTPOINT"
+
+# Kubernetes sets these in every pod that runs beside a service called d7yfs.
+_SERVICE_LINKS = re.compile(r"D7YFS_(SERVICE|PORT)(_.*)?")
+
+_Stack = Sequence[Layer]
+"""The layers that hold for one repository, highest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The configuration, the secrets that belong to it, and where each setting came from."""
+
+    config: Config
+    credentials: Mapping[str, Credentials]
+    """By repository name."""
+    headers: Mapping[str, SecretStr]
+    """For requests through dfdaemon's proxy only."""
+    filter: tuple[str, ...]
+    """Names of query parameters that are no part of a Dragonfly task's identity, beside those of the signature."""
+    provenance: Mapping[str, str]
+    """Source of each setting, in words; settings of a named repository as `NAME.region`."""
+    warnings: tuple[str, ...]
+
+    def require_mountpoint(self) -> Path:
+        """The mount point. Raises ConfigError when no source gave one."""
+        if self.config.mountpoint is None:
+            raise ConfigError(
+                "no mount point is given",
+                hint=f"name a directory after the URL, set {MOUNTPOINT_VARIABLE} or `mountpoint` in the TOML file",
+            )
+        return self.config.mountpoint
+
+    def describe(self) -> dict[str, dict[str, str]]:
+        """`{setting: {"value": …, "from": …}}` in the order of the help, in words and without secrets."""
+        rows: dict[str, dict[str, str]] = {}
+
+        def add(setting: str, value: str) -> None:
+            rows[setting] = {"value": value, "from": self.provenance.get(setting, DEFAULT)}
+
+        if self.config.mountpoint:
+            add("mountpoint", str(self.config.mountpoint))
+        for repository in self.config.repositories:
+            add(_qualified(repository.name, "url"), str(repository.url))
+            add(_qualified(repository.name, "credentials"), self.credentials[repository.name].describe())
+            for option in OPTIONS.values():
+                # Both are said by the credentials.
+                if option.per_repository and option.name not in ("profile", "anonymous"):
+                    add(_qualified(repository.name, option.name), _shown(option, repository))
+        for option in OPTIONS.values():
+            if not option.per_repository:
+                add(option.name, _shown(option, self.config))
+        add("header", ", ".join(self.headers) or "none")
+        add("filter", ", ".join(self.filter) or "none")
+        return rows
+
+
+def load_settings(
+    flags: Mapping[str, object],
+    sources: Sequence[str],
+    mountpoint: Path | None,
+    environ: Mapping[str, str],
+    toml_path: Path | None,
+    *,
+    triton_home: Path = Path("/home/triton"),
+) -> Settings:
+    """Join all layers into one validated configuration.
+
+    `flags` holds option names with what the user gave (None: not given), `sources` each `URL` or `NAME=URL`. Raises ConfigError
+    (naming file or flag, key and what is allowed) for anything unknown, malformed or contradictory in any layer.
+    """
+    here = Path.cwd()
+    warnings: list[str] = []
+    if toml_path is None and environ.get(CONFIG_VARIABLE):
+        toml_path = Path(environ[CONFIG_VARIABLE])
+    toml = read_toml(here / toml_path) if toml_path else TomlFile({}, (), None)
+    flag_layer = _flag_layer(flags, here)
+    environ_layer = _environ_layer(environ, here, warnings)
+
+    chosen = _choose_sources(sources, environ, toml, warnings)
+    stacks = [(flag_layer, environ_layer, source.layer, toml.layer) for source in chosen]
+    files = _triton_files(environ, triton_home, stacks)
+    warnings += files.warnings
+    resolved = [_resolve(source, stack, files) for source, stack in zip(chosen, stacks, strict=True)]
+
+    values: dict[str, Any] = {"cache_dir": default_cache_dir(environ, root=os.geteuid() == 0)}
+    provenance: dict[str, str] = {}
+    for option in OPTIONS.values():
+        if not option.per_repository and (found := first(option.name, (flag_layer, environ_layer, toml.layer))):
+            values[option.field] = found.value
+            provenance[option.name] = found.where
+    place = _choose_mountpoint(mountpoint, environ, toml, here)
+    if place:
+        values["mountpoint"] = place.value
+        provenance["mountpoint"] = place.where
+    for one in resolved:
+        provenance |= {_qualified(one.config.name, setting): where for setting, where in one.provenance.items()}
+    if files.dragonfly:
+        provenance |= dict.fromkeys(("header", "filter"), str(files.dragonfly.path))
+    return Settings(
+        config=Config(repositories=tuple(one.config for one in resolved), **values),
+        credentials={one.config.name: one.credentials for one in resolved},
+        headers=files.dragonfly.headers if files.dragonfly else {},
+        filter=files.dragonfly.filter if files.dragonfly else (),
+        provenance=provenance,
+        warnings=tuple(warnings),
+    )
+
+
+def parse_source(text: str) -> tuple[str, RepositoryUrl]:
+    """Name (empty when there is none) and URL of `URL` or `NAME=URL`. Raises ConfigError."""
+    # A '=' inside a URL's prefix is no separator: the name, if there is one, stands before the scheme.
+    name, separator, url = text.partition("=")
+    if not separator or "://" in name:
+        return "", RepositoryUrl.parse(text)
+    check_name(name, "repository name")
+    return name, RepositoryUrl.parse(url)
+
+
+def _flag_layer(flags: Mapping[str, object], here: Path) -> Layer:
+    layer = {}
+    for name, raw in flags.items():
+        if raw is None:
+            continue
+        if name not in OPTIONS:
+            raise ConfigError(f"option {name!r} is unknown", hint=suggestion(name, spellings(OPTIONS.values())))
+        option = OPTIONS[name]
+        layer[name] = parse_value(option, raw, option.off_flag if raw is False else option.flag, "", here)
+    return layer
+
+
+def _environ_layer(environ: Mapping[str, str], here: Path, warnings: list[str]) -> Layer:
+    """Empty variables count as absent, the way containers pass on what is not set."""
+    options = {option.variable: option for option in OPTIONS.values()}
+    others = (CONFIG_VARIABLE, SOURCE_VARIABLE, MOUNTPOINT_VARIABLE)
+    layer = {}
+    for variable in sorted(name for name in environ if name.startswith("D7YFS_")):
+        if variable in options:
+            option = options[variable]
+            if environ[variable]:
+                layer[option.name] = parse_value(option, environ[variable], variable, "", here)
+        elif variable not in others and not _SERVICE_LINKS.fullmatch(variable):
+            # Not refused: the environment belongs to others too.
+            known = {
+                f"D7YFS_{wrong.upper()}": f"D7YFS_{right.upper()}"
+                for wrong, right in spellings(OPTIONS.values()).items()
+            }
+            hint = suggestion(variable, known | {other: other for other in others})
+            warnings.append(f"variable {variable} is unknown and ignored; {hint}")
+    return layer
+
+
+def _choose_sources(
+    sources: Sequence[str], environ: Mapping[str, str], toml: TomlFile, warnings: list[str]
+) -> tuple[Source, ...]:
+    chosen = toml.sources
+    if sources:
+        chosen = tuple(Source(name, url, COMMAND_LINE) for name, url in map(parse_source, sources))
+    elif environ.get(SOURCE_VARIABLE):
+        try:
+            pairs = [parse_source(text) for text in environ[SOURCE_VARIABLE].split()]
+        except ConfigError as error:
+            raise ConfigError(f"{SOURCE_VARIABLE}: {error.message}", hint=error.hint) from None
+        chosen = tuple(Source(name, url, SOURCE_VARIABLE) for name, url in pairs)
+    if chosen is not toml.sources:
+        warnings += [
+            f"{source.where} does not count, because {chosen[0].where} names the repositories"
+            for source in toml.sources
+            if source.layer
+        ]
+    names = [source.name for source in chosen]
+    if not names:
+        raise ConfigError(
+            "no repository is given",
+            hint=f"name one such as s3://bucket/prefix, or give it in {SOURCE_VARIABLE} or in a TOML file (--config)",
+        )
+    if len(names) > 1 and "" in names:
+        raise ConfigError(
+            "several repositories need a name each", hint="write NAME=URL NAME=URL: each NAME is a directory"
+        )
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"repository name {name!r} is given twice", hint="each NAME is a directory of its own")
+    return chosen
+
+
+def _choose_mountpoint(argument: Path | None, environ: Mapping[str, str], toml: TomlFile, here: Path) -> Value | None:
+    if argument is not None:
+        return Value(here / argument, COMMAND_LINE)
+    if environ.get(MOUNTPOINT_VARIABLE):
+        return Value(here / environ[MOUNTPOINT_VARIABLE], MOUNTPOINT_VARIABLE)
+    return toml.mountpoint
+
+
+@dataclass(frozen=True, slots=True)
+class _TritonFiles:
+    credentials: triton.CredentialFile | None
+    dragonfly: triton.DragonflyFile | None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return tuple(text for file in (self.credentials, self.dragonfly) if file for text in file.warnings)
+
+
+def _triton_files(environ: Mapping[str, str], home: Path, stacks: Sequence[_Stack]) -> _TritonFiles:
+    """Read what a variable names in any case; a file that merely lies there must not hinder who does not need it."""
+    path, named = triton.locate(environ, triton.CREDENTIAL_VARIABLE, home / triton.CREDENTIAL_FILE)
+    needed = named or not all(_explicit_credentials(stack) for stack in stacks)
+    credentials = triton.read_credentials(path) if path and needed else None
+    path, named = triton.locate(environ, triton.DRAGONFLY_VARIABLE, home / triton.DRAGONFLY_FILE)
+    proxies = [first("proxy", stack) for stack in stacks]
+    needed = named or any(proxy is None or proxy.value for proxy in proxies)
+    return _TritonFiles(credentials, triton.read_dragonfly(path) if path and needed else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Resolved:
+    config: RepositoryConfig
+    credentials: Credentials
+    provenance: Mapping[str, str]
+
+
+def _resolve(source: Source, stack: _Stack, files: _TritonFiles) -> _Resolved:
+    """One repository's options and credentials out of its layers and Triton's files."""
+    below: dict[str, Value] = {}
+    if files.dragonfly:
+        below["proxy"] = Value(files.dragonfly.proxy, str(files.dragonfly.path))
+    credential = _explicit_credentials(stack)
+    # The other providers' sections are for their own origins to read.
+    if credential is None and files.credentials and source.url.scheme == "s3":
+        entry = files.credentials.match(source.url)
+        where = f'{files.credentials.path}, key "{entry.key}"'
+        if isinstance(entry.value, triton.KeyEntry):
+            credential = Value(entry.value.credentials(), where)
+            if entry.value.region:
+                below["region"] = Value(entry.value.region, where)
+    credential = credential or Value(ProviderChain(), DEFAULT)
+
+    found = {
+        option.name: value
+        for option in OPTIONS.values()
+        if option.per_repository and (value := first(option.name, (*stack, below)))
+    }
+    if source.url.endpoint_url:
+        found["endpoint_url"] = Value(source.url.endpoint_url, "the URL")
+    # So that nothing else in the program has to ask which layer's words about credentials count.
+    profile = credential.value.name if isinstance(credential.value, Profile) else ""
+    found["profile"] = Value(profile, credential.where)
+    found["anonymous"] = Value(isinstance(credential.value, Anonymous), credential.where)
+    bundle = found.get("ca_bundle")
+    if bundle and not bundle.value.is_file():
+        raise ConfigError(f"{bundle.where}: ca_bundle {str(bundle.value)!r} is no file", hint="allowed: a PEM file")
+    return _Resolved(
+        RepositoryConfig(
+            name=source.name, url=source.url, **{OPTIONS[name].field: value.value for name, value in found.items()}
+        ),
+        credential.value,
+        {"url": source.where, "credentials": credential.where} | {name: value.where for name, value in found.items()},
+    )
+
+
+def _explicit_credentials(stack: _Stack) -> Value | None:
+    """What flags, variables or TOML say, as a whole; None when they say nothing or only `anonymous = false`."""
+    signed = False
+    for layer in stack:
+        anonymous, profile = layer.get("anonymous"), layer.get("profile")
+        if profile and profile.value:
+            if anonymous and anonymous.value:
+                both = f"both a profile ({profile.where}) and anonymous ({anonymous.where}) are given"
+                raise ConfigError(both, hint="choose one")
+            return Value(Profile(profile.value), profile.where)
+        if anonymous and anonymous.value and not signed:
+            return Value(Anonymous(), anonymous.where)
+        signed = signed or anonymous is not None
+    return None
+
+
+def _qualified(repository: str, setting: str) -> str:
+    return f"{repository}.{setting}" if repository else setting
+
+
+def _shown(option: Option, holder: RepositoryConfig | Config) -> str:
+    return option.kind.show(getattr(holder, option.field)) or option.default

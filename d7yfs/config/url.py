@@ -1,0 +1,177 @@
+"""Repository URLs: every spelling that Triton, the Dragonfly agent and people use, and one normal form for each repository.
+
+Owns the grammar. Two URLs name the same repository exactly when their `RepositoryUrl`s are equal. The parser reads schemes
+that this release cannot mount too, because credential files are keyed by URLs of every provider; whether a scheme can be
+opened is the origin registry's word.
+
+    s3://bucket[/prefix]                      the provider's own endpoint
+    s3://host:port/bucket[/prefix]            an S3-compatible store, plain http (Triton's form): the port tells it from a bucket
+    s3://http://host[:port]/bucket[/prefix]   the same with the scheme written out
+    s3://https://host[:port]/bucket[/prefix]  over TLS
+
+Keys are opaque: nothing is percent-decoded, case and an inner `//` are kept (on S3, `a//b` and `a/b` are two keys). Slashes
+around the prefix are dropped. Segments `.` and `..` are refused, because HTTP software on the way may resolve them and so
+reach another bucket. Credentials in a URL are refused, and no message repeats them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import Self
+
+from d7yfs.errors import ConfigError
+
+SCHEMES = ("s3", "gs", "as", "oss", "obs")
+"""Schemes that parse."""
+
+MOUNTABLE_SCHEMES = ("s3",)
+"""Schemes that the origin registry can open: what an error recommends."""
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_HOST_PORT = re.compile(r"(?P<host>\[[^\]/]*\]|[^:/\[\]]*)(?P<port>:.*)?", re.DOTALL)
+_HOST = re.compile(r"[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?")
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_FORMS = "s3://bucket/prefix, s3://host:port/bucket/prefix or s3://https://host/bucket/prefix"
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryUrl:
+    """Where a model repository lies; equal for every spelling of the same place. `str()` is the normal form."""
+
+    scheme: str
+    """One of SCHEMES."""
+    endpoint_url: str
+    """`http://host[:port]` or `https://host[:port]` without a default port; empty for the provider's own endpoint."""
+    bucket: str
+    prefix: str
+    """Without leading or trailing slash; empty for the whole bucket."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read one URL. Raises ConfigError that names what is wrong, never the credentials a URL may hold."""
+        url = cls.parse_prefix(text)
+        if not url.bucket:
+            raise _error(text, "names no bucket", f"write {_FORMS}")
+        return url
+
+    @classmethod
+    def parse_prefix(cls, text: str) -> Self:
+        """Like `parse`, but the bucket may be absent (`s3://`, `s3://host:port`): a key of a credential file covers every
+        URL that it is a prefix of. Raises ConfigError."""
+        scheme, rest = _split_scheme(text)
+        if any(ord(char) < 0x20 or ord(char) == 0x7F or 0xD800 <= ord(char) < 0xE000 for char in text):
+            raise _error(text, "holds a control character or is not UTF-8", f"write {_FORMS}")
+        endpoint_url, path = _split_endpoint(text, rest)
+        bucket, _, prefix = path.partition("/")
+        if bucket and not _BUCKET.fullmatch(bucket):
+            raise _error(text, f"{bucket!r} is no bucket name", "letters, digits, '.', '-' and '_' make a bucket name")
+        if not {".", ".."}.isdisjoint(prefix.split("/")):
+            raise _error(text, "has a '.' or '..' segment in its prefix", "write the prefix as the keys have it")
+        if not bucket and prefix.strip("/"):
+            raise _error(text, "names no bucket before its prefix", f"write {_FORMS}")
+        return cls(scheme, endpoint_url, bucket, prefix.strip("/"))
+
+    def covers(self, other: RepositoryUrl) -> bool:
+        """Whether `other` is this place or lies below it: the prefix must end on a path boundary, `s3://b/mo` does not
+        cover `s3://b/models` (stricter than Triton, which compares characters)."""
+        if self.scheme != other.scheme:
+            return False
+        if not self.bucket:
+            return self.endpoint_url in ("", other.endpoint_url)
+        if (self.endpoint_url, self.bucket) != (other.endpoint_url, other.bucket):
+            return False
+        return not self.prefix or f"{other.prefix}/".startswith(f"{self.prefix}/")
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://" + "/".join(part for part in (self.endpoint_url, self.bucket, self.prefix) if part)
+
+
+def normal_endpoint(text: str) -> str:
+    """The normal form of `http[s]://host[:port][/path]`: host in lower case, no default port, no slash at the end.
+
+    Raises ValueError whose message completes "… is refused: it" and never repeats the text, which may hold a password.
+    """
+    scheme, separator, rest = text.partition("://")
+    scheme = scheme.lower()
+    if not separator or scheme not in _DEFAULT_PORTS:
+        raise ValueError("must begin with http:// or https://")
+    if "@" in rest:
+        raise ValueError("holds credentials, which do not belong in a URL")
+    if "?" in rest or "#" in rest:
+        raise ValueError("has a query or fragment")
+    authority, _, path = rest.partition("/")
+    suffix = "/" + path.strip("/") if path.strip("/") else ""
+    return f"{scheme}://{_host_port(authority, _DEFAULT_PORTS[scheme])}{suffix}"
+
+
+def redact(text: str) -> str:
+    """`text` fit for a message: without what stands before an `@` or after a `?`, where people put credentials."""
+    shown = re.sub(r"\A(\w+://)?.*@", r"\1…@", text, flags=re.DOTALL)
+    head, question, _ = shown.partition("?")
+    return f"{head}?…" if question else head
+
+
+def _split_scheme(text: str) -> tuple[str, str]:
+    match = _SCHEME.match(text)
+    mountable = ", ".join(f"{scheme}://" for scheme in MOUNTABLE_SCHEMES)
+    if not match:
+        raise _error(text, f"has no scheme; supported: {mountable}", f"write {_FORMS}")
+    scheme = match[1].lower()
+    if scheme in _DEFAULT_PORTS:
+        raise _error(
+            text,
+            f"scheme {scheme}:// alone is not supported; supported: {mountable}",
+            f"write s3://{scheme}://host/bucket",
+        )
+    if scheme not in SCHEMES:
+        raise _error(text, f"scheme {scheme}:// is not supported; supported: {mountable}", f"write {_FORMS}")
+    return scheme, text[match.end() :]
+
+
+def _split_endpoint(text: str, rest: str) -> tuple[str, str]:
+    """Endpoint in normal form (empty when there is none) and the path after it."""
+    inner = _SCHEME.match(rest)
+    if inner and inner[1].lower() not in _DEFAULT_PORTS:
+        raise _error(
+            text, f"endpoint scheme {inner[1].lower()}:// is not supported", "an endpoint is http:// or https://"
+        )
+    authority, _, path = rest[inner.end() if inner else 0 :].partition("/")
+    if "@" in authority:
+        raise _error(
+            text, "holds credentials", "use --profile, the environment or a credential file; keep them out of URLs"
+        )
+    if not inner and ":" not in authority and not authority.startswith("["):
+        return "", rest
+    try:
+        endpoint = normal_endpoint(f"{inner[1] if inner else 'http'}://{authority}")
+    except ValueError as error:
+        raise _error(text, f"its endpoint {error}", f"write {_FORMS}") from None
+    return endpoint, path.lstrip("/")
+
+
+def _host_port(authority: str, default_port: int) -> str:
+    match = _HOST_PORT.fullmatch(authority)
+    if not match:
+        raise ValueError("needs host[:port], an IPv6 address in brackets")
+    host, port = match["host"].lower(), match["port"]
+    if host.startswith("["):
+        try:
+            host = f"[{ipaddress.IPv6Address(host[1:-1]).compressed}]"
+        except ValueError:
+            raise ValueError("has no valid IPv6 address between its brackets") from None
+        if "%" in host:
+            raise ValueError("has an IPv6 zone, which is not supported")
+    elif not _HOST.fullmatch(host):
+        raise ValueError("has no valid host name (ASCII letters, digits, '.', '-', '_')")
+    if port is None:
+        return host
+    if not re.fullmatch(r":[0-9]{1,5}", port) or not 0 < int(port[1:]) < 65536:
+        raise ValueError("needs a port from 1 to 65535 after its ':'")
+    return host if int(port[1:]) == default_port else f"{host}:{int(port[1:])}"
+
+
+def _error(text: str, what: str, hint: str) -> ConfigError:
+    return ConfigError(f"repository URL {redact(text)!r}: {what}", hint=hint)

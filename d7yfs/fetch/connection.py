@@ -1,0 +1,182 @@
+"""One TCP or TLS connection to an origin or a proxy, as bytes; what failed on it, in words that are safe to show.
+
+Owns the socket and, for https, the TLS state. Knows no HTTP. The transport is its only caller.
+
+Over TCP the kernel writes straight into the caller's buffer. Over TLS the records pass through a memory BIO, and
+OpenSSL decrypts them into that buffer: one copy more, and the only way to see whether decrypted bytes are left over,
+which decides whether the connection may carry another request.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import ssl
+from dataclasses import dataclass
+from typing import cast
+
+import trio
+
+from d7yfs.errors import BadReply, D7yfsError, OriginUnavailable, OriginUntrusted, ProxyUnavailable
+
+_TLS_RECEIVE_BYTES = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Where a connection goes. Equal peers may share connections; `str()` names one in messages."""
+
+    host: str
+    port: int
+    tls: bool
+    proxy: bool = False
+
+    def __str__(self) -> str:
+        address = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return f"proxy {address}" if self.proxy else address
+
+    def failure(self, what: str, *, hint: str = "") -> D7yfsError:
+        """The peer did not do its part. Behind a proxy the origin may be healthy, so the class differs."""
+        return (ProxyUnavailable if self.proxy else OriginUnavailable)(what, hint=hint)
+
+    def bad_reply(self, what: str) -> BadReply:
+        """The peer broke HTTP."""
+        return BadReply(f"{self} {what}", hint="is this an HTTP/1.1 server?")
+
+
+class Connection:
+    """An open connection. `send` and `receive_into` raise OSError; the caller knows what it means at that point.
+
+    Cancelling either leaves the connection in an unknown state only for `send`; close it then.
+    """
+
+    def __init__(self, peer: Peer, stream: trio.SocketStream, tls: ssl.SSLContext | None) -> None:
+        self.peer = peer
+        self.idle_since = 0.0
+        """trio.current_time() at which the pool took it back; 0 before its first request is done."""
+        self._socket = stream.socket
+        self._tls: ssl.SSLObject | None = None
+        if tls is not None:
+            self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+            self._tls = tls.wrap_bio(self._incoming, self._outgoing, server_hostname=peer.host)
+
+    @classmethod
+    async def open(cls, peer: Peer, tls: ssl.SSLContext | None, *, timeout_s: float) -> Connection:
+        """Resolve, connect (IPv6 and IPv4 race, RFC 8305; TCP_NODELAY) and, with `tls`, shake hands, in `timeout_s` altogether.
+
+        Raises what `Peer.failure` makes, or OriginUntrusted.
+        """
+        try:
+            with trio.fail_after(timeout_s):
+                connection = cls(peer, await trio.open_tcp_stream(peer.host, peer.port), tls)
+                if tls is not None:
+                    try:
+                        await connection._shake_hands()
+                    except BaseException:
+                        connection.close()
+                        raise
+                return connection
+        except trio.TooSlowError:
+            raise peer.failure(
+                f"no connection to {peer} within {timeout_s:g} s", hint="is the address right and the way to it open?"
+            ) from None
+        except (socket.gaierror, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not a host name"
+            raise peer.failure(
+                f"cannot resolve the host name of {peer}: {reason}", hint="check the endpoint's spelling and DNS"
+            ) from error
+        except ssl.SSLCertVerificationError as error:
+            raise OriginUntrusted(
+                f"the TLS certificate of {peer} does not verify: {error.verify_message}",
+                hint="if a private CA signed it, give that CA; else the server's certificate or this machine's clock is wrong",
+            ) from error
+        except ssl.SSLError as error:
+            raise peer.failure(
+                f"no TLS with {peer}: {error.reason or 'closed during the handshake'}",
+                hint="does it speak https there?",
+            ) from error
+        except OSError as error:
+            raise peer.failure(
+                f"cannot connect to {peer}: {_reason(error)}", hint="is it running, and is the address right?"
+            ) from error
+
+    async def send(self, data: bytes) -> None:
+        """Send all of `data`."""
+        if self._tls is not None:
+            self._tls.write(data)
+            data = self._outgoing.read()
+        await self._send(data)
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        """Receive at least one byte and at most `len(buffer)` (> 0) into `buffer`; 0 when the peer has closed its side."""
+        if self._tls is None:
+            return await self._socket.recv_into(buffer)
+        while (count := self._decrypt_into(buffer)) is None:
+            await self._exchange_records()
+        return count
+
+    def has_unread(self) -> bool:
+        """Whether anything has arrived that nobody read: bytes, the end of the stream, or an error."""
+        if self._tls is not None and (self._incoming.pending or self._tls.pending()):
+            return True
+        poll = select.poll()
+        poll.register(self._socket.fileno(), select.POLLIN)
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        """Close at once. TLS sends no close_notify: HTTP's own framing tells whether a body was whole (RFC 9112, 9.8)."""
+        self._socket.close()
+
+    async def _send(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[await self._socket.send(rest) :]
+
+    async def _shake_hands(self) -> None:
+        assert self._tls is not None
+        while True:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                await self._exchange_records()
+            else:
+                await self._send(self._outgoing.read())
+                return
+
+    async def _exchange_records(self) -> None:
+        """Send what TLS has to say (handshake, key update) and receive until it has more to chew on."""
+        await self._send(self._outgoing.read())
+        if records := await self._socket.recv(_TLS_RECEIVE_BYTES):
+            self._incoming.write(records)
+        else:
+            self._incoming.write_eof()
+
+    def _decrypt_into(self, buffer: memoryview) -> int | None:
+        """Decrypt what has arrived, many records a call; None when TLS needs more, 0 at the peer's close_notify."""
+        assert self._tls is not None
+        filled = 0
+        try:
+            while filled < len(buffer):
+                # With a buffer, read() returns a count; typeshed knows only the form without.
+                count = cast("int", self._tls.read(len(buffer) - filled, buffer[filled:]))
+                if not count:
+                    break
+                filled += count
+        except ssl.SSLWantReadError:
+            return filled or None
+        except ssl.SSLError:
+            if not filled:
+                raise
+            # What came before is authentic; the next call meets the same error.
+        return filled
+
+
+def _reason(error: OSError) -> str:
+    """The system's words for a failed connect; trio groups one error per address that it tried."""
+    cause: BaseException | None = error.__cause__
+    while isinstance(cause, BaseExceptionGroup):
+        cause = cause.exceptions[0]
+    code = cause.errno if isinstance(cause, OSError) else error.errno
+    return os.strerror(code or errno.EIO).lower()

@@ -1,0 +1,294 @@
+"""The file system in plain values: lookup, attributes, directories, open, read. No FUSE binding, no provider.
+
+Joins the inode table (`tree`), the readahead windows and the cache. A directory is listed by its repository's `Source`, single flight, in
+a task of its own, so that a reader who gives up takes nothing from those who wait for the same listing.
+
+Called by the FUSE adapter and by `control`; all methods belong to the trio thread. Failures are `D7yfsError`s with their errno.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+import trio
+
+from d7yfs.cache.cache import Cache
+from d7yfs.cache.filler import NewFiller
+from d7yfs.cache.version import CachedVersion
+from d7yfs.errors import D7yfsError, IsADirectory, NotFound, ObjectArchived, OriginUnavailable
+from d7yfs.inodes import Directory, File, Node
+from d7yfs.listing import DirectoryListing
+from d7yfs.objects import ByteRange, ObjectVersion
+from d7yfs.readahead import Window
+from d7yfs.tree import ROOT_INODE, Absent, Expired, Found, Tree
+
+log = logging.getLogger(__name__)
+
+STALE_RETRY_S = 5.0
+"""A listing that failed is tried again after this time; until then the last one is served."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What the file system needs of one repository."""
+
+    url: str
+    """How people name its bucket, without secrets."""
+    identity: str
+    """Part of every cache key."""
+    list_directory: Callable[[str], Awaitable[DirectoryListing]]
+    """All entries under a prefix. Raises D7yfsError."""
+    new_filler: NewFiller
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """What stat(2) shows, as far as it depends on the object."""
+
+    inode: int
+    is_directory: bool
+    size_bytes: int
+    mtime_ns: int
+    nlink: int
+    timeout_s: float
+    """How long the kernel may keep them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A name's answer: its attributes, or None where it does not exist, and for how long that holds."""
+
+    attributes: Attributes | None
+    timeout_s: float
+
+
+@dataclass(slots=True)
+class _Handle:
+    node: File
+    cached: CachedVersion | None
+    window: Window
+
+
+@dataclass(slots=True)
+class _DirectoryHandle:
+    inode: int
+    names: tuple[str, ...]
+    opened_at: float
+
+
+@dataclass(slots=True)
+class _Listing:
+    """A listing under way."""
+
+    asked_at: float
+    done: trio.Event = field(default_factory=trio.Event)
+    error: D7yfsError | None = None
+
+
+class Filesystem:
+    """One mount's tree over its repositories, by name. `nursery` runs listings; closing it cancels them."""
+
+    def __init__(self, tree: Tree, sources: Mapping[str, Source], cache: Cache, nursery: trio.Nursery) -> None:
+        self.tree = tree
+        self._sources = sources
+        self._cache = cache
+        self._nursery = nursery
+        self._listings: dict[int, _Listing] = {}
+        self._numbers = itertools.count(1)
+        self._handles: dict[int, _Handle] = {}
+        self._directory_handles: dict[int, _DirectoryHandle] = {}
+        self.read_bytes = 0
+        self.idle = trio.Event()
+        """Set while no file is open; replaced when one is opened."""
+        self.idle.set()
+
+    # --- names and attributes ---
+
+    async def lookup(self, parent: int, name: str) -> Entry:
+        """The entry `name`; when it exists the caller has told the kernel of it and owes a `forget`."""
+        asked_at = trio.current_time()
+        answer = await self._ask(parent, name, asked_at)
+        if isinstance(answer, Absent):
+            return Entry(None, answer.timeout_s)
+        self.tree.remember(answer.node.inode)
+        return Entry(self._attributes(answer.node), answer.entry_timeout_s)
+
+    async def _ask(self, parent: int, name: str, asked_at: float) -> Found | Absent:
+        while True:
+            answer = self.tree.lookup(parent, name, trio.current_time(), asked_at=asked_at)
+            if not isinstance(answer, Expired):
+                return answer
+            await self._refresh(answer.directory)
+
+    async def getattr(self, inode: int) -> Attributes:
+        """Attributes of an inode; those of a directory that was listed rest on a listing that lives."""
+        node = self.tree.get(inode)
+        if isinstance(node, Directory) and node.children is not None and not node.fresh(trio.current_time()):
+            await self._refresh(node)
+        return self._attributes(self.tree.get(inode))
+
+    def _attributes(self, node: Node) -> Attributes:
+        now = trio.current_time()
+        return Attributes(
+            node.inode, node.is_directory, node.size_bytes, node.mtime_ns, node.nlink, node.attributes_timeout_s(now)
+        )
+
+    def forget(self, inode: int, count: int) -> None:
+        """The kernel gives back `count` lookups."""
+        self.tree.forget(inode, count)
+
+    async def resolve(self, path: str) -> Node:
+        """The node at `path`, relative to the mount. Raises NotFound, NotADirectory."""
+        asked_at = trio.current_time()
+        node = self.tree.get(ROOT_INODE)
+        for name in filter(None, path.split("/")):
+            answer = await self._ask(node.inode, name, asked_at)
+            if isinstance(answer, Absent):
+                raise NotFound(f"{path}: no such file or directory")
+            node = answer.node
+        return node
+
+    # --- directories ---
+
+    async def opendir(self, inode: int) -> int:
+        """A handle on the names that the directory has now."""
+        asked_at = trio.current_time()
+        while not self.tree.listed(inode, asked_at):
+            await self._refresh(self.tree.directory(inode))
+        handle = next(self._numbers)
+        self._directory_handles[handle] = _DirectoryHandle(inode, self.tree.children(inode), asked_at)
+        return handle
+
+    async def entry_at(self, handle: int, index: int) -> tuple[str, Entry] | None:
+        """The entry at `index` of an open directory; None past its end. An entry that is gone meanwhile has no attributes.
+
+        Unlike `lookup` it does not remember: the adapter does, if the kernel has room for the entry.
+        """
+        opened = self._directory_handles[handle]
+        if index >= len(opened.names):
+            return None
+        name = opened.names[index]
+        answer = await self._ask(opened.inode, name, opened.opened_at)
+        if isinstance(answer, Absent):
+            return name, Entry(None, 0.0)
+        return name, Entry(self._attributes(answer.node), answer.entry_timeout_s)
+
+    def directory_of(self, handle: int) -> Attributes:
+        """Attributes of the directory that a handle is open on."""
+        return self._attributes(self.tree.get(self._directory_handles[handle].inode))
+
+    def releasedir(self, handle: int) -> None:
+        self._directory_handles.pop(handle, None)
+
+    async def _refresh(self, directory: Directory) -> None:
+        """Wait for a listing of `directory` asked for now or under way. Raises its error when nothing older can be served."""
+        listing = self._listings.get(directory.inode)
+        if listing is None:
+            listing = self._listings[directory.inode] = _Listing(trio.current_time())
+            self._nursery.start_soon(self._list, directory, listing)
+        await listing.done.wait()
+        if listing.error is not None:
+            raise listing.error
+
+    async def _list(self, directory: Directory, listing: _Listing) -> None:
+        assert directory.repository is not None
+        source = self._sources[directory.repository]
+        try:
+            found = await source.list_directory(directory.prefix)
+            changes = self.tree.apply(directory.inode, found, trio.current_time(), asked_at=listing.asked_at)
+            for hidden in changes.hidden:
+                log.warning("%s/%s cannot be shown: %s", source.url, hidden.key, hidden.reason)
+        except D7yfsError as error:
+            self._serve_stale(directory, source, listing, error)
+        except Exception as error:
+            log.exception("listing %s/%s failed unexpectedly", source.url, directory.prefix)
+            failure = OriginUnavailable(f"listing {source.url}/{directory.prefix} failed: {type(error).__name__}")
+            self._serve_stale(directory, source, listing, failure)
+        finally:
+            del self._listings[directory.inode]
+            listing.done.set()
+
+    def _serve_stale(self, directory: Directory, source: Source, listing: _Listing, error: D7yfsError) -> None:
+        try:
+            if self.tree.extend_stale(directory.inode, trio.current_time(), STALE_RETRY_S):
+                log.warning("%s; serving the last listing of %s/%s", error.message, source.url, directory.prefix)
+                return
+        except D7yfsError:
+            pass  # the directory itself is gone: the listing's error says more
+        listing.error = error
+
+    # --- files ---
+
+    def open(self, inode: int) -> int:
+        """A handle on the version that `inode` is. Raises IsADirectory, ObjectArchived, VersionGone."""
+        node = self.tree.get(inode)
+        if isinstance(node, Directory):
+            raise IsADirectory(f"inode {inode} is a directory")
+        source = self._sources[node.repository]
+        if node.version.archived:
+            error = ObjectArchived(
+                f"{source.url}/{node.version.key}: lies in the archive storage class {node.version.archived}",
+                hint="restore it at the provider, then open it again",
+            )
+            log.warning("%s", error)
+            raise error
+        cached = None
+        if node.size_bytes:
+            cached = self._cache.open(source.identity, node.version, source.new_filler)
+        self.tree.remember(inode)
+        handle = next(self._numbers)
+        self._handles[handle] = _Handle(node, cached, Window(node.size_bytes))
+        if self.idle.is_set():
+            self.idle = trio.Event()
+        return handle
+
+    async def read(self, handle: int, offset: int, size_bytes: int) -> bytes | bytearray:
+        """Exactly the bytes `[offset, offset + size_bytes)`, less only what lies behind the end of the file.
+
+        Raises VersionGone, AccessDenied, OriginUnavailable, ReadTimeout, …; never returns fewer bytes for want of them.
+        """
+        opened = self._handles[handle]
+        wanted = ByteRange(offset, offset + size_bytes).clip(opened.node.size_bytes)
+        if not wanted:
+            return b""
+        assert opened.cached is not None
+        data = await opened.cached.read(wanted, opened.window.plan(wanted.start, wanted.size))
+        assert len(data) == wanted.size
+        self.read_bytes += len(data)
+        return data
+
+    def release(self, handle: int) -> None:
+        opened = self._handles.pop(handle, None)
+        if opened is None:
+            return
+        if opened.cached is not None:
+            opened.cached.drop()
+        self.tree.forget(opened.node.inode)
+        if not self._handles:
+            self.idle.set()
+
+    @property
+    def open_files(self) -> int:
+        return len(self._handles)
+
+    def describe(self, node: Node) -> dict[str, str]:
+        """What d7yfs knows of a file beyond stat(2), without secrets: for `d7yfs stat` and extended attributes."""
+        if isinstance(node, Directory):
+            source = self._sources.get(node.repository) if node.repository is not None else None
+            return {"url": f"{source.url}/{node.prefix}"} if source else {}
+        source, version = self._sources[node.repository], node.version
+        described = {
+            "url": f"{source.url}/{version.key}",
+            "etag": version.validator,
+            "size": str(version.size_bytes),
+            "cached_bytes": str(self._cache.cached_bytes(source.identity, version)),
+        }
+        return described | _optional(version)
+
+
+def _optional(version: ObjectVersion) -> dict[str, str]:
+    fields = {"version_id": version.version_id, "archived": version.archived}
+    return {name: value for name, value in fields.items() if value}

@@ -1,0 +1,1 @@
+"""Adapters to the kernel. Nothing else imports a FUSE binding."""

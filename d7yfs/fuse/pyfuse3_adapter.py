@@ -1,0 +1,280 @@
+"""pyfuse3 → `Filesystem`: a protocol adapter only.
+
+Converts arguments and values, gives each request a deadline, and catches everything: an exception that escapes a pyfuse3 handler ends the
+session for every reader of the mount, so the catch-all in `_answered` is correctness. Expected errors become their errno, anything else a
+traceback in the log and EIO to that one caller.
+
+libfuse's session is global to the process: one `Adapter` per process. Built and run by `daemon`.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+import os
+import stat
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import pyfuse3
+import trio
+from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestContext, StatvfsData
+from pyfuse3._pyfuse3 import FileHandleT, FileNameT, FlagT, InodeT, ModeT, XAttrNameT
+
+from d7yfs.errors import D7yfsError
+from d7yfs.filesystem import Attributes, Entry, Filesystem
+
+log = logging.getLogger(__name__)
+
+MAX_TASKS = 1100
+"""Requests handled at once: more than the kernel's background limit that `mounts.tune` sets, so that requests which stall in one repository
+leave room for those of another."""
+
+BLOCK_SIZE = 4096
+XATTR_PREFIX = b"user.d7yfs."
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Appearance:
+    """What all files of the mount have in common."""
+
+    uid: int
+    gid: int
+    file_mode: int
+    dir_mode: int
+    xattr: bool
+
+
+@dataclass(slots=True)
+class OperationCounters:
+    """Requests by operation, and those that ended in an error."""
+
+    calls: dict[str, int] = field(default_factory=dict)
+    errors: dict[str, int] = field(default_factory=dict)
+
+
+def _answered(
+    method: Callable[Concatenate[Adapter, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Adapter, P], Coroutine[Any, Any, T]]:
+    """Whatever happens inside, the kernel gets an answer and the session lives on."""
+    operation = method.__name__
+
+    @functools.wraps(method)
+    async def answered(self: Adapter, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        counters = self.counters
+        counters.calls[operation] = counters.calls.get(operation, 0) + 1
+        try:
+            if operation == "read":
+                # Has a deadline of its own, counted from the last byte that came.
+                return await method(self, *args, **kwargs)
+            with trio.fail_after(self.deadline_s):
+                return await method(self, *args, **kwargs)
+        except FUSEError:
+            raise
+        except D7yfsError as error:
+            number = error.errno
+            if number not in (errno.ENOENT, errno.ENODATA):
+                log.warning("%s: %s", operation, error)
+        except trio.TooSlowError:
+            number = errno.EIO
+            log.warning("%s: no answer within %g s", operation, self.deadline_s)
+        except Exception:
+            number = errno.EIO
+            log.exception("%s failed unexpectedly", operation)
+        counters.errors[operation] = counters.errors.get(operation, 0) + 1
+        raise FUSEError(number)
+
+    return answered
+
+
+class Adapter(pyfuse3.Operations):
+    """One mount's handlers. `deadline_s` bounds every request but read, which has its own."""
+
+    enable_writeback_cache = False
+    supports_dot_lookup = False
+
+    def __init__(self, filesystem: Filesystem, appearance: Appearance, *, deadline_s: float) -> None:
+        super().__init__()
+        self.counters = OperationCounters()
+        self.deadline_s = deadline_s
+        self._filesystem = filesystem
+        self._appearance = appearance
+
+    # --- the session ---
+
+    @staticmethod
+    def mount(adapter: Adapter, mountpoint: str, options: Sequence[str]) -> None:
+        """Mount. Raises RuntimeError when libfuse refuses; its own words went to stderr."""
+        pyfuse3.init(adapter, mountpoint, set(options))
+
+    @staticmethod
+    async def serve() -> None:
+        """Answer requests until the file system is unmounted or the caller cancels."""
+        await pyfuse3.main(min_tasks=4, max_tasks=MAX_TASKS)
+
+    @staticmethod
+    def close() -> None:
+        """Close the session; who still has files open gets ENOTCONN. Does not unmount."""
+        pyfuse3.close(unmount=False)
+
+    # --- names ---
+
+    @_answered
+    async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> EntryAttributes:
+        entry = await self._filesystem.lookup(parent_inode, os.fsdecode(name))
+        if entry.attributes is None:
+            if entry.timeout_s <= 0:
+                raise FUSEError(errno.ENOENT)
+            # Inode 0 is a negative entry: the kernel remembers that there is none (fuse_entry_param in fuse_lowlevel.h).
+            negative = EntryAttributes()
+            negative.st_ino = InodeT(0)
+            negative.entry_timeout = entry.timeout_s
+            return negative
+        return self._entry(entry, entry.attributes)
+
+    @_answered
+    async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
+        return self._stat(await self._filesystem.getattr(inode))
+
+    async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
+        for inode, count in inode_list:
+            try:
+                self._filesystem.forget(inode, count)
+            except Exception:  # one bad entry must not leak the others; a forget has no answer
+                log.exception("forget of inode %d failed unexpectedly", inode)
+
+    @_answered
+    async def access(self, inode: InodeT, mode: ModeT, ctx: RequestContext) -> bool:
+        if mode & os.W_OK:
+            raise FUSEError(errno.EROFS)
+        return True  # the kernel has checked the mode bits (default_permissions)
+
+    # --- directories ---
+
+    @_answered
+    async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
+        return FileHandleT(await self._filesystem.opendir(inode))
+
+    @_answered
+    async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
+        own = self._stat(self._filesystem.directory_of(fh))
+        for index, dots in enumerate((b".", b"..")):
+            if start_id <= index and not pyfuse3.readdir_reply(token, FileNameT(dots), own, index + 1):
+                return
+        index = max(start_id - 2, 0)
+        while (found := await self._filesystem.entry_at(fh, index)) is not None:
+            name, entry = found
+            index += 1
+            if entry.attributes is None:
+                continue
+            encoded = FileNameT(os.fsencode(name))
+            if not pyfuse3.readdir_reply(token, encoded, self._entry(entry, entry.attributes), index + 2):
+                return
+            # READDIRPLUS counts as a lookup of every entry that fitted.
+            self._filesystem.tree.remember(entry.attributes.inode)
+
+    @_answered
+    async def releasedir(self, fh: FileHandleT) -> None:
+        self._filesystem.releasedir(fh)
+
+    # --- files ---
+
+    @_answered
+    async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
+        if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
+            raise FUSEError(errno.EROFS)
+        # An inode is one version for ever, so what the kernel has cached of it is right for ever.
+        return FileInfo(fh=FileHandleT(self._filesystem.open(inode)), keep_cache=True)
+
+    @_answered
+    async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
+        return await self._filesystem.read(fh, off, size)  # type: ignore[return-value]  # any buffer will do
+
+    @_answered
+    async def release(self, fh: FileHandleT) -> None:
+        self._filesystem.release(fh)
+
+    @_answered
+    async def flush(self, fh: FileHandleT) -> None:
+        """Nothing is ever written, so there is nothing to flush."""
+
+    @_answered
+    async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
+        """As `flush`."""
+
+    @_answered
+    async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
+        """As `flush`."""
+
+    @_answered
+    async def statfs(self, ctx: RequestContext) -> StatvfsData:
+        data = StatvfsData()
+        data.f_bsize = data.f_frsize = BLOCK_SIZE
+        # A bucket has no size. Full and without a free block is what a read-only file system says.
+        data.f_blocks = data.f_bfree = data.f_bavail = 0
+        data.f_files = self._filesystem.tree.statistics()["inodes"]
+        data.f_ffree = data.f_favail = 0
+        data.f_namemax = 255
+        return data
+
+    # --- extended attributes ---
+
+    @_answered
+    async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
+        if not self._appearance.xattr:
+            raise FUSEError(errno.ENOSYS)  # the kernel never asks again
+        value = self._described(inode).get(bytes(name))
+        if value is None:
+            raise FUSEError(errno.ENODATA)
+        return value
+
+    @_answered
+    async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
+        if not self._appearance.xattr:
+            raise FUSEError(errno.ENOSYS)
+        return [XAttrNameT(name) for name in self._described(inode)]
+
+    def _described(self, inode: int) -> dict[bytes, bytes]:
+        described = self._filesystem.describe(self._filesystem.tree.get(inode))
+        return {XATTR_PREFIX + name.encode(): value.encode() for name, value in described.items()}
+
+    # --- what would write ---
+
+    async def _refuse(self, *args: object, **kwargs: object) -> None:
+        raise FUSEError(errno.EROFS)
+
+    setattr = mknod = mkdir = unlink = rmdir = symlink = rename = link = create = write = _refuse  # type: ignore[assignment]
+    setxattr = removexattr = _refuse
+
+    @_answered
+    async def readlink(self, inode: InodeT, ctx: RequestContext) -> FileNameT:
+        raise FUSEError(errno.EINVAL)  # there are no symbolic links
+
+    # --- values ---
+
+    def _entry(self, entry: Entry, attributes: Attributes) -> EntryAttributes:
+        value = self._stat(attributes)
+        value.entry_timeout = entry.timeout_s
+        return value
+
+    def _stat(self, attributes: Attributes) -> EntryAttributes:
+        common = self._appearance
+        value = EntryAttributes()
+        value.st_ino = InodeT(attributes.inode)
+        value.st_mode = ModeT(
+            stat.S_IFDIR | common.dir_mode if attributes.is_directory else stat.S_IFREG | common.file_mode
+        )
+        value.st_nlink = attributes.nlink
+        value.st_uid = common.uid
+        value.st_gid = common.gid
+        value.st_size = attributes.size_bytes
+        value.st_blksize = BLOCK_SIZE
+        value.st_blocks = -(-attributes.size_bytes // 512)
+        value.st_atime_ns = value.st_mtime_ns = value.st_ctime_ns = attributes.mtime_ns
+        value.attr_timeout = attributes.timeout_s
+        return value

@@ -1,0 +1,122 @@
+"""What an inode number stands for: a `File` is one version of one object, a `Directory` a path. Pure.
+
+Plain records. `tree.Tree` makes them and is alone in changing them; everybody else reads.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+from d7yfs.objects import ObjectVersion
+
+FOREVER_S = 365 * 86400.0
+"""The longest timeout handed out; the kernel's own arithmetic has no infinity."""
+
+
+class File:
+    """One version of one object. `version` may be refreshed, but never its identity, size or mtime."""
+
+    __slots__ = ("inode", "linked", "lookups", "repository", "version")
+
+    is_directory = False
+    nlink = 1
+
+    def __init__(self, inode: int, repository: str, version: ObjectVersion) -> None:
+        self.inode = inode
+        self.repository = repository
+        self.version = version
+        self.lookups = 0
+        """How often the kernel and open handles remember it."""
+        self.linked = True
+        """Whether it is an entry of its directory at present."""
+
+    @property
+    def size_bytes(self) -> int:
+        return self.version.size_bytes
+
+    @property
+    def mtime_ns(self) -> int:
+        return self.version.mtime_ns
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What the number stands for."""
+        key, validator, size_bytes = self.version.identity
+        return (self.repository, key, validator, str(size_bytes))
+
+    def attributes_timeout_s(self, now: float) -> float:  # noqa: ARG002 - a file's attributes never change
+        """For how many seconds the kernel may keep the attributes."""
+        return FOREVER_S
+
+
+class Directory:
+    """One directory, listed or not (yet, or any more): then `children` is None."""
+
+    __slots__ = (
+        "asked_at",
+        "children",
+        "expires_at",
+        "fingerprint",
+        "hidden_count",
+        "inode",
+        "linked",
+        "lookups",
+        "mtime_ns",
+        "prefix",
+        "repository",
+        "stale",
+        "subdirectories",
+    )
+
+    is_directory = True
+    size_bytes = 0
+
+    def __init__(self, inode: int, repository: str | None, prefix: str, mtime_ns: int) -> None:
+        self.inode = inode
+        self.repository = repository
+        """Name of the repository; None only for the fixed root above named repositories, which has no origin to ask."""
+        self.prefix = prefix
+        """What to list: the whole key prefix with its final slash, "" at a bucket's top, or the key of a lone object."""
+        self.mtime_ns = mtime_ns
+        self.children: dict[str, Node] | None = None
+        self.asked_at = -math.inf
+        """When the newest listing applied here was asked for."""
+        self.expires_at = -math.inf
+        self.stale = False
+        """Whether it lives on only because listing it again failed."""
+        self.subdirectories = 0
+        self.hidden_count = 0
+        self.fingerprint = 0
+        """Of the children dropped last, 0 when none were: tells whether the next listing shows a change."""
+        self.lookups = 0
+        self.linked = True
+
+    @property
+    def nlink(self) -> int:
+        """2 + subdirectories; 1 while they are unknown, which tells find(1) and fts(3) not to count on it."""
+        return 1 if self.children is None else 2 + self.subdirectories
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What the number stands for."""
+        return (self.repository or "", self.prefix)
+
+    def fresh(self, asked_at: float) -> bool:
+        """Whether the known entries answer a question asked at `asked_at`.
+
+        They do while they live, and also when they were listed after the question: so a request always ends with the
+        listing made for it, whatever the time to live and however long that listing took.
+        """
+        return self.children is not None and (asked_at < self.expires_at or asked_at <= self.asked_at)
+
+    def remaining_s(self, now: float) -> float:
+        """How long the known entries live on, in seconds."""
+        return min(max(self.expires_at - now, 0.0), FOREVER_S)
+
+    def attributes_timeout_s(self, now: float) -> float:
+        """For how many seconds the kernel may keep the attributes: they rest on the directory's own listing."""
+        return self.remaining_s(now)
+
+
+Node: TypeAlias = File | Directory

@@ -1,0 +1,113 @@
+"""What lies at a repository's prefix, through the `Origin` protocol alone: asked before a mount, by `ls` and by `check`.
+
+Owns the answer to "is this a repository?". An absent prefix must not mount as an empty directory, which model servers
+take for a healthy empty repository; so the answer names what does exist nearby.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from d7yfs.errors import AccessDenied, NotFound
+from d7yfs.objects import ListingPage, ObjectVersion
+from d7yfs.origins.origin import Origin
+
+_NEAREST = 5
+_PAGES = 3
+_LEVELS = 8
+"""Bounds on the search for neighbours: so many names, pages per level, and levels upwards before it jumps to the top."""
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """At least one key lies under `prefix`, which is empty (the whole bucket) or ends in a slash."""
+
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class SingleObject:
+    """The prefix is the key of one object and no directory."""
+
+    version: ObjectVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """No key lies there, or only the directory's own marker; `nearest` are existing prefixes, the likeliest first,
+    without trailing slash."""
+
+    nearest: tuple[str, ...]
+
+
+async def survey(origin: Origin, prefix: str) -> Directory | SingleObject | Empty:
+    """What `prefix` (slashes around it do not matter) is in `origin`. Where `a` and `a/…` exist it is the directory.
+
+    Raises what `Origin.list` and `Origin.stat` raise. Makes a bounded number of requests.
+    """
+    prefix = prefix.strip("/")
+    directory = f"{prefix}/" if prefix else ""
+    async with aclosing(list_all(origin, directory, page_size=2)) as pages:
+        async for page in pages:
+            if page.prefixes or any(version.key != directory for version in page.objects):
+                return Directory(directory)
+    if not prefix:
+        return Empty(())
+    try:
+        return SingleObject(await origin.stat(prefix))
+    except NotFound:
+        return Empty(await _nearest(origin, prefix))
+
+
+async def list_all(
+    origin: Origin, prefix: str, *, delimiter: str = "/", page_size: int = 1000
+) -> AsyncGenerator[ListingPage, None]:
+    """Every page of a listing in order; close it (`contextlib.aclosing`) when you leave early."""
+    token = ""
+    while True:
+        page = await origin.list(prefix, delimiter=delimiter, token=token, page_size=page_size)
+        yield page
+        token = page.next_token
+        if not token:
+            return
+
+
+async def _nearest(origin: Origin, prefix: str) -> tuple[str, ...]:
+    """Siblings of the lowest ancestor of `prefix` that exists, by likeness; the ancestor itself when it has only files."""
+    segments = prefix.split("/")
+    for depth in [*range(len(segments) - 1, 0, -1)[:_LEVELS], 0]:
+        parent = "/".join(segments[:depth])
+        try:
+            names, exists = await _children(origin, f"{parent}/" if parent else "")
+        except (AccessDenied, NotFound):
+            return ()  # a policy may allow listing below one prefix only
+        if depth == len(segments) - 1:
+            names = [name for name in names if name != segments[depth]]  # it holds only its own marker
+        if names:
+            ranked = sorted(names, key=lambda name: (-_likeness(name, segments[depth]), name))
+            return tuple(f"{parent}/{name}" if parent else name for name in ranked[:_NEAREST])
+        if exists and parent:
+            return (parent,)
+    return ()
+
+
+async def _children(origin: Origin, directory: str) -> tuple[list[str], bool]:
+    """Names of the directories right under `directory`, and whether it holds anything at all."""
+    names: list[str] = []
+    exists = False
+    async with aclosing(list_all(origin, directory)) as pages:
+        count = 0
+        async for page in pages:
+            names += [each[len(directory) :].rstrip("/") for each in page.prefixes]
+            exists = exists or bool(page.objects or page.prefixes)
+            count += 1
+            if count == _PAGES:
+                break
+    return [name for name in names if name], exists
+
+
+def _likeness(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one.lower(), other.lower()).ratio()

@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# Makes .venv: Python environment with every locked dependency and d7yfs itself, editable, so .venv/bin/d7yfs runs this tree.
+#
+# usage: scripts/setup.sh [COMMAND…]     commands needed besides, each in the Debian package of the same name (s3fs, curl)
+#
+# Missing Debian/Ubuntu packages are installed when root runs it; otherwise it prints the line that installs them.
+# Does nothing when nothing changed. PYTHON=… chooses the interpreter.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+die() { say "$@"; exit 1; }
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
+        # Version managers leave shims that exist and fail, so each candidate is run.
+        "$candidate" -c 'import sys; print(sys.executable) if sys.version_info >= (3, 11) else sys.exit(1)' 2>/dev/null && return
+    done
+    die "no Python 3.11 or newer among: ${PYTHON:-python3 python3.13 python3.12 python3.11} (PYTHON=/path/to/python3 make setup names another)"
+}
+
+# One Debian package per line for what this machine lacks. Asks for the things themselves and not for packages, so that
+# a compiler or a Python installed another way counts too.
+missing_packages() {
+    local python=$1 version command
+    shift
+    version=$("$python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
+    command -v gcc >/dev/null || echo gcc
+    [ -e /usr/include/stdio.h ] || echo libc6-dev
+    command -v pkg-config >/dev/null || echo pkg-config
+    pkg-config --exists fuse3 2>/dev/null || echo libfuse3-dev
+    command -v fusermount3 >/dev/null || echo fuse3
+    "$python" -c 'import ensurepip, venv' 2>/dev/null || echo "$version-venv"
+    "$python" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' ||
+        echo "$version-dev"
+    for command in "$@"; do
+        command -v "$command" >/dev/null || echo "$command"
+    done
+}
+
+install_packages() {
+    if ! command -v apt-get >/dev/null; then
+        die "this machine lacks what these Debian packages hold, please install it: $*"
+    elif [ "$(id -u)" -ne 0 ]; then
+        die "system packages are missing, please run: sudo apt-get install --no-install-recommends $*"
+    fi
+    say "apt-get install $*"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq
+    apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+}
+
+python=$(find_python)
+mapfile -t missing < <(missing_packages "$python" "$@")
+if [ ${#missing[@]} -gt 0 ]; then
+    install_packages "${missing[@]}"
+fi
+
+# Where the tree is counts too: a virtual environment cannot be moved.
+wanted=$({ cat requirements/*.txt pyproject.toml scripts/setup.sh; echo "$PWD $python"; } | sha256sum)
+if [ "$(cat .venv/.setup 2>/dev/null)" = "$wanted" ]; then
+    exit 0
+fi
+
+say "building .venv with $("$python" --version)"
+rm -rf .venv
+"$python" -m venv .venv
+pip=(.venv/bin/python -m pip --quiet --disable-pip-version-check install)
+# The build tools come first and from the lock as well: with build isolation pip would fetch them without hashes.
+"${pip[@]}" --require-hashes -r requirements/build.txt
+"${pip[@]}" --require-hashes --no-build-isolation -r requirements/dev.txt
+"${pip[@]}" --no-deps --no-build-isolation --editable .
+.venv/bin/python -c 'import pyfuse3' # its shared library is there
+echo "$wanted" >.venv/.setup
+say "done: .venv/bin/d7yfs"

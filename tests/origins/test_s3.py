@@ -1,0 +1,409 @@
+"""S3Origin against a scripted HTTP server: what SeaweedFS cannot be made to answer, and what goes over the wire."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+from xml.sax.saxutils import escape
+
+import pytest
+import trio
+from pydantic import SecretStr
+
+from d7yfs.config.schema import Anonymous, Credentials, Profile, ProviderChain, RepositoryConfig, StaticKeys
+from d7yfs.config.url import RepositoryUrl
+from d7yfs.errors import AccessDenied, BadReply, ConfigError, OriginUnavailable
+from d7yfs.objects import ObjectVersion
+from d7yfs.origins import open_origin
+from d7yfs.origins.s3 import S3Origin
+from d7yfs.origins.s3_errors import WrongRegion
+from tests.servers.http11 import Answer, HttpServer, Request
+
+KEYS = StaticKeys("AKIDEXAMPLE", SecretStr("the-secret"))
+VERSION = ObjectVersion("a/model.onnx", 3, '"abc"', 0)
+MODIFIED = "Sat, 21 Nov 2026 10:55:00 GMT"
+LIST = "list-type=2"
+GiveKeys = Callable[[str], object]
+
+
+class ScriptedS3(HttpServer):
+    """Answers with `reply(request)`, by default an empty listing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reply: Callable[[Request], Answer] = lambda _: listing()
+
+    async def answer(self, request: Request) -> Answer:
+        return self.reply(request)
+
+    def origin(self, credentials: Credentials = KEYS, *, region: str = "", **options: object) -> S3Origin:
+        return S3Origin("models", credentials, endpoint_url=self.url, region=region, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def s3() -> AsyncIterator[ScriptedS3]:
+    async with ScriptedS3().running() as server:
+        yield server
+
+
+def listing(*contents: str, more: str = "") -> Answer:
+    body = (
+        '<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+        f"<IsTruncated>{'true' if more else 'false'}</IsTruncated><EncodingType>url</EncodingType>"
+        f"{more}{''.join(contents)}</ListBucketResult>"
+    )
+    return Answer(200, {"Content-Type": "application/xml", "Date": MODIFIED}, body.encode())
+
+
+def entry(key: str, *, etag: str = '"abc"', storage_class: str = "STANDARD", extra: str = "") -> str:
+    return (
+        f"<Contents><Key>{escape(key)}</Key><LastModified>2026-11-21T10:55:00.987Z</LastModified>"
+        f"<ETag>{escape(etag)}</ETag><Size>3</Size><StorageClass>{storage_class}</StorageClass>{extra}</Contents>"
+    )
+
+
+def head(**headers: str) -> Answer:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Answer(200, {"Content-Length": "3", "ETag": '"abc"', "Last-Modified": MODIFIED, **named})
+
+
+def refusal(status: int, code: str, extra: str = "", **headers: str) -> Answer:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Answer(status, named, f"<Error><Code>{code}</Code><Message>no</Message>{extra}</Error>".encode())
+
+
+def signed_region(request: Request) -> str:
+    return request.headers["authorization"].split("Credential=")[1].split("/")[2]
+
+
+# Over the wire
+
+
+async def test_requests_are_plain(s3: ScriptedS3) -> None:
+    async with aclosing(s3.origin()) as origin:
+        await origin.list("a/", page_size=7)
+    (request,) = s3.requests
+    query = parse_qs(urlsplit(request.target).query)
+    assert urlsplit(request.target).path == "/models"
+    assert (query["prefix"], query["delimiter"], query["max-keys"]) == (["a/"], ["/"], ["7"])
+    assert query["encoding-type"] == ["url"]
+    assert "d7yfs" in request.headers["user-agent"]
+    assert signed_region(request) == "us-east-1"
+    assert not [name for name in request.headers if "checksum" in name or name == "x-amz-optional-object-attributes"]
+
+
+async def test_anonymous_signs_nothing(s3: ScriptedS3) -> None:
+    async with aclosing(s3.origin(Anonymous())) as origin:
+        await origin.list("")
+        for presigned in (True, False):
+            request = await origin.read_request(VERSION, presigned=presigned)
+            assert request.url == f"{s3.url}/models/a/model.onnx"
+            assert dict(request.headers) == {"If-Match": '"abc"'}
+            assert request.expires_at == float("inf")
+    assert "authorization" not in s3.requests[0].headers
+
+
+async def test_environment_does_not_divert_requests(s3: ScriptedS3, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"):
+        monkeypatch.setenv(name, "/nonexistent/ca.pem")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_USE_FIPS_ENDPOINT", "true")
+    monkeypatch.setenv("AWS_USE_DUALSTACK_ENDPOINT", "true")
+    async with aclosing(s3.origin()) as origin:
+        await origin.list("")
+    assert [request.absolute for request in s3.requests] == [False]
+
+
+async def test_addressing_style_is_a_setting(s3: ScriptedS3) -> None:
+    repository = RepositoryConfig(
+        url=RepositoryUrl.parse("s3://models/x"), endpoint_url="http://store.example", addressing_style="virtual"
+    )
+    async with aclosing(open_origin(repository, Anonymous())) as origin:
+        request = await origin.read_request(VERSION, presigned=False)
+    assert request.url == "http://models.store.example/a/model.onnx"
+
+
+async def test_cancelled_call_leaves_at_once(s3: ScriptedS3) -> None:
+    asked, never = trio.Event(), trio.Event()
+
+    async def hang(*_: object) -> None:
+        asked.set()
+        await never.wait()
+
+    s3.script(hang)
+    async with aclosing(s3.origin()) as origin:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(origin.list, "")
+            await asked.wait()
+            nursery.cancel_scope.cancel()
+        await origin.list("")
+
+
+# Listing and stat
+
+
+async def test_listing_is_decoded(s3: ScriptedS3) -> None:
+    s3.reply = lambda _: listing(entry("a%20b%2Bc+d%0A%C3%BC"), entry("x", etag="abc"))
+    async with aclosing(s3.origin()) as origin:
+        page = await origin.list("")
+    assert [version.key for version in page.objects] == ["a b+c d\nü", "x"]
+    assert [version.validator for version in page.objects] == ['"abc"', '"abc"']
+    moment = datetime(2026, 11, 21, 10, 55, tzinfo=UTC)
+    assert {version.mtime_ns for version in page.objects} == {int(moment.timestamp()) * 10**9}
+    assert page.date_ns == int(moment.timestamp()) * 10**9
+
+
+@pytest.mark.parametrize("token", ["", "<NextContinuationToken>same</NextContinuationToken>"])
+async def test_listing_that_would_never_end(s3: ScriptedS3, token: str) -> None:
+    s3.reply = lambda _: listing(entry("a"), more=token or " ")
+    async with aclosing(s3.origin()) as origin:
+        with pytest.raises(BadReply, match="no next page"):
+            await origin.list("", token="same")
+
+
+@pytest.mark.parametrize("body", [b"<html><p>Welcome!</html>", b"<html><p>Welcome!</p></html>", b""])
+async def test_server_that_is_no_s3(s3: ScriptedS3, body: bytes) -> None:
+    s3.reply = lambda _: Answer(200, {"Content-Type": "text/html"}, body)
+    async with aclosing(s3.origin()) as origin:
+        with pytest.raises((BadReply, OriginUnavailable), match=r"what answers is not S3|says 500"):
+            await origin.list("")
+        with pytest.raises(BadReply, match="leaves out"):
+            await origin.stat("a")
+
+
+async def test_listing_without_validators(s3: ScriptedS3) -> None:
+    s3.reply = lambda _: listing(re.sub("<ETag>.*</ETag>", "", entry("a")))
+    async with aclosing(s3.origin()) as origin:
+        with pytest.raises(BadReply, match="leaves out 'ETag'"):
+            await origin.list("")
+
+
+@pytest.mark.parametrize(
+    ("storage_class", "extra", "archived"),
+    [
+        ("STANDARD", "", ""),
+        ("GLACIER_IR", "", ""),
+        ("GLACIER", "", "GLACIER"),
+        ("DEEP_ARCHIVE", "", "DEEP_ARCHIVE"),
+        ("GLACIER", "<RestoreStatus><IsRestoreInProgress>true</IsRestoreInProgress></RestoreStatus>", "GLACIER"),
+        (
+            "GLACIER",
+            "<RestoreStatus><IsRestoreInProgress>false</IsRestoreInProgress>"
+            "<RestoreExpiryDate>2026-12-01T00:00:00.000Z</RestoreExpiryDate></RestoreStatus>",
+            "",
+        ),
+    ],
+)
+async def test_archived_in_a_listing(s3: ScriptedS3, storage_class: str, extra: str, archived: str) -> None:
+    s3.reply = lambda _: listing(entry("a", storage_class=storage_class, extra=extra))
+    async with aclosing(s3.origin()) as origin:
+        (version,) = (await origin.list("")).objects
+    assert version.archived == archived
+
+
+@pytest.mark.parametrize(
+    ("headers", "archived"),
+    [
+        ({"x_amz_storage_class": "GLACIER"}, "GLACIER"),
+        ({"x_amz_storage_class": "GLACIER", "x_amz_restore": 'ongoing-request="true"'}, "GLACIER"),
+        ({"x_amz_storage_class": "GLACIER", "x_amz_restore": 'ongoing-request="false", expiry-date="x"'}, ""),
+        (
+            {"x_amz_storage_class": "INTELLIGENT_TIERING", "x_amz_archive_status": "DEEP_ARCHIVE_ACCESS"},
+            "DEEP_ARCHIVE_ACCESS",
+        ),
+        ({"x_amz_storage_class": "INTELLIGENT_TIERING"}, ""),
+        ({}, ""),
+    ],
+)
+async def test_archived_in_a_stat(s3: ScriptedS3, headers: dict[str, str], archived: str) -> None:
+    s3.reply = lambda _: head(**headers)
+    async with aclosing(s3.origin()) as origin:
+        assert (await origin.stat("a")).archived == archived
+
+
+@pytest.mark.parametrize(
+    ("pin", "sent", "pinned"), [(True, "v/1+", "v/1+"), (False, "v/1+", ""), (True, "null", ""), (True, "", "")]
+)
+@pytest.mark.parametrize("presigned", [True, False])
+async def test_version_id_pins_where_asked(s3: ScriptedS3, pin: bool, sent: str, pinned: str, presigned: bool) -> None:
+    s3.reply = lambda _: head(**({"x_amz_version_id": sent} if sent else {}))
+    async with aclosing(s3.origin(pin_versions=pin)) as origin:
+        version = await origin.stat("a")
+        request = await origin.read_request(version, presigned=presigned)
+    assert version.version_id == pinned
+    assert parse_qs(urlsplit(request.url).query).get("versionId", [""]) == [pinned]
+    assert "versionId" not in request.signature_params
+
+
+# Regions
+
+
+def only_in(region: str, hint: Answer) -> Callable[[Request], Answer]:
+    """A bucket of `region` that refuses other signatures with `hint`, and tells its region to HEAD."""
+
+    def reply(request: Request) -> Answer:
+        if signed_region(request) == region:
+            return listing() if LIST in request.target else head()
+        if request.method == "HEAD" and request.key == "models":
+            return Answer(400, {"x-amz-bucket-region": region})
+        return hint
+
+    return reply
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        refusal(400, "AuthorizationHeaderMalformed", "<Region>eu-west-3</Region>"),
+        refusal(301, "PermanentRedirect", x_amz_bucket_region="eu-west-3"),
+        refusal(307, "TemporaryRedirect", x_amz_bucket_region="eu-west-3"),
+        refusal(301, "PermanentRedirect"),
+        refusal(400, "IllegalLocationConstraintException"),
+    ],
+    ids=lambda hint: f"{hint.status}-{len(hint.headers)}",
+)
+async def test_goes_to_the_buckets_region(s3: ScriptedS3, hint: Answer, caplog: pytest.LogCaptureFixture) -> None:
+    s3.reply = only_in("eu-west-3", hint)
+    with caplog.at_level(logging.INFO):
+        async with aclosing(s3.origin(region="us-west-2")) as origin:
+            await origin.list("")
+            presigned = await origin.read_request(VERSION, presigned=True)
+            signed = await origin.read_request(VERSION, presigned=False)
+            asked = len(s3.requests)
+            await origin.list("")
+    assert "%2Feu-west-3%2F" in presigned.url
+    assert "/eu-west-3/" in signed.headers["Authorization"]
+    assert len(s3.requests) == asked + 1
+    assert "s3://models is in region eu-west-3, not in us-west-2" in caplog.text
+
+
+async def test_stat_goes_to_the_buckets_region(s3: ScriptedS3) -> None:
+    s3.reply = only_in("eu-west-3", Answer(301))
+    async with aclosing(s3.origin()) as origin:
+        assert (await origin.stat("a")).size_bytes == 3
+
+
+async def test_region_that_nobody_tells(s3: ScriptedS3) -> None:
+    s3.reply = lambda _: refusal(301, "PermanentRedirect")
+    async with aclosing(s3.origin(region="us-west-2")) as origin:
+        with pytest.raises(WrongRegion, match="not in us-west-2"):
+            await origin.list("")
+
+
+# Credentials
+
+
+@pytest.fixture
+def give_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GiveKeys:
+    """Profile `rotating` runs a program for its keys; this sets what that program prints."""
+    printed = tmp_path / "keys.json"
+    config = tmp_path / "config"
+    config.write_text(f"[profile rotating]\nregion = eu-north-1\ncredential_process = cat {printed}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    return printed.write_text
+
+
+def temporary_keys(key_id: str, life_s: float) -> str:
+    expiration = datetime.fromtimestamp(int(time.time() + life_s), UTC).isoformat()
+    keys = {"AccessKeyId": key_id, "SecretAccessKey": "s3cr3t", "SessionToken": "t0ken", "Expiration": expiration}
+    return json.dumps({"Version": 1, **keys})
+
+
+@pytest.mark.parametrize("presigned", [True, False])
+async def test_signature_ends_with_the_credentials(s3: ScriptedS3, give_keys: GiveKeys, presigned: bool) -> None:
+    give_keys(temporary_keys("KEY1", 800))
+    async with aclosing(s3.origin(Profile("rotating"))) as origin:
+        request = await origin.read_request(VERSION, presigned=presigned)
+    assert 700 < request.expires_at - time.time() <= 800
+    sent = parse_qs(urlsplit(request.url).query) if presigned else request.headers
+    assert sent["X-Amz-Security-Token"] in ("t0ken", ["t0ken"])
+    assert ("X-Amz-Security-Token" in request.signature_params) == presigned
+
+
+async def test_fresh_reloads_credentials_but_not_for_each_of_a_herd(s3: ScriptedS3, give_keys: GiveKeys) -> None:
+    now = time.time()
+    give_keys(temporary_keys("KEY1", 3600))
+    async with aclosing(s3.origin(Profile("rotating"), clock=lambda: now)) as origin:
+        assert "KEY1" in (await origin.read_request(VERSION, presigned=True)).url
+        give_keys(temporary_keys("KEY2", 3600))
+        assert "KEY1" in (await origin.read_request(VERSION, presigned=True, fresh=True)).url
+        now += 10
+        assert "KEY1" in (await origin.read_request(VERSION, presigned=True)).url
+        assert "KEY2" in (await origin.read_request(VERSION, presigned=True, fresh=True)).url
+        assert "KEY2" in (await origin.read_request(VERSION, presigned=True)).url
+
+
+async def test_profile_gives_the_region(s3: ScriptedS3, give_keys: GiveKeys) -> None:
+    give_keys(temporary_keys("KEY1", 3600))
+    async with aclosing(s3.origin(Profile("rotating"))) as origin:
+        await origin.list("")
+    assert signed_region(s3.requests[0]) == "eu-north-1"
+
+
+async def test_expired_credentials(s3: ScriptedS3, give_keys: GiveKeys) -> None:
+    give_keys(temporary_keys("KEY1", -10))
+    async with aclosing(s3.origin(Profile("rotating"))) as origin:
+        with pytest.raises(AccessDenied, match="expired"):
+            await origin.list("")
+    assert s3.requests == []
+
+
+async def test_failing_credential_program_is_not_quoted(s3: ScriptedS3, give_keys: GiveKeys) -> None:
+    give_keys('{"Version": 1, "SecretAccessKey": "s3cr3t"')
+    async with aclosing(s3.origin(Profile("rotating"))) as origin:
+        with pytest.raises(AccessDenied, match="profile 'rotating'") as caught:
+            await origin.list("")
+    assert "s3cr3t" not in str(caught.value)
+
+
+async def test_no_credentials_at_all(s3: ScriptedS3) -> None:
+    async with aclosing(s3.origin(ProviderChain())) as origin:
+        with pytest.raises(AccessDenied, match="there are none"):
+            await origin.list("")
+
+
+def test_unknown_profile() -> None:
+    with pytest.raises(ConfigError, match="no profile 'absent'"):
+        S3Origin("models", Profile("absent"))
+
+
+# Names and the registry
+
+
+@pytest.mark.parametrize("endpoint_url", ["http://HOST:80", "http://host/", "http://host"])
+def test_spellings_of_one_endpoint(endpoint_url: str) -> None:
+    origin = S3Origin("models", Anonymous(), endpoint_url=endpoint_url)
+    assert (origin.url, origin.identity) == ("s3://http://host/models", "s3 http://host models")
+
+
+def test_aws_is_one_store() -> None:
+    here, there = (S3Origin("models", Anonymous(), region=region) for region in ("", "eu-west-3"))
+    assert here.identity == there.identity == "s3 aws models"
+    assert here.url == "s3://models"
+
+
+def test_sdk_endpoint_is_part_of_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://store:9000/")
+    assert S3Origin("models", Anonymous()).identity == "s3 http://store:9000 models"
+
+
+def test_unsupported_scheme_names_those_that_are() -> None:
+    repository = RepositoryConfig(url=RepositoryUrl.parse("gs://models/x"))
+    with pytest.raises(ConfigError, match=r"gs:// is not supported \(supported: s3://\)"):
+        open_origin(repository, ProviderChain())
+
+
+def test_sdk_is_imported_only_when_used() -> None:
+    code = "import sys, d7yfs.origins; sys.exit('botocore' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0

@@ -1,0 +1,917 @@
+from __future__ import annotations
+
+import math
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from d7yfs.errors import NotADirectory, VersionGone
+from d7yfs.inodes import FOREVER_S, Directory, File
+from d7yfs.listing import DirectoryListing
+from d7yfs.objects import ListingPage, ObjectVersion
+from d7yfs.tree import MAX_ENTRIES, ROOT_INODE, Absent, Changes, Expired, Found, Repository, Tree
+
+CREATED_NS = 1_000_000_000_000
+TTL_S = 60.0
+NEGATIVE_S = 5.0
+
+
+def make_tree(
+    *repositories: Repository, ttl_s: float = TTL_S, negative_s: float = NEGATIVE_S, max_entries: int = MAX_ENTRIES
+) -> Tree:
+    return Tree(
+        repositories or [Repository("", "m/")],
+        metadata_ttl_s=ttl_s,
+        negative_ttl_s=negative_s,
+        created_ns=CREATED_NS,
+        max_entries=max_entries,
+    )
+
+
+def listing_of(
+    objects: dict[str, ObjectVersion], prefix: str, date_ns: int = 0, page_size: int = 3
+) -> DirectoryListing:
+    """What an S3 store with these objects answers for a delimiter listing of `prefix`."""
+    keys: list[str] = []
+    for key in sorted(objects):
+        if key.startswith(prefix):
+            rest = key[len(prefix) :]
+            shown = prefix + rest[: rest.index("/") + 1] if "/" in rest else key
+            if not keys or keys[-1] != shown:
+                keys.append(shown)
+
+    def pages() -> Iterator[ListingPage]:
+        for start in range(0, max(len(keys), 1), page_size):
+            part = keys[start : start + page_size]
+            yield ListingPage(
+                tuple(objects[key] for key in part if not (key.endswith("/") and key != prefix)),
+                tuple(key for key in part if key.endswith("/") and key != prefix),
+                "more",
+                date_ns,
+            )
+
+    return DirectoryListing.collect(prefix, pages())
+
+
+def version(key: str, etag: str = "e", size: int = 1, mtime_ns: int = 5, archived: str = "") -> ObjectVersion:
+    return ObjectVersion(key, size, f'"{etag}"', mtime_ns, archived=archived)
+
+
+class Mount:
+    """A tree with a store behind it: lists when the tree says so, and counts how often."""
+
+    def __init__(self, tree: Tree, *objects: ObjectVersion) -> None:
+        self.tree = tree
+        self.now = 0.0
+        self.date_ns = 0
+        self.objects = {version.key: version for version in objects}
+        self.listings = 0
+
+    def put(self, *objects: ObjectVersion) -> None:
+        self.objects |= {version.key: version for version in objects}
+
+    def delete(self, *keys: str) -> None:
+        for key in keys:
+            del self.objects[key]
+
+    def list(self, inode: int = ROOT_INODE) -> Changes:
+        self.listings += 1
+        prefix = self.tree.directory(inode).prefix
+        return self.tree.apply(inode, listing_of(self.objects, prefix, self.date_ns), self.now, asked_at=self.now)
+
+    def lookup(self, name: str, parent: int = ROOT_INODE) -> Found | Absent:
+        answer = self.tree.lookup(parent, name, self.now)
+        if isinstance(answer, Expired):
+            assert answer.directory is self.tree.get(parent)
+            self.list(parent)
+            answer = self.tree.lookup(parent, name, self.now)
+        assert not isinstance(answer, Expired)
+        return answer
+
+    def find(self, path: str) -> File | Directory:
+        node = self.tree.get(ROOT_INODE)
+        for name in path.split("/"):
+            found = self.lookup(name, node.inode)
+            assert isinstance(found, Found), path
+            node = found.node
+        return node
+
+    def expire(self) -> None:
+        self.now += TTL_S
+
+
+# -- repositories
+
+
+def test_one_unnamed_repository_is_the_root() -> None:
+    mount = Mount(make_tree(Repository("", "m/")), version("m/a"), version("n/b"))
+    root = mount.tree.directory(ROOT_INODE)
+    assert (root.repository, root.prefix) == ("", "m/")
+    mount.find("a")
+    assert mount.tree.children(ROOT_INODE) == ("a",)
+
+
+def test_named_repositories_are_the_entries_of_a_fixed_root() -> None:
+    mount = Mount(make_tree(Repository("llm", "x/"), Repository("vision", "")), version("x/a"))
+    tree = mount.tree
+    assert tree.children(ROOT_INODE) == ("llm", "vision")
+    assert tree.get(ROOT_INODE).nlink == 4
+    llm = tree.lookup(ROOT_INODE, "llm", now=1e9)
+    assert isinstance(llm, Found)
+    assert llm.entry_timeout_s == FOREVER_S
+    assert isinstance(llm.node, Directory)
+    assert (llm.node.repository, llm.node.prefix) == ("llm", "x/")
+    assert tree.lookup(ROOT_INODE, "else", now=0) == Absent(NEGATIVE_S)
+    assert tree.get(ROOT_INODE).attributes_timeout_s(now=1e9) == FOREVER_S
+    a = mount.find("llm/a")
+    assert isinstance(a, File)
+    assert a.repository == "llm"
+    assert mount.find("vision/x/a").inode != a.inode
+
+
+@pytest.mark.parametrize("names", [["a", "a"], ["", "a"], ["a/b"], [".."]])
+def test_repositories_need_usable_names(names: list[str]) -> None:
+    with pytest.raises(ValueError, match="distinct names"):
+        make_tree(*(Repository(name, "") for name in names))
+
+
+def test_a_repository_that_is_one_object_is_a_directory_with_that_file() -> None:
+    mount = Mount(make_tree(Repository("", "m/model.bin")), version("m/model.bin"), version("m/model.bin.old"))
+    assert mount.find("model.bin").is_directory is False
+    assert mount.tree.children(ROOT_INODE) == ("model.bin",)
+    assert isinstance(mount.lookup("model.bin.old"), Absent)
+
+
+def test_directories_need_a_positive_mtime() -> None:
+    with pytest.raises(ValueError, match="positive"):
+        Tree([Repository("", "")], metadata_ttl_s=1, negative_ttl_s=1, created_ns=0)
+
+
+# -- freshness
+
+
+def test_timeouts_are_what_remains_of_the_listing() -> None:
+    mount = Mount(make_tree(), version("m/a"))
+    assert isinstance(mount.tree.lookup(ROOT_INODE, "a", 0), Expired)
+    assert not mount.tree.listed(ROOT_INODE, 0)
+    mount.list()
+    found = mount.lookup("a")
+    assert isinstance(found, Found)
+    assert found.entry_timeout_s == TTL_S
+    assert mount.lookup("b") == Absent(NEGATIVE_S)
+    mount.now = 58.0
+    found = mount.lookup("a")
+    assert isinstance(found, Found)
+    assert found.entry_timeout_s == 2.0
+    assert mount.lookup("b") == Absent(2.0)
+    assert mount.tree.get(ROOT_INODE).attributes_timeout_s(mount.now) == 2.0
+    mount.now = TTL_S
+    assert isinstance(mount.tree.lookup(ROOT_INODE, "a", mount.now), Expired)
+    assert mount.listings == 1
+
+
+def test_a_listing_ages_from_when_it_was_asked_for() -> None:
+    mount = Mount(make_tree(), version("m/a"))
+    mount.tree.apply(ROOT_INODE, listing_of(mount.objects, "m/"), now=100.0 + 20, asked_at=100.0)
+    found = mount.tree.lookup(ROOT_INODE, "a", now=120.0)
+    assert isinstance(found, Found)
+    assert found.entry_timeout_s == TTL_S - 20
+
+
+@pytest.mark.parametrize("ttl_s", [0.0, 3.0])
+def test_a_listing_made_for_a_question_answers_it_however_long_it_took(ttl_s: float) -> None:
+    mount = Mount(make_tree(ttl_s=ttl_s), version("m/a"))
+    mount.tree.apply(ROOT_INODE, listing_of(mount.objects, "m/"), now=20.0, asked_at=10.0)
+    found = mount.tree.lookup(ROOT_INODE, "a", now=20.0, asked_at=9.5)
+    assert isinstance(found, Found)
+    assert found.entry_timeout_s == 0.0
+    assert mount.tree.lookup(ROOT_INODE, "b", now=20.0, asked_at=9.5) == Absent(0.0)
+    assert isinstance(mount.tree.lookup(ROOT_INODE, "a", now=20.0), Expired)
+    if not ttl_s:
+        assert isinstance(mount.tree.lookup(ROOT_INODE, "a", now=20.0, asked_at=10.5), Expired), "asked too late for it"
+
+
+def test_an_infinite_time_to_live_gives_finite_timeouts() -> None:
+    mount = Mount(make_tree(ttl_s=math.inf, negative_s=math.inf), version("m/a"))
+    mount.list()
+    mount.now = 1e9
+    found = mount.lookup("a")
+    assert isinstance(found, Found)
+    assert found.entry_timeout_s == FOREVER_S
+    assert mount.lookup("b") == Absent(FOREVER_S)
+    assert mount.listings == 1
+
+
+def test_a_listing_older_than_the_one_applied_changes_nothing() -> None:
+    mount = Mount(make_tree(), version("m/a"))
+    old = listing_of(mount.objects, "m/")
+    mount.put(version("m/b"))
+    mount.now = 10.0
+    mount.list()
+    assert not mount.tree.apply(ROOT_INODE, old, now=11.0, asked_at=9.0)
+    assert mount.tree.children(ROOT_INODE) == ("a", "b")
+    found = mount.lookup("b")
+    assert isinstance(found, Found)
+    assert found.entry_timeout_s == TTL_S
+
+
+def test_a_failed_listing_serves_the_older_one_until_the_retry() -> None:
+    mount = Mount(make_tree(), version("m/a"))
+    assert mount.tree.extend_stale(ROOT_INODE, 0.0, retry_s=4.0) is False
+    mount.list()
+    mount.expire()
+    assert mount.tree.extend_stale(ROOT_INODE, mount.now, retry_s=4.0) is True
+    found = mount.tree.lookup(ROOT_INODE, "a", mount.now)
+    assert isinstance(found, Found)
+    assert found.entry_timeout_s == 4.0
+    assert mount.tree.lookup(ROOT_INODE, "b", mount.now) == Absent(4.0)
+    mount.now += 4.0
+    assert isinstance(mount.tree.lookup(ROOT_INODE, "a", mount.now), Expired)
+    assert mount.tree.extend_stale(ROOT_INODE, mount.now, retry_s=0.1)
+    found = mount.tree.lookup(ROOT_INODE, "a", mount.now)
+    assert isinstance(found, Found)
+    assert found.entry_timeout_s == 1.0, "a retry is never sooner"
+    assert mount.tree.statistics()["stale_listings_total"] == 2
+    assert mount.tree.statistics()["stale_answers_total"] == 3
+    mount.list()
+    mount.lookup("a")
+    assert mount.tree.statistics()["stale_answers_total"] == 3
+
+
+def test_a_failed_refresh_does_not_shorten_what_lives_longer() -> None:
+    mount = Mount(make_tree(), version("m/a"))
+    mount.list()
+    assert mount.tree.extend_stale(ROOT_INODE, 1.0, retry_s=4.0)
+    mount.now = 1.0
+    found = mount.lookup("a")
+    assert isinstance(found, Found)
+    assert found.entry_timeout_s == TTL_S - 1
+    assert mount.tree.statistics()["stale_answers_total"] == 0
+
+
+# -- inodes
+
+
+def test_the_same_identity_keeps_its_inode_and_its_first_mtime() -> None:
+    mount = Mount(make_tree(), version("m/a", mtime_ns=5))
+    first = mount.find("a")
+    mount.expire()
+    mount.put(version("m/a", mtime_ns=9))
+    assert not mount.list()
+    again = mount.find("a")
+    assert again is first
+    assert again.mtime_ns == 5
+
+
+@pytest.mark.parametrize("other", [version("m/a", etag="f"), version("m/a", size=2)])
+def test_a_changed_object_is_another_inode_and_the_old_one_lives_while_remembered(other: ObjectVersion) -> None:
+    mount = Mount(make_tree(), version("m/a"))
+    old = mount.find("a")
+    mount.tree.remember(old.inode)  # LOOKUP
+    mount.tree.remember(old.inode)  # OPEN
+    mount.expire()
+    mount.put(other)
+    assert mount.list() == Changes(1, replaced=("a",))
+    new = mount.find("a")
+    assert isinstance(new, File)
+    assert new.inode != old.inode
+    assert new.version == other
+    mount.tree.forget(old.inode)
+    assert mount.tree.get(old.inode) is old
+    mount.tree.forget(old.inode)
+    with pytest.raises(VersionGone):
+        mount.tree.get(old.inode)
+    with pytest.raises(VersionGone):
+        mount.tree.remember(old.inode)
+
+
+def test_a_replaced_version_that_nobody_remembers_is_gone_at_once() -> None:
+    mount = Mount(make_tree(), version("m/a"))
+    old = mount.find("a")
+    mount.put(version("m/a", etag="f"))
+    mount.list()
+    with pytest.raises(VersionGone):
+        mount.tree.get(old.inode)
+
+
+def test_a_version_that_comes_back_while_remembered_is_the_same_inode() -> None:
+    mount = Mount(make_tree(), version("m/a", mtime_ns=5))
+    old = mount.find("a")
+    mount.tree.remember(old.inode)
+    mount.put(version("m/a", etag="f"))
+    mount.list()
+    mount.put(version("m/a", mtime_ns=50))
+    mount.list()
+    assert mount.find("a") is old
+    assert old.mtime_ns == 5
+    mount.tree.forget(old.inode)
+    assert mount.find("a") is old, "an entry again, not aside any more"
+
+
+def test_an_object_restored_from_the_archive_keeps_its_inode_but_is_not_archived() -> None:
+    mount = Mount(make_tree(), version("m/a", archived="GLACIER"))
+    node = mount.find("a")
+    assert isinstance(node, File)
+    assert node.version.archived == "GLACIER"
+    mount.put(version("m/a", mtime_ns=77))
+    assert not mount.list()
+    assert mount.find("a") is node
+    assert node.version == version("m/a", mtime_ns=5)
+
+
+def test_file_becomes_directory_and_back() -> None:
+    mount = Mount(make_tree(), version("m/a"))
+    file = mount.find("a")
+    mount.tree.remember(file.inode)
+    mount.delete("m/a")
+    mount.put(version("m/a/b"))
+    assert mount.list() == Changes(1, replaced=("a",))
+    directory = mount.find("a")
+    assert isinstance(directory, Directory)
+    assert directory.inode != file.inode
+    below = mount.find("a/b")
+    mount.tree.remember(directory.inode)
+    mount.delete("m/a/b")
+    mount.put(version("m/a"))
+    assert mount.list() == Changes(1, replaced=("a",))
+    assert mount.find("a") is file
+    assert mount.tree.get(directory.inode) is directory
+    mount.tree.forget(directory.inode)
+    for gone in (directory, below):
+        with pytest.raises(VersionGone):
+            mount.tree.get(gone.inode)
+
+
+def test_of_an_object_and_a_directory_the_directory_wins_and_the_file_goes() -> None:
+    mount = Mount(make_tree(), version("m/a"))
+    mount.find("a")
+    mount.put(version("m/a/b"))
+    changes = mount.list()
+    assert mount.find("a").is_directory
+    assert [hidden.key for hidden in changes.hidden] == ["m/a"]
+
+
+def test_a_directory_that_comes_back_while_remembered_is_the_same_inode() -> None:
+    mount = Mount(make_tree(), version("m/d/a"))
+    directory = mount.find("d")
+    mount.tree.remember(directory.inode)
+    mount.delete("m/d/a")
+    assert mount.list() == Changes(0, removed=("d",))
+    mount.expire()
+    assert isinstance(mount.lookup("a", directory.inode), Absent), "an open directory that is gone is empty"
+    mount.put(version("m/d/b"))
+    mount.expire()
+    assert mount.find("d") is directory
+    mount.find("d/b")
+
+
+def test_a_removed_directory_takes_what_is_below_it_along_but_not_what_is_remembered() -> None:
+    mount = Mount(make_tree(), *(version(f"m/d/e/f/{name}") for name in "xyz"))
+    nodes = [mount.find(path) for path in ("d", "d/e", "d/e/f", "d/e/f/x", "d/e/f/y")]
+    held = nodes.pop()
+    mount.tree.remember(held.inode)
+    mount.objects.clear()
+    mount.put(version("m/other"))
+    mount.list()
+    for node in nodes:
+        with pytest.raises(VersionGone):
+            mount.tree.get(node.inode)
+    assert mount.tree.get(held.inode) is held
+    assert mount.tree.statistics()["inodes"] == 3  # root, other, held
+    mount.tree.forget(held.inode)
+    assert mount.tree.statistics()["inodes"] == 2
+
+
+def test_very_deep_trees_are_removed_without_recursion() -> None:
+    mount = Mount(make_tree(), version("m/" + "d/" * 2000 + "a"))
+    node = mount.tree.get(ROOT_INODE)
+    for _ in range(2000):
+        found = mount.lookup("d", node.inode)
+        assert isinstance(found, Found)
+        node = found.node
+    mount.objects.clear()
+    mount.list()
+    assert mount.tree.statistics()["inodes"] == 1
+
+
+def test_forgetting_too_much_is_counted_and_harms_nothing() -> None:
+    mount = Mount(make_tree(), version("m/a"))
+    node = mount.find("a")
+    mount.tree.remember(node.inode, 2)
+    mount.tree.forget(node.inode, 3)
+    mount.tree.forget(node.inode)
+    mount.tree.forget(4711)
+    statistics = mount.tree.statistics()
+    assert statistics["unmatched_forgets_total"] == 3
+    assert statistics["remembered"] == 1  # the root
+    assert mount.find("a") is node
+
+
+def test_the_root_stays_whatever_is_forgotten() -> None:
+    tree = make_tree()
+    tree.forget(ROOT_INODE, 5)
+    assert tree.get(ROOT_INODE).inode == ROOT_INODE
+
+
+def test_directory_operations_on_files_and_unknown_numbers() -> None:
+    mount = Mount(make_tree(), version("m/a"))
+    file = mount.find("a")
+    with pytest.raises(NotADirectory, match="m/a"):
+        mount.tree.lookup(file.inode, "x", 0)
+    with pytest.raises(NotADirectory):
+        mount.tree.children(file.inode)
+    with pytest.raises(VersionGone, match="4711"):
+        mount.tree.lookup(4711, "x", 0)
+
+
+# -- attributes
+
+
+def test_link_counts() -> None:
+    mount = Mount(make_tree(), version("m/a"), version("m/d/x"), version("m/e/x"))
+    root = mount.tree.get(ROOT_INODE)
+    assert root.nlink == 1, "unknown until listed"
+    mount.list()
+    assert root.nlink == 4
+    assert mount.find("a").nlink == 1
+    mount.delete("m/e/x")
+    mount.list()
+    assert root.nlink == 3
+
+
+def test_attributes_of_a_file_last_and_those_of_an_unlisted_directory_do_not() -> None:
+    mount = Mount(make_tree(), version("m/a", size=7), version("m/d/x"))
+    file, directory = mount.find("a"), mount.find("d")
+    assert (file.size_bytes, file.mtime_ns) == (7, 5)
+    assert file.attributes_timeout_s(1e9) == FOREVER_S
+    assert directory.attributes_timeout_s(mount.now) == 0.0
+    assert directory.size_bytes == 0
+
+
+def test_a_directorys_mtime_rises_only_when_its_own_entries_change() -> None:
+    mount = Mount(make_tree(), version("m/a"), version("m/d/x"))
+    root, directory = mount.tree.get(ROOT_INODE), mount.find("d")
+    assert root.mtime_ns == directory.mtime_ns == CREATED_NS, "fixed at first sight, whatever the first listing holds"
+    mount.date_ns = CREATED_NS + 10_000
+    mount.list()
+    mount.put(version("m/d/y"))
+    mount.list(directory.inode)
+    mount.list()
+    assert root.mtime_ns == CREATED_NS, "equal after identical listings, and a change below is not its own"
+    assert directory.mtime_ns == CREATED_NS, "its first listing"
+    mount.put(version("m/d/z"))
+    mount.list(directory.inode)
+    assert directory.mtime_ns == mount.date_ns
+    mount.put(version("m/a", etag="f", mtime_ns=CREATED_NS + 30_000))
+    mount.list()
+    assert root.mtime_ns == CREATED_NS + 30_000, "the newest of the changed entries and the reply's date"
+    mount.delete("m/a")
+    mount.list()
+    assert root.mtime_ns == CREATED_NS + 31_000, "a change always shows, even when the origin's clock is behind"
+    mount.list()
+    assert root.mtime_ns == CREATED_NS + 31_000
+
+
+def test_a_directory_that_appears_again_is_not_older_than_before() -> None:
+    mount = Mount(make_tree(), version("m/a"), version("m/d/x"))
+    mount.find("d/x")
+    mount.date_ns = CREATED_NS + 10_000
+    mount.put(version("m/d/y"))
+    mount.expire()
+    before = mount.find("d")
+    mount.list(before.inode)
+    assert before.mtime_ns == mount.date_ns
+    mount.delete("m/d/x", "m/d/y")
+    mount.list()
+    mount.date_ns += 10_000
+    mount.put(version("m/d/x"))
+    mount.list()
+    again = mount.find("d")
+    assert again is not before
+    assert again.mtime_ns == mount.date_ns
+
+
+# -- the rest of the surface
+
+
+def test_changes_name_entries_only_of_a_directory_listed_before() -> None:
+    mount = Mount(make_tree(), version("m/a"), version("m/b"), version("m/c"))
+    first = mount.list()
+    assert first == Changes(3)
+    assert not first
+    mount.delete("m/a")
+    mount.put(version("m/b", etag="f"), version("m/d"))
+    changes = mount.list()
+    assert changes == Changes(3, added=("d",), removed=("a",), replaced=("b",))
+    assert changes
+
+
+def test_children_are_a_snapshot() -> None:
+    mount = Mount(make_tree(), version("m/a"), version("m/b"))
+    assert mount.tree.children(ROOT_INODE) == ()
+    mount.list()
+    snapshot = mount.tree.children(ROOT_INODE)
+    opened_at = mount.now
+    mount.expire()
+    mount.now += 1
+    mount.delete("m/a")
+    mount.put(version("m/b", etag="f"))
+    mount.list()
+    mount.expire()
+    assert snapshot == ("a", "b")
+    answers = [mount.tree.lookup(ROOT_INODE, name, mount.now, asked_at=opened_at) for name in snapshot]
+    assert answers[0] == Absent(0.0)
+    assert isinstance(answers[1], Found)
+    assert isinstance(answers[1].node, File)
+    assert answers[1].node.version.validator == '"f"', "shown as it is now"
+    assert answers[1].entry_timeout_s == 0.0, "and believed no longer than its listing"
+
+
+def test_resolve_knows_what_is_known_and_asks_for_nothing() -> None:
+    mount = Mount(make_tree(Repository("llm", "x/")), version("x/d/a"))
+    a = mount.find("llm/d/a")
+    mount.expire()
+    assert mount.tree.resolve("llm/d/a") is a
+    assert mount.tree.resolve("/llm//d/") is mount.tree.resolve("llm/d")
+    assert mount.tree.resolve("") is mount.tree.get(ROOT_INODE)
+    for path in ("llm/d/b", "llm/d/a/b", "vision"):
+        assert mount.tree.resolve(path) is None
+    assert mount.listings == 2
+
+
+def test_hidden_keys_are_reported_once_and_counted_while_they_are_there() -> None:
+    mount = Mount(make_tree(), version("m/a"), version("m//x"), version("m/../y"))
+    changes = mount.list()
+    assert sorted(hidden.key for hidden in changes.hidden) == ["m/../", "m//"]
+    assert mount.list().hidden == ()
+    assert mount.tree.statistics()["hidden_keys"] == 2
+    mount.delete("m//x")
+    mount.list()
+    assert mount.tree.statistics()["hidden_keys"] == 1
+    assert sorted((repository, hidden.key) for repository, hidden in mount.tree.hidden()) == [
+        ("", "m/../"),
+        ("", "m//"),
+    ]
+
+
+def test_the_report_of_hidden_keys_is_bounded() -> None:
+    mount = Mount(make_tree(), *(version(f"m/{directory}/{'x' * 300}{i}") for directory in "ab" for i in range(80)))
+    mount.find("a")
+    reported = [mount.list(mount.find(directory).inode).hidden for directory in "ab"]
+    assert [len(hidden) for hidden in reported] == [80, 20]
+    assert mount.tree.statistics()["hidden_keys"] == 160
+
+
+# -- the bound
+
+
+def directories(count: int, files: int) -> list[ObjectVersion]:
+    return [version(f"m/d{i:03}/f{j:03}") for i in range(count) for j in range(files)]
+
+
+def walk(mount: Mount, *, hold: bool = False) -> None:
+    for i in range(len({key.split("/")[1] for key in mount.objects})):
+        directory = mount.find(f"d{i:03}")
+        mount.list(directory.inode)
+        for name in mount.tree.children(directory.inode):
+            if hold:
+                mount.tree.remember(mount.find(f"d{i:03}/{name}").inode)
+
+
+def test_drops_the_expired_that_were_used_longest_ago() -> None:
+    mount = Mount(make_tree(max_entries=100), *directories(20, 10))
+    for i in range(5):
+        mount.find(f"d{i:03}/f000")
+    mount.expire()
+    mount.find("d000/f000")
+    for i in range(5, 8):
+        mount.find(f"d{i:03}/f000")
+    assert mount.tree.statistics()["inodes"] <= 100
+    assert isinstance(mount.tree.resolve("d000/f000"), File), "used again since"
+    assert mount.tree.resolve("d001/f000") is None
+    assert mount.tree.resolve("d007/f000") is not None
+    assert mount.tree.statistics()["dropped_inodes_total"] > 0
+
+
+def test_walking_more_than_the_bound_within_one_time_to_live_stays_bounded() -> None:
+    mount = Mount(make_tree(max_entries=100), *directories(50, 10))
+    walk(mount)
+    assert mount.tree.statistics()["inodes"] <= 100
+    assert mount.tree.resolve("d049/f009") is not None, "the one listed last"
+
+
+def test_a_directory_larger_than_the_bound_is_known_whole() -> None:
+    mount = Mount(make_tree(max_entries=10), *directories(2, 50))
+    mount.list()
+    mount.find("d000/f049")
+    assert len(mount.tree.children(mount.find("d000").inode)) == 50
+
+
+def test_what_the_kernel_remembers_is_never_dropped() -> None:
+    mount = Mount(make_tree(max_entries=100), *directories(30, 10))
+    walk(mount, hold=True)
+    held = [node for i in range(30) if (node := mount.tree.resolve(f"d{i:03}/f000"))]
+    assert len(held) == 30
+    for node in held:
+        mount.tree.forget(node.inode)
+    mount.expire()
+    mount.list()
+    assert mount.tree.statistics()["remembered"] == 30 * 9 + 1
+
+
+def test_forgotten_inodes_make_room_again() -> None:
+    mount = Mount(make_tree(max_entries=100), *directories(30, 10))
+    walk(mount, hold=True)
+    assert mount.tree.statistics()["inodes"] > 300
+    for i in range(30):
+        for j in range(10):
+            node = mount.tree.resolve(f"d{i:03}/f{j:03}")
+            assert node
+            mount.tree.forget(node.inode)
+    mount.list(mount.find("d000").inode)
+    assert mount.tree.statistics()["inodes"] <= 100
+
+
+def test_a_remembered_file_survives_its_directory_being_dropped() -> None:
+    mount = Mount(make_tree(max_entries=40), *directories(20, 10))
+    held = mount.find("d000/f003")
+    mount.tree.remember(held.inode)
+    walk(mount)
+    assert mount.tree.resolve("d000/f003") is None
+    assert mount.tree.get(held.inode) is held
+    assert mount.find("d000/f003") is held
+
+
+def test_a_dropped_directory_still_notices_a_change_of_its_entries() -> None:
+    mount = Mount(make_tree(max_entries=40), *directories(20, 10))
+    nodes = [mount.find("d000"), mount.find("d001")]
+    for node in nodes:
+        mount.tree.remember(node.inode)
+        mount.list(node.inode)
+    walk(mount)
+    assert mount.tree.resolve("d000/f000") is mount.tree.resolve("d001/f000") is None
+    mount.delete("m/d001/f003")
+    mount.date_ns = CREATED_NS + 10_000
+    for node in nodes:
+        mount.list(node.inode)
+    assert [node.mtime_ns for node in nodes] == [CREATED_NS, mount.date_ns]
+
+
+def test_listing_a_directory_nobody_remembers_does_not_lose_it_to_the_bound() -> None:
+    objects = [version(f"m/a/b/c/f{i}") for i in range(20)]
+    mount = Mount(make_tree(max_entries=5), *objects, *directories(3, 10))
+    node = mount.find("a/b/c")
+    mount.expire()
+    mount.list(node.inode)
+    assert mount.tree.get(node.inode) is node
+    assert mount.tree.resolve("a/b/c/f0") is not None
+
+
+def test_memory_per_object_stays_within_a_kibibyte() -> None:
+    count = 20_000
+    prefix = "repository/models/some-language-model/"
+    tracemalloc.start()
+    tree = make_tree(Repository("", prefix))
+    page = ListingPage(
+        tuple(
+            ObjectVersion(f"{prefix}weights-{i:08}.safetensors", 1 << 33 | i, f'"{i:032x}"', 1700 * 10**15 + i)
+            for i in range(count)
+        ),
+        (),
+        "",
+        1,
+    )
+    tree.apply(ROOT_INODE, DirectoryListing.collect(prefix, [page]), 0.0, asked_at=0.0)
+    del page
+    known_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert known_bytes / count < 1024
+
+
+# -- against a model
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a number stood for when it was first given out."""
+
+    path: str
+    identity: tuple[str, int] | None  # ETag and size; None is a directory
+    mtime_ns: int  # of a file
+
+
+class TreeModel(RuleBasedStateMachine):
+    """Random changes at the origin, listings, lookups and forgets, against a dict per directory and one per kernel."""
+
+    max_entries = MAX_ENTRIES
+    names = st.sampled_from(["a", "b", "c"])
+
+    @initialize(ttl_s=st.sampled_from([0.0, 10.0, math.inf]), named=st.booleans())
+    def start(self, ttl_s: float, named: bool) -> None:
+        self.ttl_s = ttl_s
+        self.now = 100.0
+        self.date_ns = CREATED_NS
+        self.named = named
+        self.tree = make_tree(
+            *([Repository("r", "m/"), Repository("s", "n/")] if named else [Repository("", "m/")]),
+            ttl_s=ttl_s,
+            max_entries=self.max_entries,
+        )
+        self.objects: dict[str, ObjectVersion] = {}
+        self.listed: dict[int, tuple[float, DirectoryListing]] = {}  # by inode: when, and what it showed
+        self.kernel: dict[int, int] = {ROOT_INODE: 1}
+        self.seen: dict[int, Seen] = {}
+        self.mtimes: dict[str, int] = {}
+
+    # -- the origin
+
+    @rule(path=st.lists(names, min_size=1, max_size=3), etag=st.integers(0, 2), repository=st.sampled_from("mn"))
+    def put(self, path: list[str], etag: int, repository: str) -> None:
+        key = "/".join([repository, *path])
+        self.date_ns += 1_000_000_000
+        self.objects[key] = ObjectVersion(key, etag, f'"{etag}"', self.date_ns)
+
+    @rule(path=st.lists(names, min_size=1, max_size=2), repository=st.sampled_from("mn"))
+    def put_marker(self, path: list[str], repository: str) -> None:
+        key = "/".join([repository, *path, ""])
+        self.objects[key] = ObjectVersion(key, 0, '"0"', self.date_ns)
+
+    @precondition(lambda self: self.objects)
+    @rule(data=st.data())
+    def delete(self, data: st.DataObject) -> None:
+        del self.objects[data.draw(st.sampled_from(sorted(self.objects)))]
+
+    @rule(seconds=st.sampled_from([0.5, 4.0, 11.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    # -- the mount
+
+    def directories(self) -> list[Directory]:
+        """Those that the kernel can ask about, but not the fixed root."""
+        nodes = (self.tree.get(inode) for inode in sorted(self.kernel))
+        return [node for node in nodes if isinstance(node, Directory) and node.repository is not None]
+
+    def apply(self, directory: Directory) -> None:
+        listing = listing_of(self.objects, directory.prefix, self.date_ns)
+        before = set(self.tree.children(directory.inode)) if directory.children is not None else None
+        changes = self.tree.apply(directory.inode, listing, self.now, asked_at=self.now)
+        self.listed[directory.inode] = (self.now, listing)
+        assert changes.entries == len(listing.entries)
+        if before is not None:
+            assert set(changes.added) == listing.entries.keys() - before
+            assert set(changes.removed) == before - listing.entries.keys()
+
+    def check(self, directory: Directory, name: str, found: Found | Absent, seconds: float) -> None:
+        """An answer is what the newest listing of that directory showed, never anything older, and lives no longer."""
+        listing = self.listed[directory.inode][1]
+        if isinstance(found, Absent):
+            assert name not in listing.entries
+            assert found.timeout_s <= min(seconds, NEGATIVE_S)
+            return
+        assert name in listing.entries
+        version = listing.entries[name]
+        node = found.node
+        assert found.entry_timeout_s == min(seconds, FOREVER_S)
+        path = f"{directory.prefix}{name}"
+        if version is None:
+            assert isinstance(node, Directory)
+            assert node.prefix == f"{path}/"
+            self.give_out(node.inode, Seen(path, None, 0))
+        else:
+            assert isinstance(node, File)
+            assert node.version.identity == version.identity
+            assert node.mtime_ns <= version.mtime_ns
+            self.give_out(node.inode, Seen(path, (version.validator, version.size_bytes), node.mtime_ns))
+        self.tree.remember(node.inode)
+        self.kernel[node.inode] = self.kernel.get(node.inode, 0) + 1
+
+    def give_out(self, inode: int, seen: Seen) -> None:
+        """A number means one thing for ever, and what the kernel remembers has one number."""
+        assert self.seen.setdefault(inode, seen) == seen
+        others = [i for i in self.kernel if i != inode and i in self.seen and self.seen[i] == seen]
+        assert others == [], "the same version under two numbers"
+
+    def lookup_entry(self, directory: Directory, name: str, *, fails: bool) -> None:
+        answer = self.tree.lookup(directory.inode, name, self.now)
+        listed_at = self.listed.get(directory.inode, (-math.inf, None))[0]
+        if isinstance(answer, Expired):
+            if self.max_entries == MAX_ENTRIES:
+                assert self.now >= listed_at + self.ttl_s, "asked to list again what still lives"
+            assert answer.directory is directory
+            if fails:
+                known = directory.children is not None
+                assert self.tree.extend_stale(directory.inode, self.now, retry_s=2.0) == known
+                if not known:
+                    return
+            else:
+                self.apply(directory)
+            answer = self.tree.lookup(directory.inode, name, self.now)
+        assert isinstance(answer, Found | Absent)
+        listed_at = self.listed[directory.inode][0]
+        self.check(directory, name, answer, max(listed_at + self.ttl_s - self.now, self.stale_s(directory)))
+
+    def stale_s(self, directory: Directory) -> float:
+        return max(directory.expires_at - self.now, 0.0) if directory.stale else 0.0
+
+    @rule(data=st.data(), name=names, fails=st.booleans())
+    def lookup(self, data: st.DataObject, name: str, fails: bool) -> None:
+        choices = self.directories()
+        if self.named:
+            for repository in ("r", "s"):
+                found = self.tree.lookup(ROOT_INODE, repository, self.now)
+                assert isinstance(found, Found)
+                assert isinstance(found.node, Directory)
+                choices.append(found.node)
+        self.lookup_entry(data.draw(st.sampled_from(choices)), name, fails=fails)
+
+    @rule(data=st.data())
+    def refresh(self, data: st.DataObject) -> None:
+        if choices := self.directories():
+            self.apply(data.draw(st.sampled_from(choices)))
+
+    @rule(data=st.data())
+    def readdir(self, data: st.DataObject) -> None:
+        choices = self.directories()
+        if not choices:
+            return
+        directory = data.draw(st.sampled_from(choices))
+        if not self.tree.listed(directory.inode, self.now):
+            self.apply(directory)
+        names = self.tree.children(directory.inode)
+        assert sorted(names) == sorted(self.listed[directory.inode][1].entries)
+        for name in names:
+            self.lookup_entry(directory, name, fails=False)
+
+    @precondition(lambda self: len(self.kernel) > 1)
+    @rule(data=st.data(), whole=st.booleans())
+    def forget(self, data: st.DataObject, whole: bool) -> None:
+        inode = data.draw(st.sampled_from(sorted(self.kernel.keys() - {ROOT_INODE})))
+        count = self.kernel[inode] if whole else 1
+        self.tree.forget(inode, count)
+        self.kernel[inode] -= count
+        if not self.kernel[inode]:
+            del self.kernel[inode]
+
+    # -- what always holds
+
+    @invariant()
+    def remembered_inodes_are_what_they_were(self) -> None:
+        for inode, count in self.kernel.items():
+            node = self.tree.get(inode)
+            assert node.lookups == count
+            if inode not in self.seen:
+                continue
+            seen = self.seen[inode]
+            if isinstance(node, File):
+                assert seen == Seen(node.version.key, (node.version.validator, node.size_bytes), node.mtime_ns)
+            else:
+                assert seen == Seen(node.prefix.removesuffix("/"), None, 0)
+
+    @invariant()
+    def forgotten_inodes_that_are_no_entries_are_gone(self) -> None:
+        reachable: dict[int, File | Directory] = {}
+        pending = [self.tree.get(inode) for inode in self.kernel]
+        while pending:
+            node = pending.pop()
+            if node.inode in reachable:
+                continue
+            reachable[node.inode] = node
+            if isinstance(node, Directory):
+                pending.extend((node.children or {}).values())
+        for inode in self.seen.keys() - reachable.keys():
+            with pytest.raises(VersionGone):
+                self.tree.get(inode)
+        statistics = self.tree.statistics()
+        listed = [n for n in reachable.values() if isinstance(n, Directory) and n.children is not None]
+        assert statistics["inodes"] == len(reachable)
+        assert statistics["directories"] == sum(node.is_directory for node in reachable.values())
+        assert statistics["remembered"] == len(self.kernel)
+        assert statistics["directories_listed"] == sum(node.repository is not None for node in listed)
+        assert statistics["hidden_keys"] == sum(node.hidden_count for node in listed)
+        entries = {child.inode for node in listed for child in (node.children or {}).values()}
+        assert statistics["unlinked"] == len(self.kernel.keys() - entries - {ROOT_INODE})
+        assert statistics["unmatched_forgets_total"] == 0
+
+    @invariant()
+    def mtimes_of_directories_never_decrease(self) -> None:
+        for directory in self.directories():
+            assert directory.mtime_ns >= self.mtimes.get(directory.prefix, CREATED_NS)
+            self.mtimes[directory.prefix] = directory.mtime_ns
+
+
+class BoundedTreeModel(TreeModel):
+    """The same under a bound so small that directories are dropped all the time."""
+
+    max_entries = 4
+
+
+TestTreeModel = TreeModel.TestCase
+TestTreeModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestBoundedTreeModel = BoundedTreeModel.TestCase
+TestBoundedTreeModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
