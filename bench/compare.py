@@ -115,7 +115,7 @@ def table(samples: Mapping[str, list[Sample]], store: Store) -> Table:
             f"{ours['cold_mb_s'] / row['cold_mb_s']:.2f}" if ours else "",
             f"{row['second_mb_s']:,.0f}",
             f"{row['cpu_s_per_gib']:.2f}",
-            f"{row['peak_rss_mb']:,.0f}",
+            f"{row['peak_rss_mb']:,.0f}" if row["peak_rss_mb"] else "",
         )
     return result
 

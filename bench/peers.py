@@ -36,6 +36,7 @@ class Sample:
     cpu_s: float
     """Processor time of the peer's processes during the cold read."""
     peak_rss_bytes: int
+    """0 where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +97,12 @@ class Curl:
 
     def sample(self, store: Store, scratch: Path, *, verify: bool) -> Sample:
         path = scratch / KEY
-        # The signed URL goes in on stdin, not into the process list.
+        settings = f'url = "{store.presigned_url()}"\noutput = "{path}"\n'
         start = time.perf_counter()
+        # On stdin, for a signed URL does not belong into the process list.
         process = subprocess.Popen(["curl", "--silent", "--fail", "--config", "-"], stdin=subprocess.PIPE)
         assert process.stdin
-        process.stdin.write(f'url = "{store.presigned_url()}"\noutput = "{path}"\n'.encode())
+        process.stdin.write(settings.encode())
         process.stdin.close()
         _, status, usage = os.wait4(process.pid, 0)
         cold_s = time.perf_counter() - start
@@ -110,7 +112,8 @@ class Curl:
         second_s = read_s(path, store.size_bytes)
         if verify:
             check(path, store)
-        return Sample(cold_s, second_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+        # ru_maxrss counts our own memory from before exec too, so curl's is left out.
+        return Sample(cold_s, second_s, usage.ru_utime + usage.ru_stime, peak_rss_bytes=0)
 
 
 Peer = Mount | Curl

@@ -109,7 +109,7 @@ async def _line(stream: trio.SocketStream) -> bytes:
     return received.partition(b"\n")[0]
 
 
-def ask(path: Path, command: str, **arguments: Any) -> dict[str, Any]:
+def ask(path: Path, command: str, /, **arguments: Any) -> dict[str, Any]:
     """Send one command to the daemon behind the socket `path` and return its reply.
 
     Raises MountError when nobody answers, or with the daemon's own words.

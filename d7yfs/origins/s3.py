@@ -124,7 +124,7 @@ class S3Origin:
             raise ConfigError(f"s3://{bucket}: the endpoint URL {error}") from None
         self._addressing_style = "path" if self._endpoint_url and addressing_style == "auto" else addressing_style
         self._region_is_set = bool(region)
-        self._region = region or session.region_name or _DEFAULT_REGION
+        self._region = region or self._guarded(lambda: session.region_name) or _DEFAULT_REGION
         self._limiter = trio.CapacityLimiter(_THREADS)
         self._loading = trio.Lock()
         self._loaded: _Loaded | None = None

@@ -378,6 +378,12 @@ def test_unknown_profile() -> None:
         S3Origin("models", Profile("absent"))
 
 
+def test_unknown_profile_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "absent")
+    with pytest.raises(ConfigError, match="no profile 'absent'"):
+        S3Origin("models", KEYS, endpoint_url="http://host")
+
+
 # Names and the registry
 
 

@@ -162,14 +162,16 @@ class SeaweedFS:
 
     def stop(self) -> None:
         """End the process, by force after a second (weed waits for its peers); the data stays in `directory`."""
-        self._process.terminate()
         try:
-            self._process.wait(timeout=1)
-        except subprocess.TimeoutExpired:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=1)
+        finally:  # a second Ctrl-C must not leave it running
             self._process.kill()
             self._process.wait()
-        for name, port in zip(("master", "volume", "filer", "s3"), self._grpc_ports, strict=True):
-            Path(f"/tmp/seaweedfs-{name}-grpc-{port}.sock").unlink(missing_ok=True)  # fixed in weed, and left behind
+            for name, port in zip(("master", "volume", "filer", "s3"), self._grpc_ports, strict=True):
+                # The path is fixed in weed, which leaves them behind.
+                Path(f"/tmp/seaweedfs-{name}-grpc-{port}.sock").unlink(missing_ok=True)
 
     def _log_tail(self) -> str:
         return (self.directory / "weed.log").read_text(errors="replace")[-4000:]
