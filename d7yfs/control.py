@@ -1,7 +1,7 @@
 """The control socket: how `d7yfs status`, `stat` and `umount` talk to a running daemon.
 
-One Unix socket per mount, in a directory of the user's own (0700; the socket 0600): root's daemons answer root, a user's their user. One JSON
-object with a `command` goes in, one JSON object comes out; then the connection ends. No reply holds a secret.
+One Unix socket per mount, in a directory of the user's own (0700; the socket 0600): root's daemons answer root, a user's their user. One
+JSON object with a `command` goes in, one JSON object comes out; then the connection ends. No reply holds a secret.
 
 The server runs in `daemon`'s nursery; the client functions are synchronous, for the command line.
 """

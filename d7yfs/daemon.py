@@ -12,51 +12,32 @@ import logging
 import os
 import resource
 import signal
-import ssl
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from d7yfs import __version__, control, mounts
+from d7yfs import __version__, control, mounts, tree
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.filler import Filler, FillTarget
-from d7yfs.config.schema import Config, RepositoryConfig
+from d7yfs.config.schema import Config
 from d7yfs.config.sources import Settings
-from d7yfs.errors import MountError, NotFound, OriginUnavailable
+from d7yfs.errors import MountError, OriginUnavailable
 from d7yfs.fetch.direct import DirectFiller
-from d7yfs.fetch.fetcher import Fetcher
-from d7yfs.fetch.proxy import FIRST_BYTE_TIMEOUT_S, Proxy
 from d7yfs.fetch.stream import StreamFiller
-from d7yfs.fetch.transport import Transport
 from d7yfs.filesystem import Filesystem, Source
 from d7yfs.fuse.pyfuse3_adapter import Adapter, Appearance
-from d7yfs.listing import DirectoryListing
-from d7yfs.objects import ListingPage, ObjectVersion
-from d7yfs.origins import open_origin
-from d7yfs.origins.origin import Origin
-from d7yfs.origins.survey import Empty, SingleObject, list_all, survey
 from d7yfs.readiness import Readiness
-from d7yfs.tree import Repository, Tree
+from d7yfs.repository import Repository, open_repositories
 
 log = logging.getLogger(__name__)
 
 _BUSY_RETRY_S = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What belongs to one repository."""
-
-    config: RepositoryConfig
-    origin: Origin
-    prefix: str
-    fetcher: Fetcher
 
 
 async def run(settings: Settings, readiness: Readiness, *, stderr: Path | None) -> None:
@@ -76,104 +57,21 @@ async def run(settings: Settings, readiness: Readiness, *, stderr: Path | None) 
     _raise_descriptor_limit()
     for warning in settings.warnings:
         log.warning("%s", warning)
-    parts = await _open_parts(settings)
+    repositories = open_repositories(settings)
     try:
+        located = [(each, await each.locate(allow_empty=config.allow_empty)) for each in repositories]
         cache = Cache(directory, memory_buffer_bytes=config.memory_buffer_bytes, read_timeout_s=config.read_timeout_s)
-        await _Mount(settings, mountpoint, parts, cache, readiness, stderr).serve()
+        await _Mount(settings, mountpoint, located, cache, readiness, stderr).serve()
     finally:
         with trio.CancelScope(shield=True), trio.move_on_after(config.shutdown_timeout_s):
-            for part in parts:
-                await part.origin.aclose()
-
-
-async def _open_parts(settings: Settings) -> list[_Part]:
-    """Open every repository and see what is there. Raises what its origin raises, and NotFound for an empty one."""
-    config = settings.config
-    proxies: dict[tuple[str, bool], Proxy] = {}
-    parts = []
-    for repository in config.repositories:
-        origin = open_origin(repository, settings.credentials[repository.name])
-        found = await survey(origin, repository.url.prefix)
-        if isinstance(found, Empty):
-            if not config.allow_empty:
-                raise empty_repository(origin, repository, found)
-            prefix = f"{repository.url.prefix}/" if repository.url.prefix else ""
-        else:
-            prefix = found.version.key if isinstance(found, SingleObject) else found.prefix
-        transport = Transport(
-            connect_timeout_s=config.connect_timeout_s,
-            max_idle_connections=config.max_connections,
-            ssl_context=ssl_context(repository),
-            user_agent=f"d7yfs/{__version__}",
-        )
-        fetcher = Fetcher(
-            origin,
-            transport,
-            proxy=_proxy(settings, repository, proxies),
-            read_timeout_s=config.read_timeout_s,
-            max_connections=config.max_connections,
-        )
-        parts.append(_Part(repository, origin, prefix, fetcher))
-    return parts
-
-
-def _proxy(settings: Settings, repository: RepositoryConfig, known: dict[tuple[str, bool], Proxy]) -> Proxy | None:
-    """The repository's proxy; repositories that name the same one share it and its breaker."""
-    if not repository.proxy:
-        return None
-    key = (repository.proxy, repository.fallback)
-    if key not in known:
-        known[key] = Proxy(
-            repository.proxy,
-            Transport(
-                connect_timeout_s=min(settings.config.connect_timeout_s, FIRST_BYTE_TIMEOUT_S),
-                first_byte_timeout_s=FIRST_BYTE_TIMEOUT_S,
-                user_agent=f"d7yfs/{__version__}",
-            ),
-            required=not repository.fallback,
-            headers={name: value.get_secret_value() for name, value in settings.headers.items()},
-            filter=settings.filter,
-        )
-    return known[key]
-
-
-def empty_repository(origin: Origin, repository: RepositoryConfig, found: Empty) -> NotFound:
-    """The refusal of a prefix under which there is nothing, with what there is nearby."""
-    nearest = ", ".join(f"{origin.url}/{prefix}" for prefix in found.nearest)
-    return NotFound(
-        f"{repository.url}: there is nothing under this prefix",
-        hint=(f"nearest that exist: {nearest}; or " if nearest else "") + "--allow-empty mounts it all the same",
-    )
-
-
-def ssl_context(repository: RepositoryConfig) -> ssl.SSLContext:
-    """How the data plane checks the store's certificate."""
-    context = ssl.create_default_context(cafile=str(repository.ca_bundle) if repository.ca_bundle else None)
-    if not repository.verify_tls:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
+            for repository in repositories:
+                await repository.origin.aclose()
 
 
 def _raise_descriptor_limit() -> None:
     """An open file of the mount takes two descriptors, so take what the system allows."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-async def list_directory(origin: Origin, prefix: str) -> DirectoryListing:
-    """Every entry under `prefix`; the one object when `prefix` is its key."""
-    listing = DirectoryListing(prefix)
-    if prefix and not prefix.endswith("/"):
-        try:
-            objects: tuple[ObjectVersion, ...] = (await origin.stat(prefix),)
-        except NotFound:
-            objects = ()
-        listing.add(ListingPage(objects, (), "", time.time_ns()))
-        return listing
-    async for page in list_all(origin, prefix):
-        listing.add(page)
-    return listing
 
 
 class _Mount:
@@ -183,7 +81,7 @@ class _Mount:
         self,
         settings: Settings,
         mountpoint: Path,
-        parts: list[_Part],
+        repositories: list[tuple[Repository, str]],
         cache: Cache,
         readiness: Readiness,
         stderr: Path | None,
@@ -191,11 +89,12 @@ class _Mount:
         self._settings = settings
         self._config: Config = settings.config
         self._mountpoint = mountpoint
-        self._parts = parts
+        self._repositories = repositories
         self._cache = cache
         self._readiness = readiness
         self._stderr = stderr
         self._started_at = time.time()
+        self._unmounted = False
         self._filesystem: Filesystem
         self._adapter: Adapter
 
@@ -225,30 +124,28 @@ class _Mount:
                 nursery.cancel_scope.cancel()
         log.info("%s is unmounted", self._mountpoint)
 
-    _unmounted = False
-
     def _build(self, nursery: trio.Nursery) -> None:
         config = self._config
-        tree = Tree(
-            [Repository(part.config.name, part.prefix) for part in self._parts],
+        inodes = tree.Tree(
+            [tree.Repository(each.config.name, prefix) for each, prefix in self._repositories],
             metadata_ttl_s=config.metadata_ttl_s,
             negative_ttl_s=config.negative_ttl_s,
             created_ns=time.time_ns(),
         )
-        sources = {part.config.name: self._source(part, nursery) for part in self._parts}
-        self._filesystem = Filesystem(tree, sources, self._cache, nursery)
+        sources = {each.config.name: self._source(each, nursery) for each, _ in self._repositories}
+        self._filesystem = Filesystem(inodes, sources, self._cache, nursery)
         appearance = Appearance(config.uid, config.gid, config.file_mode, config.dir_mode, config.xattr)
         self._adapter = Adapter(self._filesystem, appearance, deadline_s=config.read_timeout_s)
 
-    def _source(self, part: _Part, nursery: trio.Nursery) -> Source:
+    def _source(self, repository: Repository, nursery: trio.Nursery) -> Source:
         def new_filler(target: FillTarget) -> Filler:
-            filler = StreamFiller if part.fetcher.proxy is not None else DirectFiller
-            return filler(target, part.fetcher, nursery)
+            filler = StreamFiller if repository.fetcher.proxy is not None else DirectFiller
+            return filler(target, repository.fetcher, nursery)
 
-        return Source(part.origin.url, part.origin.identity, partial(list_directory, part.origin), new_filler)
+        return Source(repository.origin.url, repository.origin.identity, repository.list_directory, new_filler)
 
     def _mount_options(self) -> list[str]:
-        source = ";".join(f"{part.config.name}={part.config.url}".removeprefix("=") for part in self._parts)
+        source = ";".join(f"{each.config.name}={each.config.url}".removeprefix("=") for each, _ in self._repositories)
         escaped = source.replace("\\", "\\\\").replace(",", "\\,")
         options = [f"fsname={escaped}", "subtype=d7yfs", "ro", "nosuid", "nodev", "default_permissions"]
         return [*options, "allow_other"] if self._config.allow_other else options
@@ -263,7 +160,7 @@ class _Mount:
             raise MountError(f"{self._mountpoint} is mounted but does not answer", hint="see the log for the reason")
         for trouble in await trio.to_thread.run_sync(mounts.tune, self._mountpoint):
             log.info("%s", trouble)
-        names = ", ".join(str(part.config.url) for part in self._parts)
+        names = ", ".join(str(each.config.url) for each, _ in self._repositories)
         log.info("%s is mounted on %s", names, self._mountpoint)
         self._readiness.ready(f"{names} mounted on {self._mountpoint}", self._settings.warnings, self._stderr)
 
@@ -316,7 +213,7 @@ class _Mount:
             "started_at": self._started_at,
             "uptime_s": round(time.time() - self._started_at, 3),
             "rss_bytes": _rss_bytes(),
-            "repositories": [self._repository_status(part) for part in self._parts],
+            "repositories": [_repository_status(each) for each, _ in self._repositories],
             "cache": asdict(self._cache.statistics()),
             "tree": self._filesystem.tree.statistics(),
             "fuse": asdict(self._adapter.counters)
@@ -325,21 +222,22 @@ class _Mount:
             "warnings": list(self._settings.warnings),
         }
 
-    def _repository_status(self, part: _Part) -> dict[str, Any]:
-        proxy = part.fetcher.proxy
-        return {
-            "name": part.config.name,
-            "url": str(part.config.url),
-            "proxy": proxy.url if proxy else "",
-            "proxy_usable": proxy.usable if proxy else None,
-            "proxy_trips": proxy.breaker.trips if proxy else 0,
-            "fetched": asdict(part.fetcher.counters),
-        }
-
     async def _stat(self, request: Mapping[str, Any]) -> dict[str, Any]:
         path = str(request.get("path", ""))
         node = await self._filesystem.resolve(path)
         return {"path": path, "directory": node.is_directory, **self._filesystem.describe(node)}
+
+
+def _repository_status(repository: Repository) -> dict[str, Any]:
+    proxy = repository.fetcher.proxy
+    return {
+        "name": repository.config.name,
+        "url": str(repository.config.url),
+        "proxy": proxy.url if proxy else "",
+        "proxy_usable": proxy.usable if proxy else None,
+        "proxy_trips": proxy.breaker.trips if proxy else 0,
+        "fetched": asdict(repository.fetcher.counters),
+    }
 
 
 def _rss_bytes() -> int:

@@ -1,6 +1,6 @@
 """Where settings come from: flags > D7YFS_* variables > TOML > Triton's files > defaults, and the record of who won.
 
-Owns the TOML format, the precedence and the provenance; every command calls `load_settings` once. A value is read by its
+Owns the precedence and the provenance; every command calls `load_settings` once. A value is read by its
 option's `Kind` as soon as it is met, so a wrong one is refused even in a layer that a higher one overrides.
 
 One source supplies a whole credential: when flags, variables or TOML say `anonymous` or `profile`, Triton's credential file

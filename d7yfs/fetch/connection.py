@@ -166,10 +166,6 @@ class Connection:
                 filled += count
         except ssl.SSLWantReadError:
             return filled or None
-        except ssl.SSLError:
-            if not filled:
-                raise
-            # What came before is authentic; the next call meets the same error.
         return filled
 
 

@@ -64,7 +64,7 @@ class Fetcher:
         self.proxy = proxy
         self.counters = Counters()
         self._transport = transport
-        self._read_timeout_s = read_timeout_s
+        self.read_timeout_s = read_timeout_s
         self._connections = trio.CapacityLimiter(max_connections)
         self._prefetches = trio.CapacityLimiter(max(1, max_connections - _URGENT_RESERVE))
         self._buffers: list[bytearray] = []
@@ -123,7 +123,7 @@ class Fetcher:
                 if transfer.position > reached:
                     attempt = bad_replies = 0
                 bad_replies += isinstance(error, BadReply)
-                patience_s = self._read_timeout_s - (trio.current_time() - transfer.last_progress)
+                patience_s = self.read_timeout_s - (trio.current_time() - transfer.last_progress)
                 if bad_replies >= _MAX_BAD_REPLIES or patience_s <= 0:
                     raise
                 self.counters.count_retry(error)

@@ -1,0 +1,244 @@
+"""The dry run of a mount: each prerequisite tried for real, each finding with what to do. Changes nothing, mounts nothing.
+
+Called by `d7yfs check`. Every probe is independent: one that fails leaves the others to say what they can.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import trio
+
+from d7yfs import mounts
+from d7yfs.cache.directory import CacheDirectory
+from d7yfs.config.schema import Config
+from d7yfs.config.sources import Settings
+from d7yfs.config.units import show_size
+from d7yfs.errors import CacheUnusable, D7yfsError, MountError
+from d7yfs.listing import DirectoryListing
+from d7yfs.objects import ByteRange, ObjectVersion
+from d7yfs.origins.survey import list_all
+from d7yfs.repository import Repository, open_repositories
+
+HEALTH_PORT = 4003
+"""dfdaemon's default; what it says there is only that the process lives."""
+
+_PROBE_BYTES = 4096
+_LOOK_PAGES = 3
+_NAMED = 3
+
+
+class Verdict(Enum):
+    """How a probe ended."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report."""
+
+    probe: str
+    verdict: Verdict
+    said: str
+    hint: str = ""
+
+
+async def check(settings: Settings) -> AsyncGenerator[Finding, None]:
+    """Every finding, as soon as it is there."""
+    for warning in settings.warnings:
+        yield Finding("configuration", Verdict.WARNING, warning)
+    for finding in check_host(settings.config):
+        yield finding
+    try:
+        repositories = open_repositories(settings)
+    except D7yfsError as error:
+        yield _failed("configuration", error)
+        return
+    for repository in repositories:
+        try:
+            async with aclosing(_check_repository(repository, settings)) as findings:
+                async for finding in findings:
+                    yield finding
+        finally:
+            await repository.origin.aclose()
+
+
+async def _check_repository(repository: Repository, settings: Settings) -> AsyncGenerator[Finding, None]:
+    config, origin = repository.config, repository.origin
+    where = str(config.url)
+    origins = {
+        name: settings.provenance.get(f"{config.name}.{name}" if config.name else name, "default")
+        for name in ("credentials", "region", "endpoint_url")
+    }
+    credentials = settings.credentials[config.name].describe()
+    yield Finding("credentials", Verdict.OK, f"{where}: {credentials} (from {origins['credentials']})")
+    try:
+        prefix = await repository.locate(allow_empty=settings.config.allow_empty)
+        listing = await _look(repository, prefix)
+    except D7yfsError as error:
+        yield _failed("list", error)
+        return
+    files = [version for version in listing.entries.values() if version is not None]
+    directories = len(listing.entries) - len(files)
+    yield Finding("list", Verdict.OK, f"{where}: {directories} directories, {len(files)} files at the top")
+    if listing.hidden_count:
+        named = "; ".join(f"{hidden.key!r}: {hidden.reason}" for hidden in listing.hidden[:_NAMED])
+        yield Finding("names", Verdict.WARNING, f"{where}: {listing.hidden_count} keys cannot be shown ({named})")
+    version = await _some_object(repository, prefix)
+    if version is None:
+        yield Finding("read", Verdict.WARNING, f"{where}: no readable object found to try a ranged read on")
+        return
+    yield await _ranged_read(repository, version)
+    if repository.fetcher.proxy is not None:
+        async with aclosing(_check_proxy(repository, version)) as findings:
+            async for finding in findings:
+                yield finding
+    else:
+        yield Finding("proxy", Verdict.OK, f"{where}: none configured, reads go straight to {origin.url}")
+
+
+async def _look(repository: Repository, prefix: str) -> DirectoryListing:
+    """The first pages of the repository's top directory."""
+    if prefix and not prefix.endswith("/"):
+        return await repository.list_directory(prefix)
+    listing = DirectoryListing(prefix)
+    async with aclosing(list_all(repository.origin, prefix)) as pages:
+        count = 0
+        async for page in pages:
+            listing.add(page)
+            count += 1
+            if count == _LOOK_PAGES:
+                break
+    return listing
+
+
+async def _some_object(repository: Repository, prefix: str) -> ObjectVersion | None:
+    """Some object under the prefix that has bytes and is not archived."""
+    async with aclosing(list_all(repository.origin, prefix, delimiter="")) as pages:
+        async for page in pages:
+            return next((each for each in page.objects if each.size_bytes and not each.archived), None)
+    return None
+
+
+async def _ranged_read(repository: Repository, version: ObjectVersion) -> Finding:
+    wanted = ByteRange(0, min(_PROBE_BYTES, version.size_bytes))
+    name = repository.fetcher.name(version)
+    try:
+        with trio.fail_after(repository.fetcher.read_timeout_s):
+            await repository.fetcher.fetch(version, wanted, lambda _offset, _data: None, urgent=True)
+    except D7yfsError as error:
+        return _failed("read", error)
+    except trio.TooSlowError:
+        return Finding("read", Verdict.FAILED, f"{name}: no bytes within {repository.fetcher.read_timeout_s:g} s")
+    return Finding("read", Verdict.OK, f"{name}: {wanted.size} bytes by range, of this very version")
+
+
+async def _check_proxy(repository: Repository, version: ObjectVersion) -> AsyncGenerator[Finding, None]:
+    proxy = repository.fetcher.proxy
+    assert proxy is not None
+    host = urlsplit(proxy.url).hostname or ""
+    health = f"http://[{host}]:{HEALTH_PORT}/healthy" if ":" in host else f"http://{host}:{HEALTH_PORT}/healthy"
+    try:
+        async with httpx.AsyncClient(trust_env=False, timeout=3.0) as client:
+            status = (await client.get(health)).status_code
+        lives = f"dfdaemon answers {status} on its health port"
+    except httpx.HTTPError:
+        lives = f"no dfdaemon on health port {HEALTH_PORT}, which may be another one"
+    wanted = ByteRange(0, min(_PROBE_BYTES, version.size_bytes))
+    try:
+        await repository.fetcher.stream(version, wanted, lambda _offset, _data: None)
+    except D7yfsError as error:
+        hint = "is dfdaemon running there, with its proxy on this port (4001 by default)?"
+        yield Finding("proxy", Verdict.FAILED, f"{error.message}; {lives}", error.hint or hint)
+    else:
+        yield Finding("proxy", Verdict.OK, f"{proxy.url}: {wanted.size} bytes through it; {lives}")
+
+
+def check_host(config: Config) -> Iterator[Finding]:
+    """What this host lacks for a FUSE mount and for the cache."""
+    yield from _check_fuse(config)
+    if config.mountpoint is not None:
+        yield _check_mountpoint(config.mountpoint)
+    directory = CacheDirectory(
+        config.cache_dir, size_limit_bytes=config.cache_size_bytes, min_free_bytes=config.cache_min_free_bytes
+    )
+    try:
+        directory.prepare()
+    except CacheUnusable as error:
+        yield _failed("cache", error)
+        return
+    if directory.shortfall_bytes:
+        hint = "free space there, lower --cache-min-free, or name another directory with --cache-dir"
+        said = f"{config.cache_dir}: the disk is too full to keep anything, reads go uncached"
+        yield Finding("cache", Verdict.WARNING, said, hint)
+    else:
+        free = show_size(shutil.disk_usage(config.cache_dir).free >> 20 << 20)
+        yield Finding("cache", Verdict.OK, f"{config.cache_dir}: writable, {free} free on its disk")
+
+
+def _check_fuse(config: Config) -> Iterator[Finding]:
+    device = Path("/dev/fuse")
+    if not device.exists():
+        hint = (
+            "load the module (modprobe fuse); in a container, run it privileged or pass the device (--device /dev/fuse)"
+        )
+        yield Finding("fuse", Verdict.FAILED, "/dev/fuse does not exist", hint)
+        return
+    try:
+        os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        yield Finding(
+            "fuse", Verdict.FAILED, f"/dev/fuse cannot be opened: {error.strerror}", "run as root, or fix its mode"
+        )
+        return
+    root = os.geteuid() == 0
+    if not root and shutil.which("fusermount3") is None:
+        yield Finding(
+            "fuse", Verdict.FAILED, "fusermount3 is not installed", "install the package fuse3, or run as root"
+        )
+        return
+    yield Finding(
+        "fuse", Verdict.OK, "/dev/fuse can be opened" + (", and this is root" if root else " and fusermount3 is there")
+    )
+    if not root and config.allow_other and "user_allow_other" not in _settings_of(Path("/etc/fuse.conf")):
+        hint = "add the line user_allow_other to /etc/fuse.conf, or mount as root"
+        yield Finding("fuse", Verdict.FAILED, "--allow-other needs user_allow_other in /etc/fuse.conf", hint)
+    if not root:
+        said = (
+            "without root the kernel's limits stay: 128 KiB reads, and 12 stalled reads block the others of the mount"
+        )
+        yield Finding("limits", Verdict.WARNING, said, "mount as root to have them raised")
+
+
+def _settings_of(path: Path) -> set[str]:
+    try:
+        return {line.strip() for line in path.read_text().splitlines()}
+    except OSError:
+        return set()
+
+
+def _check_mountpoint(point: Path) -> Finding:
+    mount = mounts.mounted_at(point)
+    if mount is not None and mount.fstype.startswith("fuse") and not mounts.answers(point):
+        said = f"{point} is a dead mount ({mount.source}); mounting will clean it up"
+        return Finding("mount point", Verdict.WARNING, said)
+    try:
+        mounts.prepare_mountpoint(point)
+    except MountError as error:
+        return _failed("mount point", error)
+    return Finding("mount point", Verdict.OK, f"{point}: an empty directory")
+
+
+def _failed(probe: str, error: D7yfsError) -> Finding:
+    return Finding(probe, Verdict.FAILED, error.message, error.hint)

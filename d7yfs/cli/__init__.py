@@ -1,0 +1,74 @@
+"""The command line: arguments in, exit status out.
+
+Owns the top-level group, which imports a subcommand's module only when that subcommand runs (boto3 and pyfuse3 cost more
+start-up time than everything else together), and the one place where expected failures become text and an exit status:
+2 for what the user can put right in the command or its configuration, 1 for the rest. Anything else is a bug and shows its
+traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+from d7yfs.errors import D7yfsError, UsageError
+
+COMMANDS = {
+    "mount": "Mount model repositories as a directory.",
+    "umount": "Unmount, and end the daemon behind the mount.",
+    "status": "What is mounted, from where, cache and counters.",
+    "check": "Try a repository without mounting it: what is wrong, and what to do.",
+    "ls": "List a repository without mounting it.",
+    "stat": "ETag, version and cached bytes of a file in a mount.",
+    "completion": "Print the completion script for a shell.",
+}
+"""Subcommands with the line that the help shows; NAME is the command NAME in the module d7yfs.cli.NAME."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are modules, imported when needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported now."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"d7yfs.cli.{cmd_name}"), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list in `--help`, without importing anything."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; expected failures end here."""
+        try:
+            return super().invoke(ctx)
+        except D7yfsError as error:
+            ctx.exit(report(error))
+
+
+def report(error: D7yfsError) -> int:
+    """Tell the user on stderr what failed and what to do; returns the exit status."""
+    click.echo(f"d7yfs: error: {error.message}", err=True)
+    if error.hint:
+        click.echo(f"hint: {error.hint}", err=True)
+    return 2 if isinstance(error, UsageError) else 1
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="d7yfs", prog_name="d7yfs")
+def main() -> None:
+    """Mount model repositories from object stores as a local, cached, read-only directory tree.
+
+    \b
+    d7yfs mount s3://models/triton /mnt/models
+    d7yfs mount llm=s3://a/x vision=s3://b/y /mnt/models
+    d7yfs check s3://models/triton --proxy http://127.0.0.1:4001
+    """

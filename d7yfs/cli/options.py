@@ -1,0 +1,113 @@
+"""Flags for the options of the schema: a command that wears `@settings_options(...)` has them all, and their help.
+
+Owns how an option looks on the command line. Values travel on unparsed, and the D7YFS_* variables are left alone: reading
+and ranking them is `d7yfs.config.sources`' business, which so knows where each setting came from.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+from click.core import ParameterSource
+
+from d7yfs.config import kinds
+from d7yfs.config.schema import GROUPS, OPTIONS, Option
+from d7yfs.config.sources import CONFIG_VARIABLE, Settings, load_settings
+
+
+class Given(NamedTuple):
+    """What the command line says about the configuration."""
+
+    flags: Mapping[str, object]
+    """By option name; only those that were given."""
+    config: Path | None
+
+    def load(self, sources: tuple[str, ...], mountpoint: Path | None) -> Settings:
+        """Join it with all other layers. Warnings go to stderr. Raises ConfigError."""
+        settings = load_settings(self.flags, sources, mountpoint, os.environ, self.config)
+        for warning in settings.warnings:
+            click.echo(f"d7yfs: warning: {warning}", err=True)
+        return settings
+
+
+class Flag(click.Option):
+    """The flag of one schema option."""
+
+    def __init__(self, option: Option) -> None:
+        self.option = option
+        declaration = f"{option.flag}/{option.off_flag}" if option.off_flag else option.flag
+        default = f"[{option.variable}; default: {option.default}]"
+        super().__init__(
+            # click would otherwise name the parameter after the longer of the two spellings.
+            [declaration, option.name],
+            type=None if option.off_flag else _click_type(option.kind),
+            metavar=option.kind.metavar or None,
+            default=None,
+            help=f"{option.help} {default}",
+            expose_value=False,
+        )
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Of a pair of spellings, only the one that changes the default."""
+        if self.option.on_by_default is None:
+            return super().get_help_record(ctx)
+        return self.option.off_flag if self.option.on_by_default else self.option.flag, self.help or ""
+
+
+class Command(click.Command):
+    """A command whose help shows the schema's options under their groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The command's own options first, then one section for each group."""
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []} | {group: [] for group in GROUPS}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record:
+                sections[parameter.option.group if isinstance(parameter, Flag) else "Options"].append(record)
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+def settings_options(*groups: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a click command the flags of `groups` (all when none is named) and `--config`.
+
+    The function gets them as one keyword argument `given`, a `Given`. To be used with `@click.command(cls=Command)`.
+    """
+    options = [option for option in OPTIONS.values() if not groups or option.group in groups]
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        @click.pass_context
+        def wrapper(ctx: click.Context, /, *args: Any, config: Path | None, **kwargs: Any) -> Any:
+            return function(*args, given=Given(_given_flags(ctx), config), **kwargs)
+
+        parameters = list(getattr(wrapper, "__click_params__", ()))
+        config_option = click.Option(
+            ["--config", "config"],
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help=f"TOML file with the same options, and repositories. [{CONFIG_VARIABLE}]",
+        )
+        # click shows parameters in reverse order of this list.
+        wrapper.__click_params__ = [*map(Flag, reversed(options)), config_option, *parameters]  # type: ignore[attr-defined]
+        return wrapper
+
+    return decorate
+
+
+def _given_flags(ctx: click.Context) -> dict[str, object]:
+    raise NotImplementedError
+
+
+def _click_type(kind: kinds.Kind) -> click.ParamType[Any] | None:
+    """For shell completion; the value itself stays text."""
+    if kind.choices:
+        return click.Choice(kind.choices, case_sensitive=False)
+    return click.Path() if kind is kinds.PATH else click.STRING
