@@ -139,8 +139,8 @@ def _s3fs(store: Store, mountpoint: Path, cache: Path) -> list[str]:
         "sigv4",
         "ro",
         f"use_cache={cache}",
-        "parallel_count=16",
-        "multipart_size=16",
+        "parallel_count=8",
+        "multipart_size=32",
         "multireq_max=100",
     ]
     return ["s3fs", BUCKET, str(mountpoint), "-f", "-o", ",".join(options)]
@@ -157,9 +157,8 @@ def _rclone(_: Store, mountpoint: Path, cache: Path) -> list[str]:
         "--vfs-cache-mode=full",
         f"--cache-dir={cache}",
         "--vfs-read-chunk-size=16M",
-        "--vfs-read-chunk-streams=4",
-        "--buffer-size=32M",
-        "--vfs-read-ahead=128M",
+        "--vfs-read-chunk-streams=2",
+        "--buffer-size=16M",
         "--max-read-ahead=1M",
         "--dir-cache-time=1h",
         "--attr-timeout=1h",

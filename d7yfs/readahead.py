@@ -62,7 +62,6 @@ class Window:
         stream = self._stream(read)
         stream.reads += 1
         stream.read_bytes += read.size
-        stream.start = min(stream.start, read.start)
         stream.frontier = max(stream.frontier, read.stop)
         # A reader that strides leaves holes, one that repeats itself counts bytes twice: neither is a longer run.
         run_bytes = min(stream.read_bytes, stream.frontier - stream.start)
@@ -77,10 +76,9 @@ class Window:
         return ByteRange(start, ahead.stop)
 
     def _stream(self, read: ByteRange) -> _Stream:
-        """The stream whose frontier is nearest to `read`, else a new one in place of the least recently used."""
-        near = [s for s in self._streams if abs(read.start - s.frontier) <= SLACK_BYTES]
-        if near:
-            stream = min(near, key=lambda s: abs(read.start - s.frontier))
+        """The latest stream whose frontier is near `read`, else a new one in place of the least recently used."""
+        stream = next((s for s in reversed(self._streams) if abs(read.start - s.frontier) <= SLACK_BYTES), None)
+        if stream:
             self._streams.remove(stream)
         else:
             stream = _Stream(read.start)

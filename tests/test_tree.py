@@ -723,7 +723,8 @@ class TreeModel(RuleBasedStateMachine):
             max_entries=self.max_entries,
         )
         self.objects: dict[str, ObjectVersion] = {}
-        self.listed: dict[int, tuple[float, DirectoryListing]] = {}  # by inode: when, and what it showed
+        self.listed: dict[int, DirectoryListing] = {}  # by inode: the newest
+        self.lives_until: dict[int, float] = {}
         self.kernel: dict[int, int] = {ROOT_INODE: 1}
         self.seen: dict[int, Seen] = {}
         self.mtimes: dict[str, int] = {}
@@ -761,7 +762,8 @@ class TreeModel(RuleBasedStateMachine):
         listing = listing_of(self.objects, directory.prefix, self.date_ns)
         before = set(self.tree.children(directory.inode)) if directory.children is not None else None
         changes = self.tree.apply(directory.inode, listing, self.now, asked_at=self.now)
-        self.listed[directory.inode] = (self.now, listing)
+        self.listed[directory.inode] = listing
+        self.lives_until[directory.inode] = self.now + self.ttl_s
         assert changes.entries == len(listing.entries)
         if before is not None:
             assert set(changes.added) == listing.entries.keys() - before
@@ -769,7 +771,7 @@ class TreeModel(RuleBasedStateMachine):
 
     def check(self, directory: Directory, name: str, found: Found | Absent, seconds: float) -> None:
         """An answer is what the newest listing of that directory showed, never anything older, and lives no longer."""
-        listing = self.listed[directory.inode][1]
+        listing = self.listed[directory.inode]
         if isinstance(found, Absent):
             assert name not in listing.entries
             assert found.timeout_s <= min(seconds, NEGATIVE_S)
@@ -799,25 +801,22 @@ class TreeModel(RuleBasedStateMachine):
 
     def lookup_entry(self, directory: Directory, name: str, *, fails: bool) -> None:
         answer = self.tree.lookup(directory.inode, name, self.now)
-        listed_at = self.listed.get(directory.inode, (-math.inf, None))[0]
         if isinstance(answer, Expired):
             if self.max_entries == MAX_ENTRIES:
-                assert self.now >= listed_at + self.ttl_s, "asked to list again what still lives"
+                lives_until = self.lives_until.get(directory.inode, -math.inf)
+                assert self.now >= lives_until, "asked to list again what still lives"
             assert answer.directory is directory
             if fails:
                 known = directory.children is not None
                 assert self.tree.extend_stale(directory.inode, self.now, retry_s=2.0) == known
                 if not known:
                     return
+                self.lives_until[directory.inode] = self.now + 2.0
             else:
                 self.apply(directory)
             answer = self.tree.lookup(directory.inode, name, self.now)
         assert isinstance(answer, Found | Absent)
-        listed_at = self.listed[directory.inode][0]
-        self.check(directory, name, answer, max(listed_at + self.ttl_s - self.now, self.stale_s(directory)))
-
-    def stale_s(self, directory: Directory) -> float:
-        return max(directory.expires_at - self.now, 0.0) if directory.stale else 0.0
+        self.check(directory, name, answer, max(self.lives_until[directory.inode] - self.now, 0.0))
 
     @rule(data=st.data(), name=names, fails=st.booleans())
     def lookup(self, data: st.DataObject, name: str, fails: bool) -> None:
@@ -844,7 +843,7 @@ class TreeModel(RuleBasedStateMachine):
         if not self.tree.listed(directory.inode, self.now):
             self.apply(directory)
         names = self.tree.children(directory.inode)
-        assert sorted(names) == sorted(self.listed[directory.inode][1].entries)
+        assert sorted(names) == sorted(self.listed[directory.inode].entries)
         for name in names:
             self.lookup_entry(directory, name, fails=False)
 

@@ -30,18 +30,18 @@ COMMANDS = {
 class LazyGroup(click.Group):
     """A group whose commands are modules, imported when needed."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """All names, in the order of the help."""
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """The command, imported now."""
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = getattr(importlib.import_module(f"d7yfs.cli.{cmd_name}"), cmd_name)
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """The list in `--help`, without importing anything."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))

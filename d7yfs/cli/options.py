@@ -41,15 +41,17 @@ class Flag(click.Option):
     def __init__(self, option: Option) -> None:
         self.option = option
         declaration = f"{option.flag}/{option.off_flag}" if option.off_flag else option.flag
-        default = f"[{option.variable}; default: {option.default}]"
+        if option.on_by_default is None:
+            rest = f"[{option.variable}; default: {option.default}]"
+        else:
+            rest = f"[{option.variable}={'false' if option.on_by_default else 'true'}]"
         super().__init__(
             # click would otherwise name the parameter after the longer of the two spellings.
             [declaration, option.name],
             type=None if option.off_flag else _click_type(option.kind),
             metavar=option.kind.metavar or None,
             default=None,
-            help=f"{option.help} {default}",
-            expose_value=False,
+            help=f"{option.help} {rest}",
         )
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
@@ -64,10 +66,10 @@ class Command(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The command's own options first, then one section for each group."""
-        sections: dict[str, list[tuple[str, str]]] = {"Options": []} | {group: [] for group in GROUPS}
+        sections: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Options", *GROUPS)}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record:
+            if record and isinstance(parameter, click.Option):
                 sections[parameter.option.group if isinstance(parameter, Flag) else "Options"].append(record)
         for title, records in sections.items():
             if records:
@@ -81,29 +83,31 @@ def settings_options(*groups: str) -> Callable[[Callable[..., Any]], Callable[..
     The function gets them as one keyword argument `given`, a `Given`. To be used with `@click.command(cls=Command)`.
     """
     options = [option for option in OPTIONS.values() if not groups or option.group in groups]
+    config_option = click.Option(
+        ["--config", "config"],
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help=f"TOML file with the same options, and repositories. [{CONFIG_VARIABLE}]",
+    )
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        @click.pass_context
-        def wrapper(ctx: click.Context, /, *args: Any, config: Path | None, **kwargs: Any) -> Any:
-            return function(*args, given=Given(_given_flags(ctx), config), **kwargs)
+        def wrapper(*args: Any, config: Path | None, **kwargs: Any) -> Any:
+            ctx = click.get_current_context()
+            values = {option.name: kwargs.pop(option.name) for option in options}
+            flags = {
+                name: value
+                for name, value in values.items()
+                if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+            }
+            return function(*args, given=Given(flags, config), **kwargs)
 
-        parameters = list(getattr(wrapper, "__click_params__", ()))
-        config_option = click.Option(
-            ["--config", "config"],
-            type=click.Path(path_type=Path),
-            metavar="FILE",
-            help=f"TOML file with the same options, and repositories. [{CONFIG_VARIABLE}]",
-        )
-        # click shows parameters in reverse order of this list.
+        # The way click's own decorators do it: the list is in reverse order of the help.
+        parameters = list(getattr(function, "__click_params__", ()))
         wrapper.__click_params__ = [*map(Flag, reversed(options)), config_option, *parameters]  # type: ignore[attr-defined]
         return wrapper
 
     return decorate
-
-
-def _given_flags(ctx: click.Context) -> dict[str, object]:
-    raise NotImplementedError
 
 
 def _click_type(kind: kinds.Kind) -> click.ParamType[Any] | None:

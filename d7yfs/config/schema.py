@@ -31,12 +31,14 @@ GROUPS = (REPOSITORY, DRAGONFLY, CACHE, READING, MOUNT, PROCESS)
 
 @dataclass(frozen=True, slots=True)
 class Opt:
-    """Marks a field as an option; `help` is what `--help` shows, `default` the words for a default that depends on the host."""
+    """Marks a field as an option."""
 
     kind: kinds.Kind
     group: str
     help: str
+    """What `--help` says; for an option that is true by default, what turning it off does: its flag is the one to do so."""
     default: str = ""
+    """Words for a default that depends on the host or says too little by itself."""
     off_flag: str = ""
     """Spelling of the flag that turns a true option off; `--no-NAME` when empty."""
 
@@ -100,7 +102,7 @@ class RepositoryConfig(BaseModel):
         Opt(
             kinds.TRUTH,
             REPOSITORY,
-            "Check the store's TLS certificate. Whoever is on the way can read and change everything when it is off.",
+            "Do not check the store's TLS certificate: whoever is on the way can then read and change everything.",
             off_flag="--insecure-skip-tls-verify",
         ),
     ] = True
@@ -126,7 +128,7 @@ class RepositoryConfig(BaseModel):
     ] = ""
     fallback: Annotated[
         bool,
-        Opt(kinds.TRUTH, DRAGONFLY, "Read straight from the store while the proxy fails; without it such reads fail."),
+        Opt(kinds.TRUTH, DRAGONFLY, "Fail reads while the proxy is down, instead of reading straight from the store."),
     ] = True
 
 

@@ -1,0 +1,54 @@
+"""`d7yfs check`: a dry run of a mount."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from functools import partial
+
+import click
+import trio
+from rich.console import Console
+
+from d7yfs.check import Finding, Verdict
+from d7yfs.check import check as findings_of
+from d7yfs.cli.failures import ungrouped
+from d7yfs.cli.mount import split_arguments
+from d7yfs.cli.options import Command, Given, settings_options
+from d7yfs.config.sources import Settings
+
+_STYLE = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "red"}
+
+
+@click.command(cls=Command)
+@click.argument("arguments", nargs=-1, metavar="[NAME=]URL... [MOUNTPOINT]")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list of findings.")
+@click.option("--settings", "show_settings", is_flag=True, help="Also print each setting and where it came from.")
+@settings_options()
+@click.pass_context
+def check(ctx: click.Context, arguments: tuple[str, ...], as_json: bool, show_settings: bool, given: Given) -> None:
+    """Try everything a mount needs, without mounting: credentials, region, endpoint, listing, a ranged read, proxy, cache, FUSE.
+
+    Each line is ok, or says what is wrong and what to do. Exit status 1 when something would keep the mount from working.
+    """
+    settings = given.load(*split_arguments(arguments))
+    console = Console(soft_wrap=True, highlight=False)
+    found: list[Finding] = []
+    with ungrouped():
+        trio.run(partial(_run, settings, found, None if as_json else console))
+    if as_json:
+        click.echo(json.dumps([asdict(each) | {"verdict": each.verdict.value} for each in found], indent=2))
+    if show_settings:
+        for name, row in settings.describe().items():
+            console.print(f"  {name} = {row['value']}  (from {row['from']})", markup=False)
+    ctx.exit(1 if any(each.verdict is Verdict.FAILED for each in found) else 0)
+
+
+async def _run(settings: Settings, found: list[Finding], console: Console | None) -> None:
+    async for finding in findings_of(settings):
+        found.append(finding)
+        if console is not None:
+            console.print(f"[{_STYLE[finding.verdict]}]{finding.verdict.value:<8}[/] {finding.probe:<13}", end="")
+            console.print(f"{finding.said}", markup=False)
+            if finding.hint:
+                console.print(f"{'':<22}→ {finding.hint}", markup=False)

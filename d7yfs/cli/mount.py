@@ -1,0 +1,88 @@
+"""`d7yfs mount`: become the daemon, or start one and wait until its mount answers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from d7yfs.cli import report
+from d7yfs.cli.failures import ungrouped
+from d7yfs.cli.options import Command, Given, settings_options
+from d7yfs.config.sources import Settings
+from d7yfs.errors import D7yfsError, MountError, UsageError
+from d7yfs.readiness import Failed, Readiness, launch
+
+
+@click.command(cls=Command)
+@click.argument("arguments", nargs=-1, metavar="[NAME=]URL... [MOUNTPOINT]")
+@settings_options()
+@click.pass_context
+def mount(ctx: click.Context, arguments: tuple[str, ...], given: Given) -> None:
+    """Mount model repositories as a directory.
+
+    One URL becomes the directory itself; several, each as NAME=URL, become its top-level directories. Without --foreground the
+    command returns when the mount answers, or says why there is none.
+
+    \b
+    URL: s3://bucket[/prefix], s3://host:port/bucket[/prefix] (plain http),
+         s3://http://host:port/..., s3://https://host:port/...
+
+    \b
+    d7yfs mount s3://models/triton /mnt/models
+    d7yfs mount llm=s3://a/x vision=s3://b/y /mnt/models
+    d7yfs mount --config /etc/d7yfs/config.toml --foreground
+    """
+    sources, mountpoint = split_arguments(arguments)
+    settings = given.load(sources, mountpoint)
+    readiness = Readiness(os.environ)
+    if settings.config.foreground or readiness.in_background:
+        ctx.exit(_serve(settings, readiness))
+    settings.require_mountpoint()
+    try:
+        said = launch(sys.argv[1:])
+    except Failed as failed:
+        report(failed.error)
+        ctx.exit(failed.status)
+    click.echo(said["ready"])
+
+
+def split_arguments(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], Path | None]:
+    """Repositories first, the mount point last; either may come from elsewhere. Only a repository holds `://`."""
+    if arguments and "://" not in arguments[-1]:
+        return arguments[:-1], Path(arguments[-1])
+    return arguments, None
+
+
+def _serve(settings: Settings, readiness: Readiness) -> int:
+    """Run the daemon in this process; the exit status."""
+    # Everything below costs start-up time that the waiting command need not pay.
+    import trio
+
+    from d7yfs import control, logs
+    from d7yfs.daemon import run
+
+    config = settings.config
+    background = None
+    if readiness.in_background:
+        background = control.socket_path(settings.require_mountpoint()).with_suffix(".log")
+    try:
+        logs.configure(config.log_level, config.log_format, config.log_file, background=background)
+    except OSError as error:
+        failure = MountError(
+            f"the log file {error.filename} cannot be written: {error.strerror}", hint="see --log-file"
+        )
+        readiness.failed(failure, 1)
+        return 1 if readiness.in_background else report(failure)
+    try:
+        with ungrouped():
+            trio.run(lambda: run(settings, readiness, stderr=config.log_file or background))
+    except D7yfsError as error:
+        status = 2 if isinstance(error, UsageError) else 1
+        readiness.failed(error, status)
+        if not readiness.in_background:
+            report(error)
+        return status
+    return 0

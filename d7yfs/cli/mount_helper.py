@@ -1,0 +1,133 @@
+"""`mount.d7yfs`: what mount(8) and fstab call for `-t d7yfs`, translated into `d7yfs mount`.
+
+    mount.d7yfs SOURCE DIR [-sfnv] [-N NAMESPACE] [-t TYPE] -o OPTIONS          (mount(8), "External helpers")
+
+SOURCE is what `d7yfs mount` takes, several repositories joined by `;`, or `none` with `-o config=FILE`. Every option of `d7yfs mount`
+is a mount option (`proxy=http://127.0.0.1:4001`, `allow_other`, `no_fallback`, `fallback=false`); those that fstab has for all file
+systems are accepted. Facts measured on util-linux 2.38: mount strips `defaults`, `noauto` and `x-*`, passes on quotes and
+backslashes unread, and passes `rw` to everybody who does not say `ro`, so that `rw` cannot be refused.
+"""
+
+from __future__ import annotations
+
+import getopt
+import re
+import sys
+from collections.abc import Iterator, Sequence
+
+from d7yfs.config.layers import spellings, suggestion
+from d7yfs.config.schema import OPTIONS, Option
+from d7yfs.errors import D7yfsError, UsageError
+
+_USAGE = "mount.d7yfs SOURCE DIR [-sfnv] [-o OPTION[,OPTION]…]"
+
+_IGNORED = {
+    *("defaults", "ro", "rw", "auto", "noauto", "nofail", "_netdev", "user", "nouser", "users", "owner", "group"),
+    *(
+        "suid",
+        "nosuid",
+        "dev",
+        "nodev",
+        "exec",
+        "noexec",
+        "sync",
+        "async",
+        "dirsync",
+        "silent",
+        "loud",
+        "mand",
+        "nomand",
+    ),
+    *("atime", "noatime", "relatime", "norelatime", "strictatime", "nostrictatime", "diratime", "nodiratime"),
+    *("lazytime", "nolazytime", "iversion", "noiversion", "comment"),
+}
+
+_REFUSED = {
+    "remount": "unmount it and mount it again",
+    "bind": "bind mounts need no file system type: mount --bind",
+    "foreground": "use `d7yfs mount --foreground`: mount(8) waits until its helper returns",
+}
+
+
+def translate(argv: Sequence[str]) -> list[str]:
+    """Arguments of `d7yfs` for the arguments of `mount.d7yfs`; empty when `-f` asks to change nothing. Raises UsageError."""
+    try:
+        switches, operands = getopt.gnu_getopt(list(argv), "sfnvN:t:o:")
+    except getopt.GetoptError as error:
+        raise UsageError(str(error), hint=f"usage: {_USAGE}") from None
+    if len(operands) != 2:
+        raise UsageError("a source and a directory are needed", hint=f"usage: {_USAGE}")
+    given = dict(switches)
+    if "-N" in given:
+        raise UsageError("-N is not supported", hint="run mount inside the namespace: nsenter --mount=FILE mount …")
+    arguments = []
+    for text in (value for switch, value in switches if switch == "-o"):
+        for item in split_options(text):
+            arguments += _argument(item, sloppy="-s" in given)
+    if "-v" in given and "--log-level" not in arguments:
+        arguments += ["--log-level", "debug"]
+    source, directory = operands
+    # A ';' may be part of a prefix: it separates only where another NAME=SCHEME:// follows.
+    sources = [] if source == "none" else re.split(r";(?=[^;/:=]+=[a-z0-9]+://)", source)
+    return [] if "-f" in given else ["mount", *arguments, "--", *sources, directory]
+
+
+def split_options(text: str) -> Iterator[str]:
+    """The options of one `-o` list, unquoted: a comma in double quotes or after a backslash belongs to the value."""
+    for match in re.finditer(r'(?:[^,"\\]|\\.|"[^"]*"|["\\])+', text, re.DOTALL):
+        yield re.sub(r'"([^"]*)"|\\([,"\\])', lambda part: part[1] if part[1] is not None else part[2], match[0])
+
+
+def main() -> None:
+    """Entry point of `mount.d7yfs`."""
+    from d7yfs.cli import main as d7yfs
+    from d7yfs.cli import report
+
+    try:
+        arguments = translate(sys.argv[1:])
+    except D7yfsError as error:
+        sys.exit(report(error))
+    if arguments:
+        d7yfs(arguments, prog_name="d7yfs")
+
+
+def _argument(item: str, *, sloppy: bool) -> list[str]:
+    name, separator, value = item.partition("=")
+    name = name.strip()
+    if name in _REFUSED:
+        raise UsageError(f"mount option {name!r} is not supported", hint=_REFUSED[name])
+    if not name or name in _IGNORED or name.lower().startswith("x-"):
+        return []
+    key = name.replace("-", "_")
+    if key == "config" and value:
+        return ["--config", value]
+    option = OPTIONS.get(key)
+    if option and not option.off_flag:
+        if not value:
+            raise UsageError(f"mount option {name!r} needs a value", hint=f"write {name}={option.kind.metavar}")
+        return [option.flag, value]
+    truth = _truth(key, option, value if separator else "true")
+    if truth:
+        return [truth]
+    if sloppy:
+        return []
+    known = {"config": "config", "ro": "ro"} | spellings(OPTIONS.values())
+    raise UsageError(f"mount option {name!r} is unknown", hint=suggestion(key, known))
+
+
+def _truth(key: str, option: Option | None, value: str) -> str:
+    """The flag for a true-or-false option in any of its spellings; empty when `key` is none."""
+    negated = {
+        spelling: candidate
+        for candidate in OPTIONS.values()
+        if candidate.off_flag
+        for spelling in (candidate.off_flag[2:].replace("-", "_"), f"no{candidate.name}")
+    }
+    holder = option or negated.get(key)
+    if holder is None:
+        return ""
+    try:
+        wanted = bool(holder.kind.parse(value))
+    except ValueError as error:
+        raise UsageError(f"mount option {key}={value!r} {error}") from None
+    return holder.flag if wanted is (option is not None) else holder.off_flag

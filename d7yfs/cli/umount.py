@@ -1,0 +1,59 @@
+"""`d7yfs umount`: unmount, and wait for the daemon behind the mount to end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from d7yfs import control, mounts
+from d7yfs.errors import MountError
+
+_END_TIMEOUT_S = 30.0
+_END_POLL_S = 0.05
+
+
+@click.command()
+@click.argument("mountpoint", type=click.Path(path_type=Path))
+@click.option(
+    "--lazy", is_flag=True, help="Take it away at once; who has files open there keeps them until the daemon ends."
+)
+def umount(mountpoint: Path, lazy: bool) -> None:
+    """Unmount, and end the daemon behind the mount. A mount whose daemon is dead is cleaned up."""
+    point = mountpoint.absolute()
+    mount = mounts.mounted_at(point)
+    if mount is None or mount.fstype != mounts.FSTYPE:
+        known = ", ".join(str(each.point) for each in mounts.mount_table() if each.fstype == mounts.FSTYPE)
+        raise MountError(
+            f"{point} is not a d7yfs mount", hint=f"mounted here: {known}" if known else "nothing is mounted"
+        )
+    pid = _pid_behind(point)
+    mounts.unmount(point, lazy=lazy)
+    if pid is not None and not lazy and not _ended(pid):
+        raise MountError(f"{point} is unmounted, but its daemon (pid {pid}) still runs", hint="see its log")
+
+
+def _pid_behind(point: Path) -> int | None:
+    try:
+        return int(control.ask(control.socket_path(point), "status")["pid"])
+    except MountError:
+        return None  # dead, or another user's
+
+
+def _ended(pid: int) -> bool:
+    """Wait for a process that is not our child; there is no event for that without privileges over it."""
+    deadline = time.monotonic() + _END_TIMEOUT_S
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        if _is_zombie(pid):
+            return True
+        time.sleep(_END_POLL_S)
+    return not Path(f"/proc/{pid}").exists()
+
+
+def _is_zombie(pid: int) -> bool:
+    """Ended, and not yet waited for by its parent (proc_pid_stat(5), field 3)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
