@@ -59,6 +59,11 @@ def report(error: D7yfsError) -> int:
     click.echo(f"d7yfs: error: {error.message}", err=True)
     if error.hint:
         click.echo(f"hint: {error.hint}", err=True)
+    return exit_status(error)
+
+
+def exit_status(error: D7yfsError) -> int:
+    """2 for what the user can put right in the command or its configuration, 1 for the rest."""
     return 2 if isinstance(error, UsageError) else 1
 
 

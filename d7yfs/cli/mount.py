@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
-from d7yfs.cli import report
+from d7yfs.cli import exit_status, report
 from d7yfs.cli.failures import ungrouped
 from d7yfs.cli.options import Command, Given, settings_options
 from d7yfs.config.sources import Settings
-from d7yfs.errors import D7yfsError, MountError, UsageError
+from d7yfs.errors import D7yfsError, MountError
 from d7yfs.readiness import Failed, Readiness, launch
 
 
@@ -35,12 +35,15 @@ def mount(ctx: click.Context, arguments: tuple[str, ...], given: Given) -> None:
     d7yfs mount llm=s3://a/x vision=s3://b/y /mnt/models
     d7yfs mount --config /etc/d7yfs/config.toml --foreground
     """
-    sources, mountpoint = split_arguments(arguments)
-    settings = given.load(sources, mountpoint)
     readiness = Readiness(os.environ)
+    try:
+        settings = given.load(*split_arguments(arguments))
+        settings.require_mountpoint()
+    except D7yfsError as error:
+        readiness.failed(error, exit_status(error))
+        raise
     if settings.config.foreground or readiness.in_background:
         ctx.exit(_serve(settings, readiness))
-    settings.require_mountpoint()
     try:
         said = launch(sys.argv[1:])
     except Failed as failed:
@@ -80,9 +83,6 @@ def _serve(settings: Settings, readiness: Readiness) -> int:
         with ungrouped():
             trio.run(lambda: run(settings, readiness, stderr=config.log_file or background))
     except D7yfsError as error:
-        status = 2 if isinstance(error, UsageError) else 1
-        readiness.failed(error, status)
-        if not readiness.in_background:
-            report(error)
-        return status
+        readiness.failed(error, exit_status(error))
+        return exit_status(error) if readiness.in_background else report(error)
     return 0

@@ -1,0 +1,149 @@
+"""The options: names derived from the fields, defaults that their own kinds accept, values of every kind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from d7yfs.config import kinds
+from d7yfs.config.schema import (
+    GROUPS,
+    OPTIONS,
+    Config,
+    Option,
+    RepositoryConfig,
+    StaticKeys,
+    default_cache_dir,
+)
+from d7yfs.config.url import RepositoryUrl
+
+REPOSITORY = RepositoryConfig(url=RepositoryUrl.parse("s3://h:9000/b/p"))
+
+
+def test_names() -> None:
+    assert set(OPTIONS) == {
+        *("endpoint_url", "region", "profile", "anonymous", "addressing_style", "verify_tls", "ca_bundle"),
+        *("proxy", "fallback"),
+        *("cache_dir", "cache_size", "cache_min_free", "memory_buffer"),
+        *("metadata_ttl", "negative_ttl", "read_timeout", "connect_timeout", "max_connections"),
+        *("allow_other", "allow_empty", "uid", "gid", "file_mode", "dir_mode", "xattr"),
+        *("foreground", "shutdown_timeout", "log_level", "log_format", "log_file"),
+    }
+    assert OPTIONS["cache_size"].field == "cache_size_bytes"
+    assert OPTIONS["cache_size"].flag == "--cache-size"
+    assert OPTIONS["cache_size"].variable == "D7YFS_CACHE_SIZE"
+    assert OPTIONS["verify_tls"].off_flag == "--insecure-skip-tls-verify"
+    assert {option.group for option in OPTIONS.values()} == set(GROUPS)
+
+
+@pytest.mark.parametrize("option", OPTIONS.values(), ids=lambda option: option.name)
+def test_default_has_a_value_that_reads_back(option: Option) -> None:
+    holder = REPOSITORY if option.per_repository else Config(repositories=(REPOSITORY,))
+    value = getattr(holder, option.field)
+    assert option.help.endswith(".")
+    assert option.default
+    if value is not None:
+        shown = option.kind.show(value)
+        assert option.kind.parse(shown) == value
+        assert option.on_by_default in (None, value)
+
+
+def test_frozen_and_strict() -> None:
+    with pytest.raises(ValidationError):
+        REPOSITORY.region = "x"
+    with pytest.raises(ValidationError):
+        RepositoryConfig(url=REPOSITORY.url, colour="red")  # type: ignore[call-arg]
+
+
+def test_config_dumps_as_json() -> None:
+    config = Config(repositories=(REPOSITORY,), mountpoint=Path("/mnt"), cache_dir=Path("/c"))
+    dumped = json.loads(config.model_dump_json())
+    assert dumped["repositories"][0]["url"] == "s3://http://h:9000/b/p"
+    assert dumped["mountpoint"] == "/mnt"
+    assert dumped["cache_size_bytes"] == 50 << 30
+
+
+def test_cache_dir() -> None:
+    assert default_cache_dir({}, root=True) == Path("/var/cache/d7yfs")
+    assert default_cache_dir({"HOME": "/home/u"}, root=False) == Path("/home/u/.cache/d7yfs")
+    assert default_cache_dir({"XDG_CACHE_HOME": "/x", "HOME": "/home/u"}, root=False) == Path("/x/d7yfs")
+    assert default_cache_dir({"XDG_CACHE_HOME": "relative", "HOME": "/home/u"}, root=False) == Path(
+        "/home/u/.cache/d7yfs"
+    )
+
+
+def test_keys_show_no_secret() -> None:
+    keys = StaticKeys("AKIAIOSFODNN7EXAMPLE", SecretStr("hunter2"), SecretStr("token2"))
+    assert keys.describe() == "access key …MPLE with session token"
+    assert "hunter2" not in repr(keys)
+    assert "token2" not in repr(keys)
+    assert StaticKeys("short", SecretStr("x")).describe() == "access key"
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw", "value"),
+    [
+        (kinds.TRUTH, True, True),
+        (kinds.TRUTH, "No", False),
+        (kinds.TRUTH, "1", True),
+        (kinds.MODE, "0440", 0o440),
+        (kinds.MODE, "755", 0o755),
+        (kinds.MODE, "0o444", 0o444),
+        (kinds.NUMERIC_ID, "1000", 1000),
+        (kinds.NUMERIC_ID, 0, 0),
+        (kinds.ENDPOINT, "https://S3.example.com/", "https://s3.example.com"),
+        (kinds.ENDPOINT, "", ""),
+        (kinds.PROXY, "none", ""),
+        (kinds.PROXY, "h:4001", "http://h:4001"),
+        (kinds.PATH, "a/b", Path("a/b")),
+        (kinds.PATH, "~/x", Path.home() / "x"),
+        (kinds.TIMEOUT, "0.1", 0.1),
+        (kinds.BUFFER_SIZE, "16MiB", 16 << 20),
+        (kinds.one_of("text", "json"), "JSON", "json"),
+    ],
+)
+def test_values(kind: kinds.Kind, raw: object, value: object) -> None:
+    assert kind.parse(raw) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw"),
+    [
+        (kinds.TEXT, 5),
+        (kinds.TRUTH, "maybe"),
+        (kinds.TRUTH, 1),
+        (kinds.TRUTH, ""),
+        (kinds.MODE, 444),
+        (kinds.MODE, "888"),
+        (kinds.MODE, "04444"),
+        (kinds.NUMERIC_ID, "root"),
+        (kinds.NUMERIC_ID, -1),
+        (kinds.NUMERIC_ID, True),
+        (kinds.NUMERIC_ID, 1 << 32),
+        (kinds.CONNECTIONS, 0),
+        (kinds.CONNECTIONS, 1.5),
+        (kinds.ENDPOINT, "minio:9000"),
+        (kinds.ENDPOINT, "https://u:p@h"),
+        (kinds.ENDPOINT, "https://h?x=y"),
+        (kinds.ENDPOINT, 9000),
+        (kinds.PROXY, "h"),
+        (kinds.PROXY, "https://h:1"),
+        (kinds.PROXY, "socks5://h:1"),
+        (kinds.PROXY, "http://h:1/x"),
+        (kinds.PATH, ""),
+        (kinds.PATH, 5),
+        (kinds.PATH, "a\0b"),
+        (kinds.TIMEOUT, "0"),
+        (kinds.TIMEOUT, "soon"),
+        (kinds.BUFFER_SIZE, "1MiB"),
+        (kinds.SIZE, []),
+        (kinds.DURATION, {}),
+        (kinds.one_of("text", "json"), "xml"),
+    ],
+)
+def test_wrong_values_say_what_is_allowed(kind: kinds.Kind, raw: object) -> None:
+    with pytest.raises(ValueError, match="allowed: "):
+        kind.parse(raw)

@@ -1,0 +1,310 @@
+"""Triton's credential file and the Dragonfly agent's configuration, right and wrong."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from d7yfs.config.schema import Profile, ProviderChain, StaticKeys
+from d7yfs.config.triton import (
+    AzureEntry,
+    CredentialFile,
+    DragonflyFile,
+    GoogleEntry,
+    KeyEntry,
+    locate,
+    read_credentials,
+    read_dragonfly,
+)
+from d7yfs.config.url import RepositoryUrl
+from d7yfs.errors import ConfigError
+
+SECRET = "wJalrXUtnFEMI/hunter2"
+
+
+def write(directory: Path, content: Any) -> Path:
+    path = directory / "file.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def credentials(directory: Path, content: Any) -> CredentialFile:
+    return read_credentials(write(directory, content))
+
+
+def dragonfly(directory: Path, content: Any) -> DragonflyFile:
+    return read_dragonfly(write(directory, content))
+
+
+def key_entry(file: CredentialFile, url: str) -> KeyEntry:
+    value = file.match(RepositoryUrl.parse(url)).value
+    assert isinstance(value, KeyEntry)
+    return value
+
+
+def test_all_sections(tmp_path: Path) -> None:
+    file = credentials(
+        tmp_path,
+        {
+            "gs": {"": "/etc/gs.json", "gs://b": ""},
+            "s3": {"": {"secret_key": SECRET, "key_id": "AKIA", "region": "r", "session_token": "t", "profile": "p"}},
+            "as": {"as://account/container": {"account_str": "account", "account_key": SECRET}},
+            "oss": {"": {"secret_key": SECRET, "key_id": "LTAI"}},
+            "obs": {},
+        },
+    )
+    assert file.warnings == ()
+    assert file.match(RepositoryUrl.parse("gs://x/y")).value == GoogleEntry("/etc/gs.json")
+    azure = file.match(RepositoryUrl.parse("as://account/container/models")).value
+    assert isinstance(azure, AzureEntry)
+    assert azure.account_key.get_secret_value() == SECRET
+    keys = key_entry(file, "s3://any").credentials()
+    assert isinstance(keys, StaticKeys)
+    assert keys.key_id == "AKIA"
+    assert keys.secret_key.get_secret_value() == SECRET
+    assert keys.session_token
+    assert keys.session_token.get_secret_value() == "t"
+    assert SECRET not in repr(file) + repr(keys) + keys.describe()
+
+
+@pytest.mark.parametrize(
+    ("url", "region"),
+    [
+        ("s3://elsewhere", "default"),
+        ("s3://models", "bucket"),
+        ("s3://models/", "bucket"),
+        ("s3://models/a", "a"),
+        ("s3://models/a/b/c", "ab"),
+        ("s3://models/ab", "bucket"),
+        ("s3://minio:9000/models/a", "minio"),
+        ("s3://http://minio:9000/models", "minio"),
+        ("s3://https://minio:9000/models", "default"),
+        ("s3://https://tls/b/x", "tls"),
+    ],
+)
+def test_longest_key_on_a_path_boundary_wins(tmp_path: Path, url: str, region: str) -> None:
+    regions = {
+        "": "default",
+        "s3://models/": "bucket",
+        "s3://models/a": "a",
+        "s3://models/a/b/": "ab",
+        "s3://minio:9000/models": "minio",
+        "s3://https://tls": "tls",
+    }
+    file = credentials(tmp_path, {"s3": {key: {"region": region} for key, region in regions.items()}})
+    assert key_entry(file, url).region == region
+
+
+@pytest.mark.parametrize("content", [{}, {"gs": {"": "x"}}, {"s3": {}}, {"s3": {"s3://models/triton": {}}}])
+def test_no_match_names_the_url_and_the_keys(tmp_path: Path, content: Any) -> None:
+    file = credentials(tmp_path, content)
+    with pytest.raises(ConfigError) as caught:
+        file.match(RepositoryUrl.parse("s3://models/tri"))
+    message = caught.value.message
+    assert str(file.path) in message
+    assert "s3://models/tri;" in message
+    assert ('"s3://models/triton"' if content.get("s3") else "keys there: none") in message
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected", "warning"),
+    [
+        ({}, ProviderChain(), ""),
+        ({"secret_key": "", "key_id": "", "region": "", "session_token": "", "profile": ""}, ProviderChain(), ""),
+        ({"profile": "dev"}, Profile("dev"), ""),
+        ({"profile": "dev", "key_id": "AKIA"}, Profile("dev"), "no secret_key"),
+        ({"secret_key": SECRET}, ProviderChain(), "no key_id"),
+        ({"session_token": SECRET}, ProviderChain(), "session_token without keys"),
+        ({"profile": "dev", "colour": "red"}, Profile("dev"), 'unknown key "colour"'),
+    ],
+)
+def test_keys_else_profile_else_chain(tmp_path: Path, entry: Any, expected: object, warning: str) -> None:
+    file = credentials(tmp_path, {"s3": {"": entry}})
+    assert key_entry(file, "s3://b").credentials() == expected
+    assert len(file.warnings) == bool(warning)
+    assert warning in "".join(file.warnings)
+    assert SECRET not in "".join(file.warnings)
+
+
+def test_empty_session_token_is_absent(tmp_path: Path) -> None:
+    file = credentials(tmp_path, {"s3": {"": {"key_id": "AKIA", "secret_key": SECRET, "session_token": ""}}})
+    keys = key_entry(file, "s3://b").credentials()
+    assert isinstance(keys, StaticKeys)
+    assert keys.session_token is None
+
+
+def test_what_is_unknown_warns(tmp_path: Path) -> None:
+    content = {"hf": {"": "x"}, "s3": {"": {}, "models": {}, "gs://b": {}}}
+    file = credentials(tmp_path, content)
+    assert len(file.warnings) == 3
+    assert all(str(file.path) in warning for warning in file.warnings)
+    assert [word for word in ('"hf"', 's3["models"]', 's3["gs://b"]') if word not in "".join(file.warnings)] == []
+    assert len(file.sections["s3"]) == 1
+
+
+def test_two_spellings_of_one_place(tmp_path: Path) -> None:
+    same = {"s3": {"s3://h:1/b": {"region": "r"}, "s3://http://h:1/b/": {"region": "r"}}}
+    assert len(credentials(tmp_path, same).sections["s3"]) == 1
+    same["s3"]["s3://h:1/b"] = {"region": "other"}
+    with pytest.raises(ConfigError, match="name the same place"):
+        credentials(tmp_path, same)
+
+
+WRONG_CREDENTIALS = [
+    ([], "the file has the wrong type"),
+    ({"s3": []}, '"s3" has the wrong type'),
+    ({"s3": {"": SECRET}}, 's3[""] has the wrong type'),
+    ({"s3": {"": {"secret_key": [SECRET]}}}, 's3[""].secret_key has the wrong type'),
+    ({"s3": {"s3://b": {"key_id": 5, "secret_key": SECRET}}}, 's3["s3://b"].key_id has the wrong type'),
+    ({"s3": {"": {"session_token": None, "secret_key": SECRET}}}, 's3[""].session_token has the wrong type'),
+    ({"gs": {"": {"key": SECRET}}}, 'gs[""] has the wrong type'),
+    ({"as": {"": {"account_key": {"x": SECRET}}}}, 'as[""].account_key has the wrong type'),
+    ({"oss": {"": {"secret_key": [SECRET]}}}, 'oss[""].secret_key has the wrong type'),
+]
+MALFORMED = [
+    ("", ":1:1: not valid JSON"),
+    (f'{{"s3": {{\n  "": "{SECRET}" "x"\n}}}}', ":2:"),
+    (f'{{"s3": {{"": {{"secret_key": "{SECRET}', ":1:"),
+    (f'{{"a": "{SECRET}", "a": "{SECRET}"}}', 'key "a" stands twice'),
+    ("[" * 100_000, "nested too deep"),
+    ('{"a": ' + "9" * 5000 + "}", "number too long"),
+]
+
+
+@pytest.mark.parametrize(("content", "what"), WRONG_CREDENTIALS + MALFORMED)
+def test_wrong_credentials_name_file_and_key_but_no_secret(tmp_path: Path, content: Any, what: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        credentials(tmp_path, content)
+    assert str(tmp_path / "file.json") in caught.value.message
+    assert what in caught.value.message
+    shown = "".join(traceback.TracebackException.from_exception(caught.value, capture_locals=False).format())
+    assert SECRET not in shown
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+def test_byte_order_mark_is_fine_but_not_other_encodings(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    path.write_bytes(b'\xef\xbb\xbf{"proxy": "h:1"}')
+    assert read_dragonfly(path).proxy == "http://h:1"
+    path.write_bytes('{"proxy": "h:1"}'.encode("utf-16"))
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        read_dragonfly(path)
+
+
+@pytest.mark.parametrize("name", ["absent.json", "."])
+def test_unreadable_file(tmp_path: Path, name: str) -> None:
+    for read in (read_credentials, read_dragonfly):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            read(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("content", "proxy"),
+    [
+        ({"proxy": "http://127.0.0.1:4001"}, "http://127.0.0.1:4001"),
+        ({"proxy": "http://127.0.0.1:4001/"}, "http://127.0.0.1:4001"),
+        ({"proxy": "127.0.0.1:4001"}, "http://127.0.0.1:4001"),
+        ({"proxy": "[::1]:4001"}, "http://[::1]:4001"),
+        ({"proxy": {"addr": "dfdaemon:4001"}}, "http://dfdaemon:4001"),
+        ({"addr": "http://127.0.0.1:4001"}, "http://127.0.0.1:4001"),
+        ({"proxy/addr": "http://127.0.0.1:4001"}, "http://127.0.0.1:4001"),
+        ({"proxy": "", "addr": "127.0.0.1:4001"}, "http://127.0.0.1:4001"),
+        ({"proxy": "h:1", "addr": "http://h:1"}, "http://h:1"),
+    ],
+)
+def test_address(tmp_path: Path, content: Any, proxy: str) -> None:
+    file = dragonfly(tmp_path, content)
+    assert file.proxy == proxy
+    assert file.warnings == ()
+
+
+def test_two_addresses_warn(tmp_path: Path) -> None:
+    file = dragonfly(tmp_path, {"proxy": "a:1", "addr": "b:1"})
+    assert file.proxy == "http://a:1"
+    assert '"addr" gives another address' in "".join(file.warnings)
+
+
+def test_published_example(tmp_path: Path) -> None:
+    file = dragonfly(
+        tmp_path,
+        {
+            "proxy": "http://127.0.0.1:65001",
+            "header": {"Host": "abc", "X-Team": SECRET},
+            "filter": ["X-Amz-Credential&X-Amz-Date", "a, b,,a", " ", "c"],
+        },
+    )
+    assert file.filter == ("X-Amz-Credential", "X-Amz-Date", "a", "b", "c")
+    assert {name: value.get_secret_value() for name, value in file.headers.items()} == {"X-Team": SECRET}
+    assert len(file.warnings) == 1
+    assert "Host" in file.warnings[0]
+    assert SECRET not in repr(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "passes"),
+    [
+        *((name, False) for name in ("host", "Range", "If-Match", "IF-NONE-MATCH", "authorization", "Accept-Encoding")),
+        *((name, False) for name in ("Connection", "TE", "Trailer", "Transfer-Encoding", "Upgrade", "Keep-Alive")),
+        *((name, False) for name in ("Proxy-Authorization", "Content-Length", "X-Dragonfly-Use-P2P", "X-Dragonfly-Filter")),
+        *((name, False) for name in ("x-dragonfly-content-for-calculating-task-id", "X-Dragonfly-Output-Path")),
+        *((name, True) for name in ("X-Dragonfly-Tag", "X-Dragonfly-Application", "X-Dragonfly-Priority", "Iffy", "X-Host")),
+    ],
+)
+def test_headers_of_the_request_itself_are_ignored_by_name(tmp_path: Path, name: str, passes: bool) -> None:
+    file = dragonfly(tmp_path, {"proxy": "h:1", "header": {name: SECRET}})
+    assert (name in file.headers) is passes
+    assert [name in warning for warning in file.warnings] == ([] if passes else [True])
+    assert SECRET not in "".join(file.warnings)
+
+
+WRONG_DRAGONFLY = [
+    ({}, "gives no proxy address"),
+    ({"proxy": "", "addr": ""}, "gives no proxy address"),
+    ({"proxy": "none"}, "gives no proxy address"),
+    ({"proxy": {}}, "gives no proxy address"),
+    ({"proxy": 4001}, '"proxy" has the wrong type'),
+    ({"proxy": None}, '"proxy" has the wrong type'),
+    ({"proxy": {"addr": 4001}}, "proxy.addr has the wrong type"),
+    ({"proxy": "dfdaemon"}, '"proxy" is no proxy address'),
+    ({"proxy": "https://h:1"}, "plain http"),
+    ({"proxy": "http://h:1/path"}, "is no proxy address"),
+    ({"proxy": f"http://user:{SECRET}@h:1"}, "holds credentials"),
+    ({"proxy": "h:1", "header": []}, '"header" has the wrong type'),
+    ({"proxy": "h:1", "header": {"X-A": [SECRET]}}, 'header "X-A" has the wrong type'),
+    ({"proxy": "h:1", "header": {"X-A": f"{SECRET}\r\nHost: evil"}}, 'the value of header "X-A" cannot be sent'),
+    ({"proxy": "h:1", "header": {"X-A": f"{SECRET}é"}}, 'the value of header "X-A" cannot be sent'),
+    ({"proxy": "h:1", "header": {"X A": SECRET}}, "is no header name"),
+    ({"proxy": "h:1", "filter": "a,b"}, '"filter" has the wrong type'),
+    ({"proxy": "h:1", "filter": ["a", 5]}, "filter[1] has the wrong type"),
+    ({"proxy": "h:1", "filter": ["a\r\nHost: evil"]}, "cannot be sent"),
+]
+
+
+@pytest.mark.parametrize(("content", "what"), WRONG_DRAGONFLY + MALFORMED)
+def test_wrong_dragonfly_names_file_and_key_but_no_secret(tmp_path: Path, content: Any, what: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        dragonfly(tmp_path, content)
+    assert str(tmp_path / "file.json") in caught.value.message
+    assert what in caught.value.message
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+def test_unknown_dragonfly_keys_warn(tmp_path: Path) -> None:
+    file = dragonfly(tmp_path, {"proxy": {"addr": "h:1", "tls": True}, "headers": {"X": SECRET}})
+    assert len(file.warnings) == 2
+    assert '"tls"' in file.warnings[0]
+    assert '"headers"' in file.warnings[1]
+    assert SECRET not in "".join(file.warnings)
+
+
+def test_locate(tmp_path: Path) -> None:
+    default = tmp_path / "default.json"
+    assert locate({}, "V", default) == (None, False)
+    default.touch()
+    assert locate({}, "V", default) == (default, False)
+    assert locate({"V": ""}, "V", default) == (None, False)
+    assert locate({"V": "/absent"}, "V", default) == (Path("/absent"), True)
