@@ -77,18 +77,19 @@ async def check(settings: Settings) -> AsyncGenerator[Finding, None]:
 async def _check_repository(repository: Repository, settings: Settings) -> AsyncGenerator[Finding, None]:
     config, origin = repository.config, repository.origin
     where = str(config.url)
-    origins = {
-        name: settings.provenance.get(f"{config.name}.{name}" if config.name else name, "default")
-        for name in ("credentials", "region", "endpoint_url")
-    }
-    credentials = settings.credentials[config.name].describe()
-    yield Finding("credentials", Verdict.OK, f"{where}: {credentials} (from {origins['credentials']})")
     try:
         prefix = await repository.locate(allow_empty=settings.config.allow_empty)
         listing = await _look(repository, prefix)
     except D7yfsError as error:
         yield _failed("list", error)
         return
+    found = origin.describe()
+    said = f"{where}: {found.get('credentials', '')} ({_whence(settings, repository, 'credentials')})"
+    yield Finding("credentials", Verdict.OK, said)
+    said = f"{found['endpoint']} ({_whence(settings, repository, 'endpoint_url')})"
+    if "region" in found:
+        said += f", region {found['region']} ({_whence(settings, repository, 'region')})"
+    yield Finding("endpoint", Verdict.OK, f"{where}: {said}")
     files = [version for version in listing.entries.values() if version is not None]
     directories = len(listing.entries) - len(files)
     yield Finding("list", Verdict.OK, f"{where}: {directories} directories, {len(files)} files at the top")
@@ -106,6 +107,13 @@ async def _check_repository(repository: Repository, settings: Settings) -> Async
                 yield finding
     else:
         yield Finding("proxy", Verdict.OK, f"{where}: none configured, reads go straight to {origin.url}")
+
+
+def _whence(settings: Settings, repository: Repository, setting: str) -> str:
+    """Which source set this, in words."""
+    name = repository.config.name
+    whence = settings.provenance.get(f"{name}.{setting}" if name else setting, "default")
+    return "found by itself" if whence == "default" else f"from {whence}"
 
 
 async def _look(repository: Repository, prefix: str) -> DirectoryListing:

@@ -233,6 +233,7 @@ def _repository_status(repository: Repository) -> dict[str, Any]:
     return {
         "name": repository.config.name,
         "url": str(repository.config.url),
+        "origin": dict(repository.origin.describe()),
         "proxy": proxy.url if proxy else "",
         "proxy_usable": proxy.usable if proxy else None,
         "proxy_trips": proxy.breaker.trips if proxy else 0,

@@ -5,14 +5,13 @@ What `mount`, `check` and `ls` have in common. Opening makes no request; `locate
 
 from __future__ import annotations
 
-import ssl
 import time
 from dataclasses import dataclass
 
 from d7yfs import __version__
 from d7yfs.config.schema import RepositoryConfig
 from d7yfs.config.sources import Settings
-from d7yfs.errors import ConfigError, NotFound
+from d7yfs.errors import NotFound
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.proxy import FIRST_BYTE_TIMEOUT_S, Proxy
 from d7yfs.fetch.transport import Transport
@@ -21,6 +20,7 @@ from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.origins import open_origin
 from d7yfs.origins.origin import Origin
 from d7yfs.origins.survey import Empty, SingleObject, list_all, survey
+from d7yfs.trust import ssl_context
 
 USER_AGENT = f"d7yfs/{__version__}"
 
@@ -80,7 +80,7 @@ def open_repositories(settings: Settings) -> list[Repository]:
         transport = Transport(
             connect_timeout_s=config.connect_timeout_s,
             max_idle_connections=config.max_connections,
-            ssl_context=_ssl_context(repository),
+            ssl_context=ssl_context(repository.ca_bundle, verify=repository.verify_tls),
             user_agent=USER_AGENT,
         )
         fetcher = Fetcher(
@@ -107,17 +107,3 @@ def _proxy(settings: Settings, repository: RepositoryConfig) -> Proxy:
         headers={name: value.get_secret_value() for name, value in settings.headers.items()},
         filter=settings.filter,
     )
-
-
-def _ssl_context(repository: RepositoryConfig) -> ssl.SSLContext:
-    """How the data plane checks the store's certificate. Raises ConfigError for a CA bundle that cannot be read."""
-    try:
-        context = ssl.create_default_context(cafile=str(repository.ca_bundle) if repository.ca_bundle else None)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"ca_bundle {repository.ca_bundle} cannot be used: {error}", hint="name a PEM file of certificates"
-        ) from error
-    if not repository.verify_tls:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context

@@ -33,7 +33,7 @@ MIN_RETRY_S = 1.0
 """Shortest time for which a stale listing is served before its origin is asked again."""
 
 MAX_ENTRIES = 200_000
-"""Default bound on known inodes: about 130 MiB with keys of 60 characters."""
+"""Default bound on known inodes: about 120 MiB with keys of 70 characters."""
 
 _MTIME_STEP_NS = 1000
 """The least by which a change raises a directory's mtime: programs compare it as a float, which resolves 240 ns."""

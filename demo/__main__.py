@@ -123,7 +123,7 @@ def main() -> int:
     try:
         check_prerequisites()
         run(arguments.weights_mib << 20, arguments.scratch)
-    except DemoError as error:
+    except (DemoError, OSError) as error:  # a mount that dies answers with an OSError
         console.print("[bold red]demo failed:", escape(str(error)), soft_wrap=True)
         return 1
     except KeyboardInterrupt:

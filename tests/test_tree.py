@@ -477,6 +477,12 @@ def test_a_directorys_mtime_rises_only_when_its_own_entries_change() -> None:
     assert root.mtime_ns == CREATED_NS + 31_000
 
 
+def test_first_sight_is_the_same_whenever_it_happens() -> None:
+    mount = Mount(make_tree(), version("m/d/x"))
+    mount.date_ns = CREATED_NS + 10_000
+    assert mount.find("d").mtime_ns == CREATED_NS
+
+
 def test_a_directory_that_appears_again_is_not_older_than_before() -> None:
     mount = Mount(make_tree(), version("m/a"), version("m/d/x"))
     mount.find("d/x")
@@ -559,6 +565,15 @@ def test_hidden_keys_are_reported_once_and_counted_while_they_are_there() -> Non
     ]
 
 
+def test_hidden_keys_of_a_directory_that_is_gone_are_not_counted() -> None:
+    mount = Mount(make_tree(), version("m/a"), version("m/d//x"))
+    mount.list(mount.find("d").inode)
+    assert mount.tree.statistics()["hidden_keys"] == 1
+    mount.delete("m/d//x")
+    mount.list()
+    assert mount.tree.statistics()["hidden_keys"] == 0
+
+
 def test_the_report_of_hidden_keys_is_bounded() -> None:
     mount = Mount(make_tree(), *(version(f"m/{directory}/{'x' * 300}{i}") for directory in "ab" for i in range(80)))
     mount.find("a")
@@ -575,7 +590,7 @@ def directories(count: int, files: int) -> list[ObjectVersion]:
 
 
 def walk(mount: Mount, *, hold: bool = False) -> None:
-    for i in range(len({key.split("/")[1] for key in mount.objects})):
+    for i in range(len({key.split("/")[1] for key in mount.objects if key.startswith("m/d")})):
         directory = mount.find(f"d{i:03}")
         mount.list(directory.inode)
         for name in mount.tree.children(directory.inode):
@@ -596,6 +611,28 @@ def test_drops_the_expired_that_were_used_longest_ago() -> None:
     assert mount.tree.resolve("d001/f000") is None
     assert mount.tree.resolve("d007/f000") is not None
     assert mount.tree.statistics()["dropped_inodes_total"] > 0
+
+
+def test_a_lookup_counts_as_use() -> None:
+    mount = Mount(make_tree(max_entries=60), *directories(20, 10))
+    for i in (0, 1, 2, 0, 3):
+        mount.find(f"d{i:03}/f000")
+    assert mount.listings == 5
+    assert mount.tree.resolve("d000/f000") is not None
+    assert mount.tree.resolve("d001/f000") is None
+
+
+def test_a_directory_that_was_dropped_comes_back_with_no_earlier_mtime() -> None:
+    mount = Mount(make_tree(max_entries=40), version("m/p/q/x"), *directories(20, 10))
+    directory = mount.find("p/q")
+    mount.list(directory.inode)
+    mount.put(version("m/p/q/y"))
+    mount.date_ns = CREATED_NS + 10_000
+    mount.list(directory.inode)
+    assert directory.mtime_ns == mount.date_ns
+    walk(mount)
+    assert mount.tree.resolve("p/q") is None
+    assert mount.find("p/q").mtime_ns >= directory.mtime_ns
 
 
 def test_walking_more_than_the_bound_within_one_time_to_live_stays_bounded() -> None:

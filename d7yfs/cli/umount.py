@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
 import click
 
 from d7yfs import control, mounts
+from d7yfs.config.sources import load_settings
 from d7yfs.errors import MountError
 
 _END_TIMEOUT_S = 30.0
@@ -15,12 +17,15 @@ _END_POLL_S = 0.05
 
 
 @click.command()
-@click.argument("mountpoint", type=click.Path(path_type=Path))
+@click.argument("mountpoint", type=click.Path(path_type=Path), required=False)
+@click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="Unmount what this TOML file mounts.")
 @click.option(
     "--lazy", is_flag=True, help="Take it away at once; who has files open there keeps them until the daemon ends."
 )
-def umount(mountpoint: Path, lazy: bool) -> None:
+def umount(mountpoint: Path | None, config: Path | None, lazy: bool) -> None:
     """Unmount, and end the daemon behind the mount. A mount whose daemon is dead is cleaned up."""
+    if mountpoint is None:
+        mountpoint = load_settings({}, (), None, os.environ, config).require_mountpoint()
     point = mountpoint.absolute()
     mount = mounts.mounted_at(point)
     if mount is None or mount.fstype != mounts.FSTYPE:

@@ -56,5 +56,8 @@ class Origin(Protocol):
         Cached and reused until shortly before it expires; `fresh` signs anew with reloaded credentials (after a 403).
         """
 
+    def describe(self) -> Mapping[str, str]:
+        """What the origin has found out about itself (endpoint, region, whence the credentials), in words without secrets."""
+
     async def aclose(self) -> None:
         """Close the SDK's connections."""

@@ -43,6 +43,7 @@ from d7yfs.errors import BadReply, ConfigError, D7yfsError
 from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.origins.origin import ReadRequest
 from d7yfs.origins.s3_errors import Call, WrongRegion, date_of, from_credentials, translate
+from d7yfs.trust import ca_file
 
 if TYPE_CHECKING:
     from botocore.credentials import Credentials as BotoCredentials
@@ -66,12 +67,26 @@ _DEFAULT_REGION = "us-east-1"
 _ARCHIVES = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 """Storage classes without a readable copy until restored. GLACIER_IR and the others read at once."""
 
+_FOUND_IN = {
+    "explicit": "given to d7yfs",
+    "env": "environment variables",
+    "shared-credentials-file": "the shared credentials file",
+    "config-file": "the shared configuration file",
+    "custom-process": "a credential process",
+    "assume-role": "an assumed role",
+    "assume-role-with-web-identity": "a web identity token",
+    "sso": "single sign-on",
+    "iam-role": "instance metadata",
+    "container-role": "the container's role",
+}
+"""botocore's names for where it found credentials (`method` in botocore/credentials.py), in words."""
+
 _SERVICE_MODELS = create_loader()
 """botocore's parsed description of S3, shared: it costs each session of its own 12 MiB and 50 ms."""
 
 # At DEBUG these write canonical requests, signatures and session tokens.
 for _name in ("boto3", "botocore", "urllib3"):
-    logging.getLogger(_name).setLevel(logging.INFO)
+    logging.getLogger(_name).setLevel(logging.WARNING)
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +156,7 @@ class S3Origin:
             endpoint_url=repository.url.endpoint_url or repository.endpoint_url,
             region=repository.region,
             verify_tls=repository.verify_tls,
-            ca_bundle=str(repository.ca_bundle or ""),
+            ca_bundle=ca_file(repository.ca_bundle),
             addressing_style=repository.addressing_style,
         )
 
@@ -221,6 +236,16 @@ class S3Origin:
         if loaded is self._loaded:
             self._signed[key] = request
         return request
+
+    def describe(self) -> dict[str, str]:
+        """Endpoint, region and where the SDK found the credentials, as far as it has looked."""
+        found = {"endpoint": self._endpoint_url or "the provider's own", "region": self._region}
+        if self._loaded is not None:
+            held = self._loaded.credentials
+            found["credentials"] = (
+                _FOUND_IN.get(held.method or "", held.method or "unknown") if held else "none (anonymous)"
+            )
+        return found
 
     async def aclose(self) -> None:
         """Close the SDK's connections; the origin opens new ones if it is used again."""

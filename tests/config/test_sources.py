@@ -1,0 +1,430 @@
+"""Precedence of the layers, credentials as a whole, and where each setting came from."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from d7yfs.config.schema import OPTIONS, Anonymous, Credentials, Profile, ProviderChain, StaticKeys
+from d7yfs.config.sources import Settings, load_settings, parse_source
+from d7yfs.errors import ConfigError
+
+SECRET = "wJalrXUtnFEMI/hunter2"
+URL = "s3://models/triton"
+
+
+class Host:
+    """A directory with the files of one host, and what its environment says."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.home = root / "triton"
+        self.home.mkdir()
+        self.environ: dict[str, str] = {"HOME": str(root)}
+
+    def write(self, name: str, content: Any) -> Path:
+        path = self.root / name
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        return path
+
+    def load(
+        self,
+        *sources: str,
+        toml: str | None = None,
+        mountpoint: Path | None = None,
+        environ: dict[str, str] | None = None,
+        **flags: object,
+    ) -> Settings:
+        path = self.write("config.toml", toml) if toml is not None else None
+        return load_settings(
+            flags, sources, mountpoint, self.environ | (environ or {}), path, triton_home=self.home
+        )
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def test_defaults(host: Host) -> None:
+    settings = host.load(URL)
+    (repository,) = settings.config.repositories
+    assert repository.name == ""
+    assert str(repository.url) == URL
+    assert repository.proxy == ""
+    assert repository.fallback is True
+    assert settings.credentials == {"": ProviderChain()}
+    assert settings.headers == {}
+    assert settings.filter == ()
+    assert settings.warnings == ()
+    rows = settings.describe()
+    assert rows["url"] == {"value": URL, "from": "the command line"}
+    assert {row["from"] for name, row in rows.items() if name != "url"} == {"default"}
+    with pytest.raises(ConfigError, match="no mount point"):
+        settings.require_mountpoint()
+
+
+def test_no_toml_is_read_unless_named(host: Host) -> None:
+    path = host.write("config.toml", 'region = "toml"')
+    assert host.load(URL).config.repositories[0].region == ""
+    settings = host.load(URL, environ={"D7YFS_CONFIG": str(path)})
+    assert settings.config.repositories[0].region == "toml"
+    with pytest.raises(ConfigError, match="cannot be read"):
+        host.load(URL, environ={"D7YFS_CONFIG": str(path) + "x"})
+
+
+LAYERS = ("flag", "variable", "table", "toml", "triton")
+
+
+@pytest.mark.parametrize(
+    "present", [subset for size in range(1, 6) for subset in itertools.combinations(LAYERS, size)], ids="+".join
+)
+def test_the_highest_layer_wins(host: Host, present: tuple[str, ...]) -> None:
+    """Every subset of the layers, for an option of each sort: `region` of a repository, `proxy` of the Dragonfly file."""
+    credential = host.write("credentials.json", {"s3": {"": {"region": "triton"}}})
+    agent = host.write("agent.json", {"proxy": "triton:1"})
+    environ: dict[str, str] = {}
+    if "variable" in present:
+        environ |= {"D7YFS_REGION": "variable", "D7YFS_PROXY": "variable:1"}
+    if "triton" in present:
+        environ |= {"TRITON_CLOUD_CREDENTIAL_PATH": str(credential), "TRITON_DRAGONFLY_CONFIG_PATH": str(agent)}
+    toml = 'region = "toml"\nproxy = "toml:1"\n' if "toml" in present else ""
+    toml += f'[repositories.llm]\nurl = "{URL}"\n'
+    toml += 'region = "table"\nproxy = "table:1"\n' if "table" in present else ""
+    flags = {"region": "flag", "proxy": "flag:1"} if "flag" in present else {}
+
+    settings = host.load(toml=toml, environ=environ, **flags)
+
+    (repository,) = settings.config.repositories
+    assert repository.region == present[0]
+    assert repository.proxy == f"http://{present[0]}:1"
+    where = {
+        "flag": ("--region", "--proxy"),
+        "variable": ("D7YFS_REGION", "D7YFS_PROXY"),
+        "table": (f"{host.root}/config.toml: [repositories.llm]",) * 2,
+        "toml": (f"{host.root}/config.toml",) * 2,
+        "triton": (f'{credential}, key ""', str(agent)),
+    }[present[0]]
+    rows = settings.describe()
+    assert (rows["llm.region"]["from"], rows["llm.proxy"]["from"]) == where
+
+
+@pytest.mark.parametrize("present", [("flag", "variable", "toml"), ("variable", "toml"), ("toml",), ()])
+def test_options_of_the_mount(host: Host, present: tuple[str, ...]) -> None:
+    values = {"flag": "1GiB", "variable": "2GiB", "toml": "3GiB"}
+    settings = host.load(
+        URL,
+        toml='cache_size = "3GiB"' if "toml" in present else "",
+        environ={"D7YFS_CACHE_SIZE": "2GiB"} if "variable" in present else {},
+        **({"cache_size": "1GiB"} if "flag" in present else {}),
+    )
+    where = {"flag": "--cache-size", "variable": "D7YFS_CACHE_SIZE", "toml": str(host.root / "config.toml")}
+    winner = present[0] if present else ""
+    assert settings.describe()["cache_size"] == {
+        "value": values.get(winner, "50GiB"),
+        "from": where.get(winner, "default"),
+    }
+
+
+def test_every_option_by_every_way(host: Host) -> None:
+    """Each option has one name: as a flag, as a variable and as a key, with and without dashes."""
+    texts = {
+        "endpoint_url": "https://s3.example.com",
+        "profile": "dev",
+        "proxy": "http://h:4001",
+        "ca_bundle": str(host.write("ca.pem", "")),
+        "cache_dir": "/c",
+        "log_file": "/l",
+        "file_mode": "0400",
+        "dir_mode": "0500",
+        "addressing_style": "path",
+        "log_level": "debug",
+        "log_format": "json",
+        "region": "r",
+    }
+    for option in OPTIONS.values():
+        text = texts.get(option.name) or ("true" if option.off_flag else "20s" if "TIME" in option.kind.metavar else "32")
+        if option.kind.metavar == "SIZE":
+            text = "32MiB"
+        expected = option.kind.show(option.kind.parse(text))
+        for settings in (
+            host.load(URL, **{option.name: text}),
+            host.load(URL, environ={option.variable: text}),
+            host.load(URL, toml=f'{option.name} = "{text}"'),
+            host.load(URL, toml=f'{option.name.replace("_", "-")} = "{text}"'),
+        ):
+            holder = settings.config.repositories[0] if option.per_repository else settings.config
+            assert option.kind.show(getattr(holder, option.field)) == expected
+            setting = "credentials" if option.name in ("profile", "anonymous") else option.name
+            assert settings.describe()[setting]["from"] != "default"
+
+
+def test_off_flag_is_named(host: Host) -> None:
+    rows = host.load(URL, fallback=False, verify_tls=False).describe()
+    assert rows["fallback"] == {"value": "false", "from": "--no-fallback"}
+    assert rows["verify_tls"] == {"value": "false", "from": "--insecure-skip-tls-verify"}
+
+
+def test_wrong_values_are_refused_in_every_layer(host: Host) -> None:
+    with pytest.raises(ConfigError, match="--cache-size 'x' is no size; allowed: "):
+        host.load(URL, cache_size="x")
+    with pytest.raises(ConfigError, match="D7YFS_CACHE_SIZE 'x' is no size; allowed: "):
+        host.load(URL, environ={"D7YFS_CACHE_SIZE": "x"}, cache_size="1G")
+    with pytest.raises(ConfigError, match="--ca-bundle: ca_bundle '/absent.pem' is no file"):
+        host.load(URL, ca_bundle="/absent.pem")
+    with pytest.raises(ConfigError, match="option 'cache_sice' is unknown .did you mean cache_size"):
+        host.load(URL, cache_sice="1G")
+    with pytest.raises(ConfigError) as caught:
+        host.load(URL, environ={"D7YFS_PROXY": f"http://u:{SECRET}@h:1"})
+    assert SECRET not in str(caught.value)
+
+
+def test_unknown_variables_warn_but_not_those_of_kubernetes(host: Host) -> None:
+    environ = {
+        "D7YFS_CACHE_SISE": "1",
+        "D7YFS_NO_FALLBACK": "1",
+        "D7YFS_SERVICE_HOST": "10.0.0.1",
+        "D7YFS_PORT": "tcp://10.0.0.1:80",
+        "D7YFS_PORT_80_TCP_ADDR": "10.0.0.1",
+        "D7YFS_REGION": "",
+    }
+    warnings = host.load(URL, environ=environ).warnings
+    assert [warning.partition(";")[2] for warning in warnings] == [
+        " did you mean D7YFS_CACHE_SIZE?",
+        " did you mean D7YFS_FALLBACK=FALSE?",
+    ]
+
+
+def test_paths_become_absolute(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(host.root)
+    settings = host.load(URL, mountpoint=Path("mnt"), cache_dir="cache", environ={"D7YFS_LOG_FILE": "log"})
+    assert settings.require_mountpoint() == host.root / "mnt"
+    assert settings.config.cache_dir == host.root / "cache"
+    assert settings.config.log_file == host.root / "log"
+
+
+# ------------------------------------------------------------------------------------------------------- repositories
+
+
+def test_mountpoint_layers(host: Host) -> None:
+    toml = 'mountpoint = "/toml"'
+    environ = {"D7YFS_MOUNTPOINT": "/variable"}
+    for mountpoint, variables, expected, where in (
+        (Path("/argument"), environ, "/argument", "the command line"),
+        (None, environ, "/variable", "D7YFS_MOUNTPOINT"),
+        (None, {}, "/toml", str(host.root / "config.toml")),
+    ):
+        settings = host.load(URL, toml=toml, mountpoint=mountpoint, environ=variables)
+        assert settings.describe()["mountpoint"] == {"value": expected, "from": where}
+
+
+def test_sources_layers(host: Host) -> None:
+    toml = '[repositories.toml]\nurl = "s3://toml"\nregion = "r"'
+    environ = {"D7YFS_SOURCE": "a=s3://one b=s3://two/x=y"}
+    settings = host.load("llm=s3://a/x", "vision=s3://b/y", toml=toml, environ=environ)
+    assert [(one.name, str(one.url)) for one in settings.config.repositories] == [
+        ("llm", "s3://a/x"),
+        ("vision", "s3://b/y"),
+    ]
+    assert "[repositories.toml] does not count, because the command line names" in settings.warnings[0]
+    settings = host.load(toml=toml, environ=environ)
+    assert [(one.name, str(one.url)) for one in settings.config.repositories] == [
+        ("a", "s3://one"),
+        ("b", "s3://two/x=y"),
+    ]
+    assert settings.describe()["a.url"]["from"] == "D7YFS_SOURCE"
+    settings = host.load(toml=toml)
+    assert settings.config.repositories[0].region == "r"
+    assert settings.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "url"),
+    [
+        ("s3://b/x=y", "", "s3://b/x=y"),
+        ("llm=s3://b/x=y", "llm", "s3://b/x=y"),
+        ("größe 2=s3://b", "größe 2", "s3://b"),
+    ],
+)
+def test_parse_source(text: str, name: str, url: str) -> None:
+    found, parsed = parse_source(text)
+    assert (found, str(parsed)) == (name, url)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\nb", "x" * 256, "ü" * 128])
+def test_names_that_are_no_directory(name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be a directory"):
+        parse_source(f"{name}=s3://b")
+
+
+@pytest.mark.parametrize(
+    ("sources", "what"),
+    [
+        ((), "no repository is given"),
+        (("s3://a", "s3://b"), "need a name each"),
+        (("s3://a", "b=s3://b"), "need a name each"),
+        (("b=s3://a", "b=s3://b"), "'b' is given twice"),
+        (("b=models",), "no scheme"),
+    ],
+)
+def test_sources_that_do_not_fit_together(host: Host, sources: tuple[str, ...], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        host.load(*sources)
+    if sources:
+        with pytest.raises(ConfigError, match=what):
+            host.load(environ={"D7YFS_SOURCE": " ".join(sources)})
+
+
+def test_endpoint_in_the_url_wins(host: Host) -> None:
+    settings = host.load("a=s3://minio:9000/b", "b=s3://b", endpoint_url="https://other")
+    assert [one.endpoint_url for one in settings.config.repositories] == ["http://minio:9000", "https://other"]
+    rows = settings.describe()
+    assert rows["a.endpoint_url"]["from"] == "the URL"
+    assert rows["b.endpoint_url"]["from"] == "--endpoint-url"
+
+
+# -------------------------------------------------------------------------------------------------------- credentials
+
+KEYS = {"key_id": "AKIA", "secret_key": SECRET, "region": "triton"}
+STATIC = StaticKeys("AKIA", SecretStr(SECRET))
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "toml", "expected", "where"),
+    [
+        ({}, {}, "", STATIC, "file"),
+        ({"profile": "p"}, {}, "", Profile("p"), "--profile"),
+        ({"anonymous": True}, {}, "", Anonymous(), "--anonymous"),
+        ({}, {"D7YFS_PROFILE": "p"}, "", Profile("p"), "D7YFS_PROFILE"),
+        ({}, {"D7YFS_ANONYMOUS": "true"}, 'profile = "p"', Anonymous(), "D7YFS_ANONYMOUS"),
+        ({"profile": "p"}, {"D7YFS_ANONYMOUS": "true"}, "", Profile("p"), "--profile"),
+        ({"anonymous": True}, {"D7YFS_PROFILE": "p"}, "", Anonymous(), "--anonymous"),
+        ({}, {}, "anonymous = true", Anonymous(), "toml"),
+        ({"anonymous": False}, {}, "anonymous = true", STATIC, "file"),
+        ({"anonymous": False}, {"D7YFS_PROFILE": "p"}, "anonymous = true", Profile("p"), "D7YFS_PROFILE"),
+        ({"profile": ""}, {}, "", STATIC, "file"),
+    ],
+)
+def test_one_source_supplies_a_whole_credential(
+    host: Host, flags: dict[str, object], environ: dict[str, str], toml: str, expected: Credentials, where: str
+) -> None:
+    file = host.write("triton/cloud_credential.json", {"s3": {"": KEYS}})
+    settings = host.load(URL, toml=toml, environ=environ, **flags)
+    (repository,) = settings.config.repositories
+    assert settings.credentials[""] == expected
+    assert repository.anonymous is isinstance(expected, Anonymous)
+    assert repository.profile == (expected.name if isinstance(expected, Profile) else "")
+    # The file's region goes with its keys.
+    assert repository.region == ("triton" if expected == STATIC else "")
+    where = {"file": f'{file}, key ""', "toml": str(host.root / "config.toml")}.get(where, where)
+    assert settings.describe()["credentials"]["from"] == where
+
+
+def test_region_of_a_higher_layer_with_keys_of_the_file(host: Host) -> None:
+    host.write("triton/cloud_credential.json", {"s3": {"": KEYS}})
+    settings = host.load(URL, region="flag")
+    assert settings.credentials[""] == STATIC
+    assert settings.config.repositories[0].region == "flag"
+
+
+def test_both_in_one_layer_is_a_contradiction(host: Host) -> None:
+    with pytest.raises(ConfigError, match="both a profile .--profile. and anonymous"):
+        host.load(URL, profile="p", anonymous=True)
+
+
+def test_each_repository_has_its_own_credentials(host: Host) -> None:
+    file = host.write(
+        "credentials.json",
+        {"s3": {"s3://models": {"profile": "models"}, "s3://http://minio:9000/b": KEYS, "s3://chain": {}}},
+    )
+    toml = """
+        [repositories.a]
+        url = "s3://models/x"
+        [repositories.b]
+        url = "s3://minio:9000/b/y"
+        [repositories.c]
+        url = "s3://public"
+        anonymous = true
+        [repositories.d]
+        url = "s3://chain"
+    """
+    settings = host.load(toml=toml, environ={"TRITON_CLOUD_CREDENTIAL_PATH": str(file)})
+    assert settings.credentials == {"a": Profile("models"), "b": STATIC, "c": Anonymous(), "d": ProviderChain()}
+    assert [one.region for one in settings.config.repositories] == ["", "triton", "", ""]
+    rows = settings.describe()
+    assert rows["b.credentials"]["from"] == f'{file}, key "s3://http://minio:9000/b"'
+    assert rows["d.credentials"]["from"] == f'{file}, key "s3://chain"'
+
+
+def test_no_matching_key_is_an_error_that_names_url_and_keys(host: Host) -> None:
+    host.write("triton/cloud_credential.json", {"s3": {"s3://other": KEYS}})
+    with pytest.raises(ConfigError) as caught:
+        host.load(URL)
+    assert URL in caught.value.message
+    assert '"s3://other"' in caught.value.message
+    assert host.load(URL, profile="p").credentials[""] == Profile("p")
+
+
+def test_a_variable_that_names_a_missing_file_is_never_a_fall_through(host: Host) -> None:
+    host.write("triton/cloud_credential.json", {"s3": {"": KEYS}})
+    host.write("triton/dragonfly_config.json", {"proxy": "h:1"})
+    for variable in ("TRITON_CLOUD_CREDENTIAL_PATH", "TRITON_DRAGONFLY_CONFIG_PATH"):
+        for flags in ({}, {"anonymous": True, "proxy": "none"}):
+            with pytest.raises(ConfigError, match="/absent: cannot be read"):
+                host.load(URL, environ={variable: "/absent"}, **flags)
+
+
+def test_an_unneeded_default_file_does_not_hinder(host: Host) -> None:
+    host.write("triton/cloud_credential.json", "{broken")
+    host.write("triton/dragonfly_config.json", "{broken")
+    with pytest.raises(ConfigError, match="cloud_credential.json:1:2: not valid JSON"):
+        host.load(URL)
+    with pytest.raises(ConfigError, match="dragonfly_config.json:1:2: not valid JSON"):
+        host.load(URL, anonymous=True)
+    assert host.load(URL, anonymous=True, proxy="none").config.repositories[0].proxy == ""
+    empty = {"TRITON_CLOUD_CREDENTIAL_PATH": "", "TRITON_DRAGONFLY_CONFIG_PATH": ""}
+    assert host.load(URL, environ=empty).credentials[""] == ProviderChain()
+
+
+def test_the_agents_file(host: Host) -> None:
+    file = host.write(
+        "triton/dragonfly_config.json",
+        {"proxy": "127.0.0.1:4001", "header": {"X-Team": SECRET, "Host": "abc"}, "filter": ["a&b"]},
+    )
+    settings = host.load(URL)
+    assert settings.config.repositories[0].proxy == "http://127.0.0.1:4001"
+    assert settings.headers["X-Team"].get_secret_value() == SECRET
+    assert settings.filter == ("a", "b")
+    assert len(settings.warnings) == 1
+    rows = settings.describe()
+    assert rows["header"] == {"value": "X-Team", "from": str(file)}
+    assert rows["filter"] == {"value": "a, b", "from": str(file)}
+    # With another proxy the file's header and filter still hold: each setting is ranked by itself.
+    settings = host.load(URL, proxy="other:1")
+    assert settings.config.repositories[0].proxy == "http://other:1"
+    assert settings.filter == ("a", "b")
+
+
+def test_other_schemes_leave_triton_sections_to_their_origin(host: Host) -> None:
+    host.write("triton/cloud_credential.json", {"gs": {"": "/etc/gs.json"}, "as": {"": {"account_key": SECRET}}})
+    assert host.load("gs://bucket/x").credentials[""] == ProviderChain()
+
+
+def test_nothing_shown_holds_a_secret(host: Host) -> None:
+    host.write("triton/cloud_credential.json", {"s3": {"": KEYS | {"session_token": SECRET, "extra": SECRET}}})
+    host.write("triton/dragonfly_config.json", {"proxy": "h:1", "header": {"Authorization": SECRET, "X-A": SECRET}})
+    settings = host.load(URL, mountpoint=Path("/mnt"))
+    shown = [
+        repr(settings),
+        json.dumps(settings.describe()),
+        settings.config.model_dump_json(),
+        repr(settings.config),
+        *settings.warnings,
+    ]
+    assert [text for text in shown if SECRET in text] == []
+    assert len(settings.warnings) == 2
