@@ -10,7 +10,7 @@ import click
 
 from d7yfs import control, mounts
 from d7yfs.config.sources import load_settings
-from d7yfs.errors import MountError
+from d7yfs.errors import MountError, UsageError
 
 _END_TIMEOUT_S = 30.0
 _END_POLL_S = 0.05
@@ -24,6 +24,8 @@ _END_POLL_S = 0.05
 )
 def umount(mountpoint: Path | None, config: Path | None, lazy: bool) -> None:
     """Unmount, and end the daemon behind the mount. A mount whose daemon is dead is cleaned up."""
+    if mountpoint is None and config is None:
+        raise UsageError("no mount point is given", hint="name it, or the TOML file that does: --config FILE")
     if mountpoint is None:
         mountpoint = load_settings({}, (), None, os.environ, config).require_mountpoint()
     point = mountpoint.absolute()

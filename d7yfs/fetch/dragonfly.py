@@ -10,6 +10,7 @@ version and equal on all hosts; `If-Match` keeps a cold task from being made of 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
@@ -43,9 +44,12 @@ class Blame(Enum):
 
 
 def content_id(origin_identity: str, version: ObjectVersion) -> str:
-    """Names one version of one object on all hosts: with it, the task id is a hash of this and nothing else, so it binds everything."""
-    fields = ("d7yfs-1", origin_identity, version.key, version.validator, str(version.size_bytes))
-    return hashlib.sha256("\0".join(fields).encode()).hexdigest()
+    """Names one version of one object on all hosts: with it, the task id is a hash of this and nothing else, so it binds everything.
+
+    The piece length is bound by the size, from which dfdaemon computes it: `X-Dragonfly-Piece-Length` is never sent.
+    """
+    fields = ("d7yfs-1", origin_identity, version.key, version.validator, version.size_bytes)
+    return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
 
 def sorted_query(url: str) -> str:

@@ -20,29 +20,40 @@ MAX_STREAMS = 4
 
 _FIRST_PAUSE_S = 5.0
 _LONGEST_PAUSE_S = 300.0
+_PROBE_S = 10.0
+"""A probe that has neither failed nor brought a byte for so long is forgotten, and another one may be tried."""
 
 
 class Breaker:
-    """Open after a failure for 5 s, doubling up to 300 s; then one request may probe; closed again by the first byte."""
+    """Closed until a failure; then open for 5 s, doubling up to 300 s; then one request at a time probes. The first byte closes it."""
 
     def __init__(self) -> None:
         self.trips = 0
         self._open_until = float("-inf")
         self._pause_s = _FIRST_PAUSE_S
+        self._open = self._probing = False
 
-    def is_closed(self, now: float) -> bool:
-        """Whether the proxy may be asked. After the pause the answer is yes, and a failure of that request opens it for longer."""
+    def admits(self, now: float) -> bool:
+        """Whether the proxy may be asked now."""
         return now >= self._open_until
 
+    def asked(self, now: float) -> None:
+        """A request that was admitted begins. If it is a probe, nobody else is admitted until it has told how it went."""
+        if self._open:
+            self._probing = True
+            self._open_until = now + _PROBE_S
+
     def failed(self, now: float) -> None:
-        """The proxy did not answer, or answered nonsense."""
-        if self.is_closed(now):
+        """The proxy did not answer, or broke off. Failures of requests from before the breaker opened count once."""
+        if self._probing or self.admits(now):
             self.trips += 1
+            self._open, self._probing = True, False
             self._open_until = now + self._pause_s
             self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
 
     def succeeded(self) -> None:
         """A byte has come through the proxy."""
+        self._open = self._probing = False
         self._open_until = float("-inf")
         self._pause_s = _FIRST_PAUSE_S
 
@@ -63,4 +74,4 @@ class Proxy:
     @property
     def usable(self) -> bool:
         """Whether a new stream should be tried through it now."""
-        return self.required or self.breaker.is_closed(trio.current_time())
+        return self.required or self.breaker.admits(trio.current_time())

@@ -27,7 +27,7 @@ class Stream:
     position: int
     stop: int
     rate_bytes_s: float
-    """Bytes a second since its first byte; 0 before it."""
+    """0 when it has no byte yet, or has been silent for long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +46,17 @@ def plan(size_bytes: int, missing: ByteRange, stream: Stream | None, *, touched:
     `touched` says whether the object was read before (a second miss, or one outside the header).
     """
     direct = ByteRange(missing.start, min(missing.stop, missing.start + MAX_DIRECT_BYTES))
-    if size_bytes <= MAX_DIRECT_BYTES:
-        return Plan(direct=direct)
     if stream is None:
+        if size_bytes - missing.start <= MAX_DIRECT_BYTES:
+            # A small file, or the end of one (a zip's directory, say): one request for all of it, and no task.
+            return Plan(direct=ByteRange(missing.start, size_bytes))
         if not touched and missing.stop <= PEEK_BYTES:
             return Plan(direct=direct)
         # Passing over a few bytes that are there already is cheaper than a ranged task.
         return Plan(direct=direct, stream_from=0 if missing.start <= MAX_DIRECT_BYTES else missing.start)
-    if stream.rate_bytes_s > 0 and stream.start <= missing.start < stream.stop:
-        reached_in_time = stream.position + stream.rate_bytes_s * PATIENCE_S
-        if missing.start < reached_in_time:
-            return Plan()
+    # What the stream has passed and is missing all the same (a block that was dropped) it will not bring again.
+    arriving = max(stream.start, stream.position // BLOCK_BYTES * BLOCK_BYTES)
+    reached_in_time = min(stream.position + stream.rate_bytes_s * PATIENCE_S, stream.stop)
+    if stream.rate_bytes_s > 0 and arriving <= missing.start < reached_in_time:
+        return Plan()
     return Plan(direct=direct)

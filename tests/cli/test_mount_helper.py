@@ -1,0 +1,136 @@
+"""What mount(8) says, as `d7yfs mount` understands it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from d7yfs.cli import mount_helper
+from d7yfs.cli.mount_helper import split_options, translate
+from d7yfs.errors import UsageError
+
+URL = "s3://models/triton"
+
+
+def options(text: str, *more: str) -> list[str]:
+    """The flags for one -o list, in the form in which mount(8) calls its helpers."""
+    translated = translate([URL, "/mnt", *more, "-o", text])
+    assert translated[0] == "mount"
+    assert translated[-3:] == ["--", URL, "/mnt"]
+    return translated[1:-3]
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        ("rw", []),
+        ("ro", []),
+        ("", []),
+        ("rw,nosuid,noexec,nodev,user,nofail,_netdev,relatime,user=joe,x-systemd.automount,X-mount.mkdir,comment=x", []),
+        ("defaults,noauto", []),
+        (
+            "ro,allow_other,proxy=http://127.0.0.1:4001",
+            ["--allow-other", "--proxy", "http://127.0.0.1:4001"],
+        ),
+        ("cache-size=5G,cache_dir=/c", ["--cache-size", "5G", "--cache-dir", "/c"]),
+        ("config=/etc/d7yfs/config.toml", ["--config", "/etc/d7yfs/config.toml"]),
+        ("uid=1000,gid=1000,file_mode=0440", ["--uid", "1000", "--gid", "1000", "--file-mode", "0440"]),
+        ("no_fallback", ["--no-fallback"]),
+        ("nofallback", ["--no-fallback"]),
+        ("fallback=false", ["--no-fallback"]),
+        ("no_fallback=false", ["--fallback"]),
+        ("insecure_skip_tls_verify", ["--insecure-skip-tls-verify"]),
+        ("verify-tls=no", ["--insecure-skip-tls-verify"]),
+        ("anonymous=true,noallow_other", ["--anonymous", "--no-allow-other"]),
+        ('region="a,b",profile=c\\,d', ["--region", "a,b", "--profile", "c,d"]),
+        ("region=a=b", ["--region", "a=b"]),
+        (",,ro,,", []),
+    ],
+)
+def test_options(text: str, flags: list[str]) -> None:
+    assert options(text) == flags
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "hint"),
+    [
+        ("cache_sise=1G", "'cache_sise' is unknown", "did you mean cache_size?"),
+        ("zzzzzz", "'zzzzzz' is unknown", "allowed: config, ro, endpoint_url"),
+        ("proxy", "'proxy' needs a value", "proxy=URL"),
+        ("proxy=", "'proxy' needs a value", "proxy=URL"),
+        ("config", "'config' is unknown", ""),
+        ("anonymous=maybe", "anonymous='maybe' is neither true nor false", ""),
+        ("remount,ro", "'remount' is not supported", "mount it again"),
+        ("foreground", "'foreground' is not supported", "d7yfs mount --foreground"),
+    ],
+)
+def test_refused(text: str, what: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        options(text)
+    assert what in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_switches() -> None:
+    assert options("rw", "-s", "-n") == []
+    assert options("rw,unknown=1", "-s") == []
+    assert options("rw", "-v") == ["--log-level", "debug"]
+    assert options("rw,log_level=error", "-v") == ["--log-level", "error"]
+    assert options("rw", "-t", "d7yfs") == []
+    assert translate(["-o", "ro", URL, "/mnt"]) == ["mount", "--", URL, "/mnt"]
+    assert translate([URL, "/mnt", "-o", "region=a", "-o", "uid=1"])[1:-3] == ["--region", "a", "--uid", "1"]
+    assert translate([URL, "/mnt", "-f", "-o", "ro"]) == []
+    with pytest.raises(UsageError, match="unknown"):
+        translate([URL, "/mnt", "-f", "-o", "unknown"])
+
+
+@pytest.mark.parametrize("argv", [[], [URL], [URL, "/mnt", "/other"], [URL, "/mnt", "-x"], [URL, "/mnt", "-N", "/ns"]])
+def test_wrong_calls(argv: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        translate(argv)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("source", "sources"),
+    [
+        ("llm=s3://a/x", ["llm=s3://a/x"]),
+        ("llm=s3://a/x;vision=s3://b/y;z", ["llm=s3://a/x", "vision=s3://b/y;z"]),
+        ("s3://a/x;y=z", ["s3://a/x;y=z"]),
+        ("none", []),
+    ],
+)
+def test_sources(source: str, sources: list[str]) -> None:
+    assert translate([source, "/mnt", "-o", "rw"]) == ["mount", "--", *sources, "/mnt"]
+
+
+def test_split_options() -> None:
+    assert list(split_options('a,b=1,c="x,y",d=\\",e=p\\,q,f="open')) == ["a", "b=1", "c=x,y", 'd="', "e=p,q", 'f="open']
+    assert list(split_options("a=\\x\\\\y,b")) == ["a=\\x\\y", "b"]
+
+
+def test_main_shows_errors_without_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["mount.d7yfs", URL, "/mnt", "-o", "cache_sise=1G"])
+    with pytest.raises(SystemExit) as caught:
+        mount_helper.main()
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith("d7yfs: error: mount option 'cache_sise' is unknown\nhint: ")
+
+
+@pytest.mark.mount
+def test_mount_calls_the_helper_in_this_form(tmp_path: Path) -> None:
+    """The real mount(8) with a helper that only prints the translation, in a mount namespace's own /sbin."""
+    helper = tmp_path / "mount.d7yfs"
+    helper.write_text(
+        f"#!{sys.executable}\nimport sys; sys.path.insert(0, {os.getcwd()!r})\n"
+        "from d7yfs.cli.mount_helper import translate\nprint(translate(sys.argv[1:]))\n"
+    )
+    helper.chmod(0o755)
+    # mount(8) looks for helpers in fixed places: give it one of them, seen by this process tree alone.
+    script = f"mount --bind {tmp_path} /sbin/fs.d && " if Path("/sbin/fs.d").is_dir() else ""
+    assert script or True
+    subprocess.run(["true"], check=True)
