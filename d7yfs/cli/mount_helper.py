@@ -88,7 +88,9 @@ def main() -> None:
     except D7yfsError as error:
         sys.exit(report(error))
     if arguments:
-        d7yfs(arguments, prog_name="d7yfs")
+        # The background daemon is started from sys.argv, so it must be d7yfs' own.
+        sys.argv = ["d7yfs", *arguments]
+        d7yfs(prog_name="d7yfs")
 
 
 def _argument(item: str, *, sloppy: bool) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import click
 import pytest
 
 from d7yfs.cli import mount_helper
@@ -30,7 +32,10 @@ def options(text: str, *more: str) -> list[str]:
         ("rw", []),
         ("ro", []),
         ("", []),
-        ("rw,nosuid,noexec,nodev,user,nofail,_netdev,relatime,user=joe,x-systemd.automount,X-mount.mkdir,comment=x", []),
+        (
+            "rw,nosuid,noexec,nodev,user,nofail,_netdev,relatime,user=joe,x-systemd.automount,X-mount.mkdir,comment=x",
+            [],
+        ),
         ("defaults,noauto", []),
         (
             "ro,allow_other,proxy=http://127.0.0.1:4001",
@@ -109,11 +114,20 @@ def test_sources(source: str, sources: list[str]) -> None:
 
 
 def test_split_options() -> None:
-    assert list(split_options('a,b=1,c="x,y",d=\\",e=p\\,q,f="open')) == ["a", "b=1", "c=x,y", 'd="', "e=p,q", 'f="open']
+    assert list(split_options('a,b=1,c="x,y",d=\\",e=p\\,q,f="open')) == [
+        "a",
+        "b=1",
+        "c=x,y",
+        'd="',
+        "e=p,q",
+        'f="open',
+    ]
     assert list(split_options("a=\\x\\\\y,b")) == ["a=\\x\\y", "b"]
 
 
-def test_main_shows_errors_without_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_main_shows_errors_without_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", ["mount.d7yfs", URL, "/mnt", "-o", "cache_sise=1G"])
     with pytest.raises(SystemExit) as caught:
         mount_helper.main()
@@ -121,16 +135,45 @@ def test_main_shows_errors_without_traceback(capsys: pytest.CaptureFixture[str],
     assert capsys.readouterr().err.startswith("d7yfs: error: mount option 'cache_sise' is unknown\nhint: ")
 
 
+def test_main_hands_over_to_the_mount_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in sys.argv, from which the command starts its daemon."""
+
+    @click.command(context_settings={"ignore_unknown_options": True})
+    @click.argument("arguments", nargs=-1)
+    def mount(arguments: tuple[str, ...]) -> None:
+        click.echo(f"{list(arguments)} {sys.argv[1:]}")
+
+    monkeypatch.setitem(sys.modules, "d7yfs.cli.mount", SimpleNamespace(mount=mount))
+    monkeypatch.setattr(sys, "argv", ["/sbin/mount.d7yfs", URL, "/mnt", "-o", "rw,region=r"])
+    with pytest.raises(SystemExit) as caught:
+        mount_helper.main()
+    assert caught.value.code == 0
+    arguments = ["--region", "r", "--", URL, "/mnt"]
+    assert capsys.readouterr().out == f"{arguments[:2] + arguments[3:]} {['mount', *arguments]}\n"
+
+
 @pytest.mark.mount
-def test_mount_calls_the_helper_in_this_form(tmp_path: Path) -> None:
-    """The real mount(8) with a helper that only prints the translation, in a mount namespace's own /sbin."""
-    helper = tmp_path / "mount.d7yfs"
+def test_mount_itself_calls_it_in_this_form(tmp_path: Path) -> None:
+    """The real mount(8); its helper stands on a tmpfs over /usr/sbin in a mount namespace that ends with the test."""
+    helper = tmp_path / "helper"
+    root = Path(mount_helper.__file__).parents[2]
     helper.write_text(
-        f"#!{sys.executable}\nimport sys; sys.path.insert(0, {os.getcwd()!r})\n"
-        "from d7yfs.cli.mount_helper import translate\nprint(translate(sys.argv[1:]))\n"
+        f"#!{sys.executable}\nimport json, sys; sys.path.insert(0, {str(root)!r})\n"
+        "from d7yfs.cli.mount_helper import translate\nprint(json.dumps([sys.argv[1:], translate(sys.argv[1:])]))\n"
     )
     helper.chmod(0o755)
-    # mount(8) looks for helpers in fixed places: give it one of them, seen by this process tree alone.
-    script = f"mount --bind {tmp_path} /sbin/fs.d && " if Path("/sbin/fs.d").is_dir() else ""
-    assert script or True
-    subprocess.run(["true"], check=True)
+    script = """
+        mount -t tmpfs none "$(readlink -f /sbin)" && cp "$1" /sbin/mount.d7yfs && mkdir "$1.d" &&
+        mount -t d7yfs "$2" "$1.d" &&
+        mount -t d7yfs "$2" "$1.d" -v -o 'defaults,noauto,nofail,_netdev,nosuid,x-a=1,region="a,b",profile=c\\,d'
+    """
+    result = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, "sh", str(helper), URL], capture_output=True, text=True, check=True
+    )
+    (plain, first), (full, second) = [json.loads(line) for line in result.stdout.splitlines()]
+    assert plain == [URL, f"{helper}.d", "-o", "rw"]
+    assert first == ["mount", "--", URL, f"{helper}.d"]
+    assert full[2:4] == ["-v", "-o"]
+    assert second[1:-3] == ["--region", "a,b", "--profile", "c,d", "--log-level", "debug"]

@@ -41,9 +41,7 @@ class Host:
         **flags: object,
     ) -> Settings:
         path = self.write("config.toml", toml) if toml is not None else None
-        return load_settings(
-            flags, sources, mountpoint, self.environ | (environ or {}), path, triton_home=self.home
-        )
+        return load_settings(flags, sources, mountpoint, self.environ | (environ or {}), path, triton_home=self.home)
 
 
 @pytest.fixture
@@ -148,7 +146,9 @@ def test_every_option_by_every_way(host: Host) -> None:
         "region": "r",
     }
     for option in OPTIONS.values():
-        text = texts.get(option.name) or ("true" if option.off_flag else "20s" if "TIME" in option.kind.metavar else "32")
+        text = texts.get(option.name) or (
+            "true" if option.off_flag else "20s" if "TIME" in option.kind.metavar else "32"
+        )
         if option.kind.metavar == "SIZE":
             text = "32MiB"
         expected = option.kind.show(option.kind.parse(text))

@@ -99,8 +99,16 @@ def test_relative_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         ("[repositories]\nllm = 5", "[repositories.llm] has the wrong type", ""),
         ("[repositories.llm]\nregion = 'x'", "[repositories.llm] has no url", ""),
         ("[repositories.llm]\nurl = 's3://'", "[repositories.llm] url: repository URL", ""),
-        ("[repositories.llm]\nurl = 's3://a'\nregon = 'x'", "[repositories.llm]: unknown key 'regon'", "did you mean region?"),
-        ("[repositories.llm]\nurl = 's3://a'\ncache_size = 1", "cache_size holds for the whole mount", "before the first"),
+        (
+            "[repositories.llm]\nurl = 's3://a'\nregon = 'x'",
+            "[repositories.llm]: unknown key 'regon'",
+            "did you mean region?",
+        ),
+        (
+            "[repositories.llm]\nurl = 's3://a'\ncache_size = 1",
+            "cache_size holds for the whole mount",
+            "before the first",
+        ),
         ("[repositories.llm]\nurl = 's3://a'\nanonymous = 5", "[repositories.llm]: anonymous = 5 is neither", ""),
         ("[repositories.'a/b']\nurl = 's3://a'", "'a/b' cannot be a directory", "one path component"),
         ("[repositories.'..']\nurl = 's3://a'", "'..' cannot be a directory", ""),

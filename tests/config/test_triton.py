@@ -249,9 +249,15 @@ def test_published_example(tmp_path: Path) -> None:
     [
         *((name, False) for name in ("host", "Range", "If-Match", "IF-NONE-MATCH", "authorization", "Accept-Encoding")),
         *((name, False) for name in ("Connection", "TE", "Trailer", "Transfer-Encoding", "Upgrade", "Keep-Alive")),
-        *((name, False) for name in ("Proxy-Authorization", "Content-Length", "X-Dragonfly-Use-P2P", "X-Dragonfly-Filter")),
+        *(
+            (name, False)
+            for name in ("Proxy-Authorization", "Content-Length", "X-Dragonfly-Use-P2P", "X-Dragonfly-Filter")
+        ),
         *((name, False) for name in ("x-dragonfly-content-for-calculating-task-id", "X-Dragonfly-Output-Path")),
-        *((name, True) for name in ("X-Dragonfly-Tag", "X-Dragonfly-Application", "X-Dragonfly-Priority", "Iffy", "X-Host")),
+        *(
+            (name, True)
+            for name in ("X-Dragonfly-Tag", "X-Dragonfly-Application", "X-Dragonfly-Priority", "Iffy", "X-Host")
+        ),
     ],
 )
 def test_headers_of_the_request_itself_are_ignored_by_name(tmp_path: Path, name: str, passes: bool) -> None:

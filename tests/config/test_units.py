@@ -29,7 +29,8 @@ def test_size(text: object, size_bytes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "-1", -1, "5X", "5i", "1e9", "G", "1,5G", True, None, float("nan"), float("inf"), "9" * 19, "5000000T"]
+    "text",
+    ["", "x", "-1", -1, "5X", "5i", "1e9", "G", "1,5G", True, None, float("nan"), float("inf"), "9" * 19, "5000000T"],
 )
 def test_no_size(text: object) -> None:
     with pytest.raises(ValueError, match="allowed: "):
@@ -38,13 +39,25 @@ def test_no_size(text: object) -> None:
 
 @pytest.mark.parametrize(
     ("text", "duration_s"),
-    [("30s", 30), ("5m", 300), ("1h", 3600), ("2d", 172800), ("0", 0), (60, 60), (0.5, 0.5), ("100ms", 0.1), ("1.5 M", 90)],
+    [
+        ("30s", 30),
+        ("5m", 300),
+        ("1h", 3600),
+        ("2d", 172800),
+        ("0", 0),
+        (60, 60),
+        (0.5, 0.5),
+        ("100ms", 0.1),
+        ("1.5 M", 90),
+    ],
 )
 def test_duration(text: object, duration_s: float) -> None:
     assert parse_duration(text) == duration_s
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1s", -1, "5y", "inf", True, None, float("nan"), float("inf"), "9999999999"])
+@pytest.mark.parametrize(
+    "text", ["", "x", "-1s", -1, "5y", "inf", True, None, float("nan"), float("inf"), "9999999999"]
+)
 def test_no_duration(text: object) -> None:
     with pytest.raises(ValueError, match="allowed: "):
         parse_duration(text)
@@ -62,5 +75,11 @@ def test_durations_shown_read_back(duration_ms: int) -> None:
 
 
 def test_shown_shortest() -> None:
-    assert [show_size(size) for size in (0, 1000, 1024, 1536 << 10, 50 << 30)] == ["0", "1000", "1KiB", "1536KiB", "50GiB"]
+    assert [show_size(size) for size in (0, 1000, 1024, 1536 << 10, 50 << 30)] == [
+        "0",
+        "1000",
+        "1KiB",
+        "1536KiB",
+        "50GiB",
+    ]
     assert [show_duration(duration) for duration in (0.0, 0.5, 60.0, 3600.0)] == ["0s", "0.5s", "60s", "3600s"]

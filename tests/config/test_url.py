@@ -162,7 +162,9 @@ endpoints = st.one_of(
         st.one_of(st.just(""), ports),
     ),
 )
-segments = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=8).filter(lambda text: text not in (".", ".."))
+segments = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=8).filter(
+    lambda text: text not in (".", "..")
+)
 urls = st.builds(
     lambda scheme, endpoint, bucket, prefix: f"{scheme}://{endpoint}{bucket}/{'/'.join(prefix)}",
     st.sampled_from(["s3", "S3", "gs", "as", "oss", "obs"]),
