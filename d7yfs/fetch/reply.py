@@ -78,7 +78,7 @@ def error_of(status: int, headers: Mapping[str, str], *, name: str, body: bytes 
         return VersionGone(f"{name}: was replaced while it was open ({said})")
     if code == "InvalidObjectState":
         return ObjectArchived(f"{name}: lies in an archive storage class", hint="restore it, then read it again")
-    if status in (401, 403) or (status == 400 and (code in _EXPIRED_CODES or not code)):
+    if status in (401, 403) or (status == 400 and (code in _EXPIRED_CODES or not body)):
         # dfdaemon drops the body that would tell one 400 from another.
         return AccessDenied(
             f"{name}: reading was refused ({said})", hint="check the credentials' permission to read objects"

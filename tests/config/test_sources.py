@@ -38,7 +38,7 @@ class Host:
         toml: str | None = None,
         mountpoint: Path | None = None,
         environ: dict[str, str] | None = None,
-        **flags: object,
+        **flags: Any,
     ) -> Settings:
         path = self.write("config.toml", toml) if toml is not None else None
         return load_settings(flags, sources, mountpoint, self.environ | (environ or {}), path, triton_home=self.home)
@@ -94,7 +94,7 @@ def test_the_highest_layer_wins(host: Host, present: tuple[str, ...]) -> None:
     toml = 'region = "toml"\nproxy = "toml:1"\n' if "toml" in present else ""
     toml += f'[repositories.llm]\nurl = "{URL}"\n'
     toml += 'region = "table"\nproxy = "table:1"\n' if "table" in present else ""
-    flags = {"region": "flag", "proxy": "flag:1"} if "flag" in present else {}
+    flags: dict[str, Any] = {"region": "flag", "proxy": "flag:1"} if "flag" in present else {}
 
     settings = host.load(toml=toml, environ=environ, **flags)
 
@@ -119,7 +119,7 @@ def test_options_of_the_mount(host: Host, present: tuple[str, ...]) -> None:
         URL,
         toml='cache_size = "3GiB"' if "toml" in present else "",
         environ={"D7YFS_CACHE_SIZE": "2GiB"} if "variable" in present else {},
-        **({"cache_size": "1GiB"} if "flag" in present else {}),
+        cache_size="1GiB" if "flag" in present else None,
     )
     where = {"flag": "--cache-size", "variable": "D7YFS_CACHE_SIZE", "toml": str(host.root / "config.toml")}
     winner = present[0] if present else ""
@@ -153,7 +153,7 @@ def test_every_option_by_every_way(host: Host) -> None:
             text = "32MiB"
         expected = option.kind.show(option.kind.parse(text))
         for settings in (
-            host.load(URL, **{option.name: text}),
+            host.load(URL, **dict[str, Any]({option.name: text})),
             host.load(URL, environ={option.variable: text}),
             host.load(URL, toml=f'{option.name} = "{text}"'),
             host.load(URL, toml=f'{option.name.replace("_", "-")} = "{text}"'),
@@ -175,9 +175,9 @@ def test_wrong_values_are_refused_in_every_layer(host: Host) -> None:
         host.load(URL, cache_size="x")
     with pytest.raises(ConfigError, match="D7YFS_CACHE_SIZE 'x' is no size; allowed: "):
         host.load(URL, environ={"D7YFS_CACHE_SIZE": "x"}, cache_size="1G")
-    with pytest.raises(ConfigError, match="--ca-bundle: ca_bundle '/absent.pem' is no file"):
+    with pytest.raises(ConfigError, match=r"--ca-bundle: ca_bundle '/absent.pem' is no file"):
         host.load(URL, ca_bundle="/absent.pem")
-    with pytest.raises(ConfigError, match="option 'cache_sice' is unknown .did you mean cache_size"):
+    with pytest.raises(ConfigError, match=r"option 'cache_sice' is unknown .did you mean cache_size"):
         host.load(URL, cache_sice="1G")
     with pytest.raises(ConfigError) as caught:
         host.load(URL, environ={"D7YFS_PROXY": f"http://u:{SECRET}@h:1"})
@@ -311,7 +311,7 @@ STATIC = StaticKeys("AKIA", SecretStr(SECRET))
     ],
 )
 def test_one_source_supplies_a_whole_credential(
-    host: Host, flags: dict[str, object], environ: dict[str, str], toml: str, expected: Credentials, where: str
+    host: Host, flags: dict[str, Any], environ: dict[str, str], toml: str, expected: Credentials, where: str
 ) -> None:
     file = host.write("triton/cloud_credential.json", {"s3": {"": KEYS}})
     settings = host.load(URL, toml=toml, environ=environ, **flags)
@@ -333,7 +333,7 @@ def test_region_of_a_higher_layer_with_keys_of_the_file(host: Host) -> None:
 
 
 def test_both_in_one_layer_is_a_contradiction(host: Host) -> None:
-    with pytest.raises(ConfigError, match="both a profile .--profile. and anonymous"):
+    with pytest.raises(ConfigError, match=r"both a profile .--profile. and anonymous"):
         host.load(URL, profile="p", anonymous=True)
 
 
@@ -374,17 +374,17 @@ def test_a_variable_that_names_a_missing_file_is_never_a_fall_through(host: Host
     host.write("triton/cloud_credential.json", {"s3": {"": KEYS}})
     host.write("triton/dragonfly_config.json", {"proxy": "h:1"})
     for variable in ("TRITON_CLOUD_CREDENTIAL_PATH", "TRITON_DRAGONFLY_CONFIG_PATH"):
-        for flags in ({}, {"anonymous": True, "proxy": "none"}):
+        for anonymous, proxy in ((None, None), (True, "none")):
             with pytest.raises(ConfigError, match="/absent: cannot be read"):
-                host.load(URL, environ={variable: "/absent"}, **flags)
+                host.load(URL, environ={variable: "/absent"}, anonymous=anonymous, proxy=proxy)
 
 
 def test_an_unneeded_default_file_does_not_hinder(host: Host) -> None:
     host.write("triton/cloud_credential.json", "{broken")
     host.write("triton/dragonfly_config.json", "{broken")
-    with pytest.raises(ConfigError, match="cloud_credential.json:1:2: not valid JSON"):
+    with pytest.raises(ConfigError, match=r"cloud_credential.json:1:2: not valid JSON"):
         host.load(URL)
-    with pytest.raises(ConfigError, match="dragonfly_config.json:1:2: not valid JSON"):
+    with pytest.raises(ConfigError, match=r"dragonfly_config.json:1:2: not valid JSON"):
         host.load(URL, anonymous=True)
     assert host.load(URL, anonymous=True, proxy="none").config.repositories[0].proxy == ""
     empty = {"TRITON_CLOUD_CREDENTIAL_PATH": "", "TRITON_DRAGONFLY_CONFIG_PATH": ""}

@@ -154,7 +154,7 @@ def test_two_spellings_of_one_place(tmp_path: Path) -> None:
         credentials(tmp_path, same)
 
 
-WRONG_CREDENTIALS = [
+WRONG_CREDENTIALS: list[tuple[Any, str]] = [
     ([], "the file has the wrong type"),
     ({"s3": []}, '"s3" has the wrong type'),
     ({"s3": {"": SECRET}}, 's3[""] has the wrong type'),
@@ -165,7 +165,7 @@ WRONG_CREDENTIALS = [
     ({"as": {"": {"account_key": {"x": SECRET}}}}, 'as[""].account_key has the wrong type'),
     ({"oss": {"": {"secret_key": [SECRET]}}}, 'oss[""].secret_key has the wrong type'),
 ]
-MALFORMED = [
+MALFORMED: list[tuple[Any, str]] = [
     ("", ":1:1: not valid JSON"),
     (f'{{"s3": {{\n  "": "{SECRET}" "x"\n}}}}', ":2:"),
     (f'{{"s3": {{"": {{"secret_key": "{SECRET}', ":1:"),
@@ -267,7 +267,7 @@ def test_headers_of_the_request_itself_are_ignored_by_name(tmp_path: Path, name:
     assert SECRET not in "".join(file.warnings)
 
 
-WRONG_DRAGONFLY = [
+WRONG_DRAGONFLY: list[tuple[Any, str]] = [
     ({}, "gives no proxy address"),
     ({"proxy": "", "addr": ""}, "gives no proxy address"),
     ({"proxy": "none"}, "gives no proxy address"),

@@ -1,0 +1,272 @@
+"""Real mounts for tests: `d7yfs mount` run as users run it, and taken down whatever has happened to it.
+
+The daemon is never in the test's process, and a test touches a mount only through `within`, so that none can hang for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from d7yfs import control, mounts
+
+T = TypeVar("T")
+
+D7YFS = (sys.executable, "-m", "d7yfs")
+COMMAND_TIMEOUT_S = 60.0
+READ_TIMEOUT_S = 30.0
+_POLL_S = 0.02
+
+
+def within(timeout_s: float, function: Callable[[], T]) -> T:
+    """What `function` returns or raises, if it ends in time; else TimeoutError, and its thread is left behind."""
+    return in_background(function).result(timeout_s)
+
+
+def in_background(function: Callable[[], T]) -> Future[T]:
+    """`function` running in a thread that ends with this process at the latest."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def until(happened: Callable[[], bool], what: str, *, timeout_s: float = 20.0) -> None:
+    """Poll another process's state, for which there is no event."""
+    deadline = time.monotonic() + timeout_s
+    while not happened():
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
+        time.sleep(_POLL_S)
+
+
+def run(
+    *arguments: str | Path, env: Mapping[str, str] | None = None, timeout_s: float = COMMAND_TIMEOUT_S
+) -> subprocess.CompletedProcess[str]:
+    """Run `d7yfs` with these arguments; its exit status and what it said are the caller's to judge."""
+    command = [*D7YFS, *map(str, arguments)]
+    return subprocess.run(
+        command, env=os.environ | (env or {}), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s
+    )
+
+
+def ended(pid: int) -> bool:
+    """Whether the process is gone, or a zombie that waits for a parent that does not care."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def is_mounted(point: Path) -> bool:
+    return mounts.mounted_at(point) is not None
+
+
+@dataclass
+class Mounted:
+    """A mount and the daemon behind it; `process` only where it runs in the foreground."""
+
+    point: Path
+    cache_dir: Path
+    log_file: Path
+    pid: int
+    process: subprocess.Popen[str] | None = None
+    said: str = ""
+    """What `d7yfs mount` printed."""
+
+    def status(self) -> dict[str, Any]:
+        return control.ask(control.socket_path(self.point), "status")
+
+    def fetched(self, name: str = "") -> dict[str, Any]:
+        """The counters of one repository."""
+        (found,) = (each["fetched"] for each in self.status()["repositories"] if each["name"] == name)
+        assert isinstance(found, dict)
+        return found
+
+    def data_requests(self, name: str = "") -> int:
+        fetched = self.fetched(name)
+        return int(fetched["direct_requests"] + fetched["proxy_requests"])
+
+    def stat(self, path: str) -> dict[str, Any]:
+        """What `d7yfs stat` shows."""
+        return control.ask(control.socket_path(self.point), "stat", path=path)
+
+    def log(self) -> str:
+        return self.log_file.read_text()
+
+    def read(self, path: str, *, timeout_s: float = READ_TIMEOUT_S) -> bytes:
+        """A whole file, past what the kernel has cached of it."""
+        return within(timeout_s, (self.point / path).read_bytes)
+
+    def read_anew(self, path: str, *, timeout_s: float = READ_TIMEOUT_S) -> bytes:
+        """As `read`, by the daemon: what the kernel has cached of the file is dropped first."""
+
+        def reading() -> bytes:
+            with (self.point / path).open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                return file.read()
+
+        return within(timeout_s, reading)
+
+    def pread(self, path: str, offset: int, size_bytes: int, *, timeout_s: float = READ_TIMEOUT_S) -> bytes:
+        def reading() -> bytes:
+            with (self.point / path).open("rb", buffering=0) as file:
+                return os.pread(file.fileno(), size_bytes, offset)
+
+        return within(timeout_s, reading)
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        os.kill(self.pid, number)
+
+    def wait_ended(self, *, timeout_s: float = 20.0) -> None:
+        if self.process is not None:
+            self.process.wait(timeout_s)
+        until(lambda: ended(self.pid), f"the end of daemon {self.pid}", timeout_s=timeout_s)
+
+
+class Mounter:
+    """Makes mounts below `directory`, and takes down at the end what is left of them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._made: list[Mounted] = []
+        self._points: list[Path] = []
+        self._count = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # Without the mount nobody who still reads there stays blocked, so the daemons go first and politely waits nobody.
+        for point in reversed(self._points):
+            while mounts.mounted_at(point) is not None:
+                subprocess.run(["umount", "--lazy", "--", str(point)], check=True, timeout=20)
+        for mounted in self._made:
+            if not ended(mounted.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(mounted.pid, signal.SIGKILL)
+            if mounted.process is not None:
+                mounted.process.communicate(timeout=20)
+
+    def point(self) -> Path:
+        """A new, empty directory to mount on."""
+        self._count += 1
+        point = self.directory / f"mnt{self._count}"
+        point.mkdir()
+        self._points.append(point)
+        return point
+
+    def mount(
+        self,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        point: Path | None = None,
+        cache_dir: Path | None = None,
+        log_level: str = "debug",
+    ) -> Mounted:
+        """`d7yfs mount ARGUMENTS POINT`, which must succeed."""
+        point = point or self.point()
+        cache_dir = cache_dir or self.directory / f"cache-{point.name}"
+        log_file = self.directory / f"{point.name}.log"
+        done = run(
+            *("mount", *arguments, "--cache-dir", cache_dir, "--log-file", log_file, "--log-level", log_level, point),
+            env=env,
+        )
+        assert done.returncode == 0, done.stderr + (log_file.read_text() if log_file.exists() else "")
+        pid = int(control.ask(control.socket_path(point), "status")["pid"])
+        mounted = Mounted(point, cache_dir, log_file, pid, said=done.stdout + done.stderr)
+        self._made.append(mounted)
+        return mounted
+
+    def refused(
+        self,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        point: Path | None = None,
+        cache_dir: Path | None = None,
+        timeout_s: float = COMMAND_TIMEOUT_S,
+    ) -> subprocess.CompletedProcess[str]:
+        """`d7yfs mount ARGUMENTS POINT`, which must fail with an error in words and leave nothing mounted."""
+        point = point or self.point()
+        cache_dir = cache_dir or self.directory / f"cache-{point.name}"
+        before = [mount for mount in mounts.mount_table() if mount.fstype == mounts.FSTYPE]
+        done = run("mount", *arguments, "--cache-dir", cache_dir, point, env=env, timeout_s=timeout_s)
+        assert done.returncode in (1, 2), done
+        assert "d7yfs: error: " in done.stderr, done
+        assert "Traceback" not in done.stderr, done
+        assert before == [mount for mount in mounts.mount_table() if mount.fstype == mounts.FSTYPE]
+        return done
+
+    def foreground(
+        self, *arguments: str, env: Mapping[str, str] | None = None, on_start: Callable[[Notified], None] | None = None
+    ) -> Mounted:
+        """`d7yfs mount --foreground`, ready when it has told systemd so. `on_start` runs while it starts."""
+        point = self.point()
+        cache_dir, log_file = self.directory / f"cache-{point.name}", self.directory / f"{point.name}.log"
+        with Notified(self.directory / f"{point.name}.notify") as notified:
+            process = subprocess.Popen(
+                [
+                    *(*D7YFS, "mount", "--foreground", *arguments, "--cache-dir", str(cache_dir)),
+                    *("--log-file", str(log_file), "--log-level", "debug", str(point)),
+                ],
+                env=os.environ | (env or {}) | {"NOTIFY_SOCKET": str(notified.path)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            mounted = Mounted(point, cache_dir, log_file, process.pid, process)
+            self._made.append(mounted)
+            if on_start is not None:
+                on_start(notified)
+            mounted.said = notified.receive()
+        return mounted
+
+
+class Notified:
+    """The other end of sd_notify(3), at `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+
+    def __enter__(self) -> Self:
+        self._socket.bind(str(self.path))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._socket.close()
+
+    def receive(self, timeout_s: float = 30.0) -> str:
+        """The next message. Raises TimeoutError."""
+        self._socket.settimeout(timeout_s)
+        return self._socket.recv(4096).decode()
+
+    def is_silent(self) -> bool:
+        self._socket.setblocking(False)
+        try:
+            self._socket.recv(4096, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        return False
