@@ -144,7 +144,7 @@ async def _ranged_read(repository: Repository, version: ObjectVersion) -> Findin
     name = repository.fetcher.name(version)
     try:
         with trio.fail_after(repository.fetcher.read_timeout_s):
-            await repository.fetcher.fetch(version, wanted, lambda _offset, _data: None, urgent=True)
+            await repository.fetcher.fetch(version, wanted, lambda _offset, _data: None)
     except D7yfsError as error:
         return _failed("read", error)
     except trio.TooSlowError:

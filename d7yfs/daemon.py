@@ -21,7 +21,7 @@ from typing import Any
 
 import trio
 
-from d7yfs import __version__, control, mounts, tree
+from d7yfs import __version__, control, logs, mounts, tree
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.filler import Filler, FillTarget
@@ -213,6 +213,7 @@ class _Mount:
             "started_at": self._started_at,
             "uptime_s": round(time.time() - self._started_at, 3),
             "rss_bytes": _rss_bytes(),
+            "log": logs.destination(),
             "repositories": [_repository_status(each) for each, _ in self._repositories],
             "cache": asdict(self._cache.statistics()),
             "tree": self._filesystem.tree.statistics(),

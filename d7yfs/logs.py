@@ -62,3 +62,13 @@ def configure(level: str, log_format: str, log_file: Path | None, *, background:
 
 
 _TEXT = "%(asctime)s %(levelname)-7s %(message)s"
+
+
+def destination() -> str:
+    """Where the log of this process goes, in words."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler):
+            return handler.baseFilename
+        if isinstance(handler, logging.handlers.SysLogHandler):
+            return "the system log"
+    return "stderr"

@@ -37,7 +37,7 @@ def mount(ctx: click.Context, arguments: tuple[str, ...], given: Given) -> None:
     """
     readiness = Readiness(os.environ)
     try:
-        settings = given.load(*split_arguments(arguments))
+        settings = given.load(*split_arguments(arguments), quiet=readiness.in_background)
         settings.require_mountpoint()
     except D7yfsError as error:
         readiness.failed(error, exit_status(error))

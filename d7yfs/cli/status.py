@@ -71,6 +71,7 @@ def _table(answer: dict[str, Any]) -> Table:
     table.add_row("cache", f"{cache['directory']}: {used} of {limit}, {cache['hits']} hits, {cache['misses']} misses")
     table.add_row("known", f"{tree['files']} files, {tree['directories']} directories")
     table.add_row("read", f"{show_size_roughly(fuse['read_bytes'])} by the kernel, {fuse['open_files']} files open")
+    table.add_row("log", answer["log"])
     for warning in answer["warnings"]:
         table.add_row("warning", warning)
     return table

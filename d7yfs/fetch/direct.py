@@ -10,8 +10,8 @@ import logging
 import trio
 
 from d7yfs.cache.filler import FillTarget
-from d7yfs.errors import D7yfsError
-from d7yfs.fetch.fetcher import Fetcher
+from d7yfs.errors import D7yfsError, OriginUnavailable
+from d7yfs.fetch.fetcher import Fetcher, Urgency
 from d7yfs.objects import BLOCK_BYTES, PART_BYTES, ByteRange
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,8 @@ class DirectFiller:
         self._target = target
         self._fetcher = fetcher
         self._nursery = nursery
-        self._in_flight: set[int] = set()
+        self._in_flight: dict[int, Urgency] = {}
+        """By block."""
 
     def request(self, wanted: ByteRange, ahead: ByteRange | None) -> None:
         if self._target.keeps:
@@ -38,30 +39,38 @@ class DirectFiller:
         if self._target.keeps:
             self.fetch(ahead, urgent=False)
 
-    def fetch(self, wanted: ByteRange, *, urgent: bool) -> None:
-        """Start what is missing of `wanted` and not under way, in whole blocks."""
+    def fetch(self, wanted: ByteRange, *, urgent: bool, proxied: bool = False) -> None:
+        """Start what is missing of `wanted` and not under way, in whole blocks; what is under way and now `urgent` leaves its queue."""
         size_bytes = self._target.version.size_bytes
         for run in self._target.missing(wanted):
             for part in run.split(PART_BYTES):
                 blocks = range(part.start // BLOCK_BYTES, -(-part.stop // BLOCK_BYTES))
+                if urgent:
+                    for queued in {self._in_flight[index] for index in blocks if index in self._in_flight}:
+                        queued.raise_()
                 for first, last in _runs([index for index in blocks if index not in self._in_flight]):
                     piece = ByteRange(first * BLOCK_BYTES, min((last + 1) * BLOCK_BYTES, size_bytes))
-                    self._in_flight.update(range(first, last + 1))
+                    urgency = Urgency(urgent=urgent)
+                    self._nursery.start_soon(self._bring, piece, urgency, proxied)
+                    self._in_flight.update(dict.fromkeys(range(first, last + 1), urgency))
                     self._target.hold()
-                    self._nursery.start_soon(self._bring, piece, urgent)
 
-    async def _bring(self, piece: ByteRange, urgent: bool) -> None:
+    async def _bring(self, piece: ByteRange, urgency: Urgency, proxied: bool) -> None:
         target = self._target
-        error: Exception | None = None
+        name = self._fetcher.name(target.version)
+        # What readers hear when this task is cancelled: they must not ask again.
+        error: Exception | None = OriginUnavailable(f"{name}: reading was stopped")
         try:
-            await self._fetcher.fetch(target.version, piece, target.write, urgent=urgent)
+            await self._fetcher.fetch(target.version, piece, target.write, urgency=urgency, proxied=proxied)
+            error = None
         except D7yfsError as failure:
             error = failure
         except Exception as failure:
-            log.exception("%s: fetching %s failed unexpectedly", self._fetcher.name(target.version), piece)
+            log.exception("%s: fetching %s failed unexpectedly", name, piece)
             error = failure
         finally:
-            self._in_flight.difference_update(range(piece.start // BLOCK_BYTES, -(-piece.stop // BLOCK_BYTES)))
+            for index in range(piece.start // BLOCK_BYTES, -(-piece.stop // BLOCK_BYTES)):
+                del self._in_flight[index]
             try:
                 target.ended(piece, error)
             finally:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 
 import trio
@@ -31,8 +31,9 @@ Write = Callable[[int, memoryview], None]
 
 BUFFER_BYTES = 1 << 20
 _ERROR_BODY_BYTES = 16 << 10
-_MAX_BAD_REPLIES = 3
-"""A reply that breaks the rules is rarely an accident: ask again a few times, not for the whole read timeout."""
+_MAX_DOUBTFUL = 3
+"""Tries without a byte between them where patience does not help: a reply that breaks the rules is rarely an accident, and what dfdaemon
+cannot get from the origin we may."""
 _URGENT_RESERVE = 4
 """Connections that prefetch may not take, so that a reader who waits never queues behind it alone."""
 
@@ -54,6 +55,20 @@ class Counters:
         self.retries[kind] = self.retries.get(kind, 0) + 1
 
 
+class Urgency:
+    """Whether a reader waits for a transfer; `raise_` when one comes while the transfer still queues as a prefetch."""
+
+    __slots__ = ("queue", "urgent")
+
+    def __init__(self, *, urgent: bool) -> None:
+        self.urgent = urgent
+        self.queue = trio.CancelScope()
+
+    def raise_(self) -> None:
+        self.urgent = True
+        self.queue.cancel()
+
+
 class Fetcher:
     """Ranges of one origin's objects, straight from it or through `proxy`."""
 
@@ -73,17 +88,26 @@ class Fetcher:
         """How people know the object."""
         return f"{self.origin.url}/{version.key}"
 
-    async def fetch(self, version: ObjectVersion, wanted: ByteRange, write: Write, *, urgent: bool) -> None:
-        """Bring `wanted` straight from the origin, whatever it takes within the read timeout.
+    async def fetch(
+        self,
+        version: ObjectVersion,
+        wanted: ByteRange,
+        write: Write,
+        *,
+        urgency: Urgency | None = None,
+        proxied: bool = False,
+    ) -> None:
+        """Bring `wanted` straight from the origin, whatever it takes within the read timeout; `proxied`: as a range through the proxy.
 
-        `urgent` says that a reader waits. Raises VersionGone, AccessDenied, ObjectArchived at once, BadReply after a few tries, and
-        OriginUnavailable when no byte has come for the read timeout.
+        Without `urgency` a reader waits. `write` is lent the bytes for the time of its call. Raises VersionGone, AccessDenied, ObjectArchived at once, BadReply after a
+        few tries, and OriginUnavailable (ProxyUnavailable) when no byte has come for the read timeout.
         """
         async with AsyncExitStack() as stack:
-            if not urgent:
-                await stack.enter_async_context(self._prefetches)
+            if urgency is not None and not urgency.urgent:
+                with urgency.queue:
+                    await stack.enter_async_context(self._prefetches)
             await stack.enter_async_context(self._connections)
-            await self._until_done(_Transfer(version, wanted, write), None)
+            await self._until_done(_Transfer(version, wanted, write), self.proxy if proxied else None)
 
     async def stream(self, version: ObjectVersion, wanted: ByteRange, write: Write) -> None:
         """Bring `wanted` through the proxy in one GET (rangeless when it is the whole object).
@@ -104,7 +128,7 @@ class Fetcher:
                         raise
 
     async def _until_done(self, transfer: _Transfer, proxy: Proxy | None) -> None:
-        attempt = bad_replies = 0
+        attempt = doubtful = 0
         fresh = resigned = False
         while transfer.position < transfer.wanted.stop:
             reached = transfer.position
@@ -112,19 +136,21 @@ class Fetcher:
                 await self._attempt(transfer, proxy, fresh=fresh)
                 return
             except D7yfsError as error:
+                if transfer.position > reached:
+                    attempt = doubtful = 0
+                    resigned = False
                 fresh = isinstance(error, AccessDenied) and not isinstance(error, ObjectArchived) and not resigned
                 if fresh:
                     resigned = True
                     self.counters.resigned += 1
                     log.info("%s; signing again", error.message)
                     continue
-                if not error.transient or (isinstance(error, ProxyUnavailable) and not (proxy and proxy.required)):
+                avoidable = proxy is not None and not proxy.required
+                if not error.transient or (avoidable and isinstance(error, ProxyUnavailable)):
                     raise
-                if transfer.position > reached:
-                    attempt = bad_replies = 0
-                bad_replies += isinstance(error, BadReply)
+                doubtful += avoidable or isinstance(error, BadReply)
                 patience_s = self.read_timeout_s - (trio.current_time() - transfer.last_progress)
-                if bad_replies >= _MAX_BAD_REPLIES or patience_s <= 0:
+                if doubtful >= _MAX_DOUBTFUL or patience_s <= 0:
                     raise
                 self.counters.count_retry(error)
                 pause_s = min(pause_before_retry_s(attempt, error), patience_s)
@@ -156,15 +182,21 @@ class Fetcher:
             url = dragonfly.sorted_query(url)
             content = dragonfly.content_id(self.origin.identity, version)
             headers |= dragonfly.proxy_headers(content, request.signature_params, proxy.filter, proxy.headers)
-        if proxy is None or rest.start:
-            headers["Range"] = (
-                rest.http() if proxy is None or rest.stop < version.size_bytes else f"bytes={rest.start}-"
-            )
+        if proxy is not None and rest.stop == version.size_bytes:
+            # To the end, so that dfdaemon sees the stream that it is.
+            if rest.start:
+                headers["Range"] = f"bytes={rest.start}-"
+        else:
+            headers["Range"] = rest.http()
         return url, headers
 
     async def _check(self, response: Response, version: ObjectVersion, rest: ByteRange, proxy: Proxy | None) -> None:
         name, status, headers = self.name(version), response.status, response.headers
-        body = b"" if status in (200, 206) else await response.read(_ERROR_BODY_BYTES)
+        body = b""
+        if status not in (200, 206):
+            # The status has said what matters; what explains it may get lost.
+            with suppress(D7yfsError):
+                body = await response.read(_ERROR_BODY_BYTES)
         if proxy is not None and status not in (200, 206):
             kind = headers.get(dragonfly.ERROR_TYPE_HEADER)
             if dragonfly.blame(status, kind) is dragonfly.Blame.PROXY:
@@ -176,7 +208,7 @@ class Fetcher:
 
     async def _receive(self, response: Response, transfer: _Transfer, proxy: Proxy | None) -> None:
         buffer = self._buffers.pop() if self._buffers else bytearray(BUFFER_BYTES)
-        view = memoryview(buffer)
+        view, surplus = memoryview(buffer), memoryview(bytearray(1))
         start = transfer.position
         try:
             while transfer.position < transfer.wanted.stop:
@@ -185,13 +217,13 @@ class Fetcher:
                     raise OriginUnavailable(
                         f"{self.name(transfer.version)}: cut off {transfer.wanted.stop - transfer.position} bytes before the end"
                     )
+                if transfer.position + count == transfer.wanted.stop and await response.receive_into(surplus):
+                    raise BadReply(f"{self.name(transfer.version)}: more bytes than were asked for")
                 transfer.write(transfer.position, view[:count])
                 transfer.position += count
                 transfer.last_progress = trio.current_time()
                 if proxy is not None:
                     proxy.breaker.succeeded()
-            if await response.receive_into(view[:1]):
-                raise BadReply(f"{self.name(transfer.version)}: more bytes than were asked for")
         except OriginUnavailable as error:
             if proxy is not None:
                 # A dfdaemon that dies in mid-body leaves no other mark than a short body.

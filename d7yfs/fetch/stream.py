@@ -1,7 +1,10 @@
 """The filler for the way through dfdaemon's proxy: the whole object as one stream, small ranges from the origin where that is quicker.
 
-`d7yfs.fetch.route` decides; this module acts. When the proxy fails, readers go on straight from the origin at the offset reached, unless
-the proxy is required. One stream per version runs at a time.
+`d7yfs.fetch.route` decides; this module acts. One stream per version runs at a time. When it fails, for whatever reason, readers go on
+straight from the origin at the offset reached and hear the truth from there: what dfdaemon says about a version is no proof.
+
+Where the proxy is required, only small files come from the origin: ranges that cannot wait for the stream go through the proxy too, and its
+failure is the readers'.
 """
 
 from __future__ import annotations
@@ -11,13 +14,19 @@ import logging
 import trio
 
 from d7yfs.cache.filler import FillTarget
-from d7yfs.errors import AccessDenied, BadReply, D7yfsError, OriginUnavailable, ProxyUnavailable, VersionGone
+from d7yfs.errors import D7yfsError, OriginUnavailable, ProxyUnavailable
 from d7yfs.fetch.direct import DirectFiller
+from d7yfs.fetch.dragonfly import MAX_DIRECT_BYTES
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.route import Stream, plan
 from d7yfs.objects import ByteRange
 
 log = logging.getLogger(__name__)
+
+_SILENCE_S = 3.0
+"""Readers do not wait for a stream that has brought nothing for so long."""
+_SHORTEST_RATED_S = 0.1
+"""A rate is not judged by less time: the first buffer full is no rate."""
 
 
 class StreamFiller:
@@ -35,8 +44,12 @@ class StreamFiller:
     def request(self, wanted: ByteRange, ahead: ByteRange | None) -> None:
         proxy = self._fetcher.proxy
         assert proxy is not None
-        if not self._target.keeps or self._refused or not (proxy.usable or self._running):
+        if self._refused or not (proxy.usable or self._running):
             self._direct.request(wanted, ahead)
+            return
+        proxied = proxy.required and self._target.version.size_bytes > MAX_DIRECT_BYTES
+        if not self._target.keeps:
+            self._direct.fetch(wanted, urgent=True, proxied=proxied)
             return
         missing = self._target.missing(wanted)
         if not missing:
@@ -45,11 +58,12 @@ class StreamFiller:
         step = plan(self._target.version.size_bytes, missing[0], stream, touched=self._touched)
         self._touched = True
         if step.stream_from is not None:
+            proxy.breaker.asked(trio.current_time())
             self._running = _Running(ByteRange(step.stream_from, self._target.version.size_bytes))
-            self._target.hold()
             self._nursery.start_soon(self._stream, self._running)
+            self._target.hold()
         if step.direct is not None:
-            self._direct.fetch(step.direct, urgent=True)
+            self._direct.fetch(step.direct, urgent=True, proxied=proxied)
 
     def prefetch(self, ahead: ByteRange) -> None:
         proxy = self._fetcher.proxy
@@ -60,7 +74,9 @@ class StreamFiller:
     async def _stream(self, running: _Running) -> None:
         target, proxy = self._target, self._fetcher.proxy
         assert proxy is not None
-        error: Exception | None = None
+        name = self._fetcher.name(target.version)
+        # What readers hear when this task is cancelled: they must not ask again.
+        error: Exception | None = OriginUnavailable(f"{name}: reading was stopped")
 
         def write(offset: int, data: memoryview) -> None:
             if not target.keeps:
@@ -70,21 +86,22 @@ class StreamFiller:
 
         try:
             await self._fetcher.stream(target.version, running.wanted, write)
-        except VersionGone as failure:
-            error = failure
+            error = None
+        except _NoRoom:
+            error = None
+            log.info("%s: no room in the cache for all of it; reading on in ranges at %d", name, running.position)
         except D7yfsError as failure:
-            # Readers who wait are not told: they ask again and get their bytes, or the error, from the origin itself.
             if isinstance(failure, ProxyUnavailable):
                 proxy.breaker.failed(trio.current_time())
-            elif isinstance(failure, (BadReply, AccessDenied, OriginUnavailable)) and not proxy.required:
-                self._refused = True
-            if proxy.required and not isinstance(failure, _NoRoom):
-                error = failure
             else:
+                self._refused = not proxy.required
+            error = failure if proxy.required else None
+            if error is None:
                 log.warning("%s; reading on from the origin at %d", failure.message, running.position)
         except Exception as failure:
-            log.exception("%s: streaming failed unexpectedly", self._fetcher.name(target.version))
-            error = failure
+            log.exception("%s: streaming failed unexpectedly", name)
+            self._refused = not proxy.required
+            error = failure if proxy.required else None
         finally:
             self._running = None
             try:
@@ -100,18 +117,23 @@ class _NoRoom(D7yfsError):
 class _Running:
     """The stream that runs now."""
 
-    __slots__ = ("_first_byte_at", "position", "wanted")
+    __slots__ = ("_first_byte_at", "_last_byte_at", "position", "wanted")
 
     def __init__(self, wanted: ByteRange) -> None:
         self.wanted = wanted
         self.position = wanted.start
-        self._first_byte_at = 0.0
+        self._first_byte_at: float | None = None
+        self._last_byte_at = 0.0
 
     def advance(self, position: int) -> None:
-        self._first_byte_at = self._first_byte_at or trio.current_time()
+        self._last_byte_at = trio.current_time()
+        if self._first_byte_at is None:
+            self._first_byte_at = self._last_byte_at
         self.position = position
 
     def state(self) -> Stream:
-        elapsed_s = max(trio.current_time() - self._first_byte_at, 0.01) if self._first_byte_at else 0.0
-        rate = (self.position - self.wanted.start) / elapsed_s if elapsed_s else 0.0
+        now = trio.current_time()
+        rate = 0.0
+        if self._first_byte_at is not None and now - self._last_byte_at < _SILENCE_S:
+            rate = (self.position - self.wanted.start) / max(now - self._first_byte_at, _SHORTEST_RATED_S)
         return Stream(self.wanted.start, self.position, self.wanted.stop, rate)

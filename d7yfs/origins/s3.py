@@ -397,7 +397,8 @@ class S3Origin:
 
     def _describe(self, key: str, needs: str) -> Call:
         endpoint = self._endpoint_url or "AWS"
-        return Call(self._subject(key), needs, endpoint, self._region, self._source.describe(), self._clock())
+        credentials = self.describe().get("credentials", self._source.describe())
+        return Call(self._subject(key), needs, endpoint, self._region, credentials, self._clock())
 
 
 def _config(**options: Any) -> Config:

@@ -173,7 +173,10 @@ def reason(error: BaseException) -> str:
 
 
 _REACH = "is the endpoint right, the service up, and the network open?"
-_GIVE_CREDENTIALS = "set key_id and secret_key, a profile, or anonymous for a public bucket"
+_GIVE_CREDENTIALS = (
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a --profile, point TRITON_CLOUD_CREDENTIAL_PATH at Triton's file, or read a "
+    "public bucket with --anonymous"
+)
 
 
 def _from_reply(error: aws.ClientError, call: Call) -> D7yfsError:
@@ -203,12 +206,16 @@ def _from_reply(error: aws.ClientError, call: Call) -> D7yfsError:
     if code in _UNKNOWN_KEY_ID:
         return AccessDenied(
             f"{says}: the access key id is not known there",
-            hint=f"is it a key of this service? Used: {call.credentials}",
+            hint=f"is it a key of this service? It came from {call.credentials}",
         )
     if code == "SignatureDoesNotMatch":
-        return AccessDenied(f"{says}: the secret key does not fit the key id", hint=f"used: {call.credentials}")
+        return AccessDenied(
+            f"{says}: the secret key does not fit the key id", hint=f"copy both anew; they came from {call.credentials}"
+        )
     if code in _EXPIRED:
-        return AccessDenied(f"{says}: the credentials have expired", hint=f"renew them; used: {call.credentials}")
+        return AccessDenied(
+            f"{says}: the credentials have expired", hint=f"renew them; they came from {call.credentials}"
+        )
     if code == "RequestTimeTooSkewed":
         date = date_of(headers)
         skew = f" by {abs(call.now - date):.0f} s" if date is not None else ""

@@ -112,7 +112,7 @@ class Mounted:
         return self.log_file.read_text()
 
     def read(self, path: str, *, timeout_s: float = READ_TIMEOUT_S) -> bytes:
-        """A whole file, past what the kernel has cached of it."""
+        """A whole file."""
         return within(timeout_s, (self.point / path).read_bytes)
 
     def read_anew(self, path: str, *, timeout_s: float = READ_TIMEOUT_S) -> bytes:

@@ -1,0 +1,221 @@
+"""A store that misbehaves under a real mount: an error or the right bytes, in time; never other bytes, and none of them cached."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from d7yfs.objects import PART_BYTES
+from tests.mount.conftest import MIB, Bucket, bytes_of, faulty_url
+from tests.mount.mounted import Mounted, Mounter, in_background, until, within
+from tests.servers import faults
+from tests.servers.http11 import Fault
+from tests.servers.in_thread import InThread
+from tests.servers.s3_faults import S3Faults
+
+pytestmark = [pytest.mark.mount, pytest.mark.store]
+
+READ_TIMEOUT_S = 2.0
+SIZE = PART_BYTES + 3 * MIB
+"""Two parts, so that a request for one is not one for the whole object."""
+
+
+@dataclass
+class Scene:
+    """A faulty store, a mount of it that trusts no listing, and a second daemon on the same cache directory."""
+
+    store: InThread[S3Faults]
+    mounted: Mounted
+    witness: Mounted
+
+    def put(self, name: str, seed: int, size_bytes: int = SIZE) -> bytes:
+        body = bytes_of(seed, size_bytes)
+        self.store.do(self.store.server.put, f"b/{name}", body)
+        return body
+
+    def script(self, name: str, *plan: Fault, forever: bool = False) -> None:
+        self.store.do(lambda: self.store.server.script(*plan, key=f"b/{name}", forever=forever))
+
+    def error_of_read(self, name: str) -> int | None:
+        with pytest.raises(OSError) as caught:  # noqa: PT011  # the errno is what the caller looks at
+            self.mounted.read(name, timeout_s=READ_TIMEOUT_S * 10)
+        return caught.value.errno
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    options = ("--anonymous", "--metadata-ttl", "0", "--negative-ttl", "0", "--read-timeout", f"{READ_TIMEOUT_S}s")
+    with InThread(S3Faults({"b/other": b"x"})) as store, Mounter(tmp_path_factory.mktemp("faults")) as mounter:
+        mounted = mounter.mount(faulty_url(store), *options)
+        yield Scene(store, mounted, mounter.mount(faulty_url(store), *options, cache_dir=mounted.cache_dir))
+
+
+def _whole(scene: Scene) -> Fault:
+    return scene.store.server.whole_object
+
+
+LASTING = {
+    "too few bytes": faults.cut_after(0),
+    "reset in the head": faults.reset_after(0),
+    "too many bytes": faults.longer_body(3),
+    "another range": faults.shifted_range(1),
+    "another total": faults.other_total(1),
+    "hanging head": faults.Hang(),
+    "hanging body": faults.Hang(after_body_bytes=MIB // 2),
+    "server error": faults.status(500),
+}
+
+
+@pytest.mark.parametrize("kind", [*LASTING, "200 with the whole object"])
+def test_a_lasting_fault_is_eio_and_leaves_nothing_wrong(scene: Scene, kind: str) -> None:
+    name, fault = kind.replace(" ", "-"), LASTING.get(kind) or _whole(scene)
+    body = scene.put(name, seed=len(kind))
+    scene.script(name, fault, forever=True)
+    assert scene.error_of_read(name) == errno.EIO
+
+    scene.script(name)
+    assert scene.mounted.read(name) == body, "once healed, in the same mount"
+    before = len(scene.store.server.data_requests(f"b/{name}"))
+    assert scene.witness.read(name) == body, "what is cached, as another daemon finds it"
+    assert len(scene.store.server.data_requests(f"b/{name}")) == before
+
+
+PASSING = {
+    "too few bytes": faults.cut_after(MIB + 17),
+    "reset in the body": faults.reset_after(2 * MIB + 17),
+    "too many bytes": faults.surplus(b"more"),
+    "another range": faults.shifted_range(1),
+    "another total": faults.other_total(1),
+    "busy": faults.status(503, {"Retry-After": "1"}),
+    "nothing": faults.drop,
+}
+
+
+@pytest.mark.parametrize("kind", [*PASSING, "200 with the whole object"])
+def test_a_passing_fault_is_not_seen(scene: Scene, kind: str) -> None:
+    name = f"passing-{kind.replace(' ', '-')}"
+    body = scene.put(name, seed=len(kind) + 100)
+    scene.script(name, PASSING.get(kind) or _whole(scene))
+    assert scene.mounted.read(name) == body
+    assert scene.witness.read(name) == body
+
+
+def test_a_body_that_stops_in_the_middle_under_mmap_recovers(scene: Scene) -> None:
+    body = scene.put("mapped", seed=1)
+    scene.script("mapped", faults.cut_after(100_000), faults.cut_after(0), faults.status(503))
+    program = (
+        "import mmap, sys; f = open(sys.argv[1], 'rb'); m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ);"
+        "sys.stdout.buffer.write(m[:])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, scene.mounted.point / "mapped"], capture_output=True, timeout=30
+    )
+    assert done.stdout == body
+
+
+def test_an_archived_object_says_so(scene: Scene) -> None:
+    body = scene.put("cold", seed=2, size_bytes=4096)
+    scene.store.do(scene.store.server.archive, "b/cold")
+    assert within(20, (scene.mounted.point / "cold").stat).st_size == 4096
+    assert scene.error_of_read("cold") == errno.EACCES
+    (line,) = (line for line in scene.mounted.log().splitlines() if "GLACIER" in line)
+    assert "/b/cold" in line
+    assert "restore" in line
+    assert scene.store.server.data_requests("b/cold") == []
+
+    scene.store.do(scene.store.server.archive, "b/cold", "STANDARD")
+    assert scene.mounted.read("cold") == body
+
+
+def test_replaced_during_a_read(scene: Scene) -> None:
+    old = scene.put("replaced", seed=3)
+    path = scene.mounted.point / "replaced"
+    fd = within(20, lambda: os.open(path, os.O_RDONLY))
+    try:
+        assert within(20, lambda: os.pread(fd, 4096, 0)) == old[:4096]
+        new = scene.put("replaced", seed=4)
+        with pytest.raises(OSError) as caught:  # noqa: PT011
+            within(20, lambda: os.pread(fd, 4096, PART_BYTES + 2 * MIB))
+        assert caught.value.errno == errno.ESTALE
+        assert within(20, lambda: os.pread(fd, 4096, MIB)) == old[MIB : MIB + 4096], "its own bytes, as far as they go"
+        assert scene.mounted.read("replaced") == new, "whoever opens it now reads the new version"
+        assert within(20, lambda: os.pread(fd, 4096, MIB)) == old[MIB : MIB + 4096]
+    finally:
+        os.close(fd)
+
+
+def test_replaced_after_it_was_read_whole(scene: Scene) -> None:
+    old = scene.put("kept", seed=5, size_bytes=2 * MIB)
+    fd = within(20, lambda: os.open(scene.mounted.point / "kept", os.O_RDONLY))
+    try:
+        assert within(20, lambda: os.pread(fd, 2 * MIB, 0)) == old
+        new = scene.put("kept", seed=6, size_bytes=MIB)
+        assert scene.mounted.read("kept") == new
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        assert within(20, lambda: os.pread(fd, 2 * MIB, 0)) == old
+        assert os.fstat(fd).st_size == 2 * MIB
+    finally:
+        os.close(fd)
+
+
+def test_deleted_during_a_read(scene: Scene) -> None:
+    body = scene.put("deleted", seed=7)
+    path = scene.mounted.point / "deleted"
+    fd = within(20, lambda: os.open(path, os.O_RDONLY))
+    try:
+        assert within(20, lambda: os.pread(fd, 4096, 0)) == body[:4096]
+        scene.store.do(scene.store.server.delete, "b/deleted")
+        with pytest.raises(OSError) as caught:  # noqa: PT011
+            within(20, lambda: os.pread(fd, 4096, PART_BYTES + 2 * MIB))
+        assert caught.value.errno == errno.ESTALE
+        with pytest.raises(FileNotFoundError):
+            within(20, path.stat)
+        assert "deleted" not in within(20, lambda: os.listdir(scene.mounted.point))
+    finally:
+        os.close(fd)
+
+
+def test_a_listing_that_fails_is_served_stale(scene: Scene) -> None:
+    body = scene.put("listed", seed=8, size_bytes=MIB)
+    assert scene.mounted.read("listed") == body
+    scene.script("", faults.status(403), forever=True)
+    try:
+        assert "listed" in within(20, lambda: os.listdir(scene.mounted.point))
+        assert scene.mounted.read_anew("listed") == body
+    finally:
+        scene.script("")
+    assert "serving the last listing" in scene.mounted.log()
+
+
+def test_64_stalled_readers_leave_another_repository_alone(mounter: Mounter, bucket: Bucket) -> None:
+    objects = {f"b/{number}": bytes_of(number, 64 << 10) for number in range(64)}
+    stall = faults.Hang()
+    with InThread(S3Faults(objects)) as store:
+        mounted = mounter.mount(
+            f"sick={faulty_url(store)}", f"well={bucket.url('library')}", "--read-timeout", "60s", env=bucket.env
+        )
+        assert mounted.read("well/over.bin") == bucket.files["over.bin"]
+        for number in range(64):
+            store.do(lambda number=number: store.server.script(stall, key=f"b/{number}", forever=True))  # type: ignore[misc]
+        stalled = [
+            in_background(lambda number=number: mounted.read(f"sick/{number}", timeout_s=90))  # type: ignore[misc]
+            for number in range(64)
+        ]
+        before = mounted.status()["fuse"]["calls"].get("read", 0)
+        until(lambda: mounted.status()["fuse"]["open_files"] >= 64, "64 open files")
+        until(lambda: mounted.status()["fuse"]["calls"]["read"] >= before, "64 reads in the daemon")
+        store.wait(stall.reached)
+
+        assert mounted.read_anew("well/over.bin", timeout_s=3) == bucket.files["over.bin"], "cached"
+        assert mounted.read("well/twenty.bin", timeout_s=10) == bucket.files["twenty.bin"], "not cached"
+        assert "config.pbtxt" in within(3, lambda: os.listdir(mounted.point / "well/model")), "a listing"
+        assert not any(each.done() for each in stalled)
+
+        store.do(stall.resume.set)
+        assert [each.result(60) for each in stalled] == [objects[f"b/{number}"] for number in range(64)]
