@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 SYSTEM_LOG = Path("/dev/log")
+_TEXT = "%(asctime)s %(levelname)-7s %(message)s"
 _ROTATE_BYTES = 16 << 20
 _ROTATE_KEEP = 3
 
@@ -59,9 +60,6 @@ def configure(level: str, log_format: str, log_file: Path | None, *, background:
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
     logging.getLogger("d7yfs").setLevel(level.upper())
-
-
-_TEXT = "%(asctime)s %(levelname)-7s %(message)s"
 
 
 def destination() -> str:

@@ -131,6 +131,7 @@ class S3Origin:
         self._clock = clock
         self._endpoint_url = endpoint_url
         self._region = region
+        self._loaded: _Loaded | None = None
         session = self._guarded(self._new_session)
         endpoint_url = endpoint_url or self._guarded(lambda: _sdk_endpoint(session))
         try:
@@ -142,7 +143,6 @@ class S3Origin:
         self._region = region or self._guarded(lambda: session.region_name) or _DEFAULT_REGION
         self._limiter = trio.CapacityLimiter(_THREADS)
         self._loading = trio.Lock()
-        self._loaded: _Loaded | None = None
         self._signed: TLRUCache[tuple[object, ...], ReadRequest] = TLRUCache(
             _SIGNED_MAX, lambda _key, request, now: now + (request.expires_at - now) / 2, timer=clock
         )
