@@ -39,6 +39,20 @@ def runtime_directory(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(base) / "d7yfs" if base.startswith("/") else Path(f"/tmp/d7yfs-{os.geteuid()}")  # noqa: S108  # made 0700 and checked
 
 
+def prepare_runtime_directory() -> None:
+    """Make the runtime directory, or check that it is this user's alone. Raises MountError."""
+    path = runtime_directory()
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owner = path.stat()
+    except OSError as error:
+        raise MountError(
+            f"{path} cannot be made: {error.strerror}", hint="set XDG_RUNTIME_DIR to a directory of yours"
+        ) from error
+    if owner.st_uid != os.geteuid() or owner.st_mode & 0o077:
+        raise MountError(f"{path} must belong to uid {os.geteuid()} alone (mode 0700)", hint=f"chmod 700 {path}")
+
+
 def socket_path(mountpoint: Path) -> Path:
     """The control socket of the mount at `mountpoint`. A digest, because a socket's path has at most 107 bytes (unix(7))."""
     digest = hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:16]
@@ -59,13 +73,8 @@ async def serve(path: Path, handlers: Mapping[str, Handler]) -> None:
 
 
 async def _listen(path: Path) -> trio.socket.SocketType:
+    prepare_runtime_directory()
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        owner = path.parent.stat()
-        if owner.st_uid != os.geteuid() or owner.st_mode & 0o077:
-            raise MountError(
-                f"{path.parent} must belong to uid {os.geteuid()} alone (mode 0700)", hint=f"chmod 700 {path.parent}"
-            )
         path.unlink(missing_ok=True)
         listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         await listener.bind(str(path))

@@ -42,6 +42,12 @@ class Mount:
     """`major:minor`; the minor names the FUSE connection."""
     fstype: str
     source: str
+    options: tuple[str, ...]
+
+    @property
+    def owner(self) -> int | None:
+        """Who made a FUSE mount (`user_id` in its options); None for other file systems."""
+        return next((int(each[8:]) for each in self.options if each.startswith("user_id=")), None)
 
 
 def mount_table() -> list[Mount]:
@@ -49,8 +55,10 @@ def mount_table() -> list[Mount]:
     mounts = []
     for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
         left, right = line.split(" - ", 1)
-        fields, (fstype, source, *_) = left.split(), right.split()
-        mounts.append(Mount(Path(_unescape(fields[4])), fields[2], fstype, _unescape(source)))
+        fields, (fstype, source, options) = left.split(), right.split(" ")
+        mounts.append(
+            Mount(Path(_unescape(fields[4])), fields[2], fstype, _unescape(source), tuple(options.split(",")))
+        )
     return mounts
 
 

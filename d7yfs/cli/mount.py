@@ -69,9 +69,10 @@ def _serve(settings: Settings, readiness: Readiness) -> int:
 
     config = settings.config
     background = None
-    if readiness.in_background:
-        background = control.socket_path(settings.require_mountpoint()).with_suffix(".log")
     try:
+        if readiness.in_background:
+            control.prepare_runtime_directory()
+            background = control.socket_path(settings.require_mountpoint()).with_suffix(".log")
         logs.configure(config.log_level, config.log_format, config.log_file, background=background)
     except OSError as error:
         failure = MountError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -38,17 +39,14 @@ def status(mountpoint: Path | None, as_json: bool, settings: bool) -> None:
             console.print("nothing is mounted")
     if silent:
         points = ", ".join(map(str, silent))
-        raise MountError(
-            f"no daemon of yours answers for {points}", hint="another user's, or dead: then d7yfs umount cleans up"
-        )
+        raise MountError(f"no daemon answers for {points}", hint="if it is dead, d7yfs umount cleans up")
 
 
 def _silent(answers: list[dict[str, Any]]) -> list[Path]:
-    """d7yfs mounts in the mount table for which nobody answered."""
+    """This user's d7yfs mounts for which nobody answered."""
     answered = {answer["mountpoint"] for answer in answers}
-    return [
-        each.point for each in mounts.mount_table() if each.fstype == mounts.FSTYPE and str(each.point) not in answered
-    ]
+    own = [each for each in mounts.mount_table() if each.fstype == mounts.FSTYPE and each.owner == os.geteuid()]
+    return [each.point for each in own if str(each.point) not in answered]
 
 
 def _table(answer: dict[str, Any]) -> Table:

@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from typing import Self
 
 import trio
 
@@ -99,8 +100,9 @@ class Fetcher:
     ) -> None:
         """Bring `wanted` straight from the origin, whatever it takes within the read timeout; `proxied`: as a range through the proxy.
 
-        Without `urgency` a reader waits. `write` is lent the bytes for the time of its call. Raises VersionGone, AccessDenied, ObjectArchived at once, BadReply after a
-        few tries, and OriginUnavailable (ProxyUnavailable) when no byte has come for the read timeout.
+        Without `urgency` a reader waits. `write` is lent the bytes for the time of its call. Raises VersionGone, AccessDenied,
+        ObjectArchived at once, BadReply after a few tries, and OriginUnavailable (ProxyUnavailable) when no byte has come for the read
+        timeout.
         """
         async with AsyncExitStack() as stack:
             if urgency is not None and not urgency.urgent:
@@ -116,8 +118,13 @@ class Fetcher:
         What the proxy reports about the origin is raised as `fetch` does.
         """
         assert self.proxy is not None
-        async with self.proxy.streams:
-            transfer = _Transfer(version, wanted, write)
+        async with self.proxy.streams, _Held(self.proxy.registrations) as registration:
+
+            def write_registered(offset: int, data: memoryview) -> None:
+                registration.release()
+                write(offset, data)
+
+            transfer = _Transfer(version, wanted, write_registered)
             while True:
                 reached = transfer.position
                 try:
@@ -236,6 +243,27 @@ class Fetcher:
                 self.counters.proxy_bytes += received
             else:
                 self.counters.direct_bytes += received
+
+
+class _Held:
+    """A token of `limiter` that may be given back before the end of the block."""
+
+    def __init__(self, limiter: trio.CapacityLimiter) -> None:
+        self._limiter = limiter
+        self._held = False
+
+    async def __aenter__(self) -> Self:
+        await self._limiter.acquire()
+        self._held = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        if self._held:
+            self._held = False
+            self._limiter.release()
 
 
 class _Transfer:

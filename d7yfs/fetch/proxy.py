@@ -15,8 +15,11 @@ from d7yfs.fetch.transport import Transport
 FIRST_BYTE_TIMEOUT_S = 3.0
 """A hung scheduler keeps dfdaemon silent for 10 s; nobody waits that long when the origin can answer."""
 
-MAX_STREAMS = 4
-"""Whole-object GETs in flight: each is a registration at the scheduler, which delays concurrent ones."""
+MAX_STREAMS = 32
+"""Whole-object GETs in flight; each takes a connection and a buffer."""
+
+MAX_REGISTRATIONS = 4
+"""Of these, how many may be without a first byte: each is then a registration at the scheduler, which delays concurrent ones."""
 
 _FIRST_PAUSE_S = 5.0
 _LONGEST_PAUSE_S = 300.0
@@ -70,6 +73,7 @@ class Proxy:
     filter: Sequence[str] = ()
     breaker: Breaker = field(default_factory=Breaker)
     streams: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(MAX_STREAMS))
+    registrations: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(MAX_REGISTRATIONS))
 
     @property
     def usable(self) -> bool:

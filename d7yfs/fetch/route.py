@@ -41,7 +41,7 @@ class Plan:
 
 
 def plan(size_bytes: int, missing: ByteRange, stream: Stream | None, *, touched: bool) -> Plan:
-    """The way for `missing`, the first absent run of what a reader waits for, in an object of `size_bytes`.
+    """The way for `missing`, an absent run of what a reader waits for, in an object of `size_bytes`.
 
     `touched` says whether the object was read before (a second miss, or one outside the header).
     """

@@ -18,6 +18,7 @@ from d7yfs.errors import D7yfsError, OriginUnavailable, ProxyUnavailable
 from d7yfs.fetch.direct import DirectFiller
 from d7yfs.fetch.dragonfly import MAX_DIRECT_BYTES
 from d7yfs.fetch.fetcher import Fetcher
+from d7yfs.fetch.proxy import Proxy
 from d7yfs.fetch.route import Stream, plan
 from d7yfs.objects import ByteRange
 
@@ -51,15 +52,18 @@ class StreamFiller:
         if not self._target.keeps:
             self._direct.fetch(wanted, urgent=True, proxied=proxied)
             return
-        missing = self._target.missing(wanted)
-        if not missing:
-            return
+        for run in self._target.missing(wanted):
+            for missing in run.split(MAX_DIRECT_BYTES):
+                self._bring(missing, proxy, proxied=proxied)
+
+    def _bring(self, missing: ByteRange, proxy: Proxy, *, proxied: bool) -> None:
+        size_bytes = self._target.version.size_bytes
         stream = self._running.state() if self._running else None
-        step = plan(self._target.version.size_bytes, missing[0], stream, touched=self._touched)
+        step = plan(size_bytes, missing, stream, touched=self._touched)
         self._touched = True
         if step.stream_from is not None:
             proxy.breaker.asked(trio.current_time())
-            self._running = _Running(ByteRange(step.stream_from, self._target.version.size_bytes))
+            self._running = _Running(ByteRange(step.stream_from, size_bytes))
             self._nursery.start_soon(self._stream, self._running)
             self._target.hold()
         if step.direct is not None:

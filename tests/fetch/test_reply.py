@@ -1,0 +1,172 @@
+"""Which reply heads are believed, and what the others mean."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from d7yfs.errors import AccessDenied, BadReply, D7yfsError, ObjectArchived, OriginUnavailable, VersionGone
+from d7yfs.fetch.reply import MAX_RETRY_AFTER_S, check_head, error_of, retry_after_s
+from d7yfs.objects import ByteRange, ObjectVersion
+
+ETAG = '"0123abcd"'
+VERSION = ObjectVersion("m/model.onnx", 1000, ETAG, 1)
+GENERATION = ObjectVersion("m/model.onnx", 1000, "1700000000000000", 1)
+PART, WHOLE = ByteRange(100, 200), VERSION.whole
+NAME = "s3://models/m/model.onnx"
+PART_HEAD = {"content-range": "bytes 100-199/1000", "content-length": "100", "etag": ETAG}
+WHOLE_HEAD = {"content-length": "1000", "etag": ETAG}
+
+
+def without(head: dict[str, str], name: str) -> dict[str, str]:
+    return {key: value for key, value in head.items() if key != name}
+
+
+def check(status: int, head: dict[str, str], wanted: ByteRange, version: ObjectVersion = VERSION) -> None:
+    check_head(status, head, version=version, wanted=wanted, name=NAME)
+
+
+@pytest.mark.parametrize(
+    ("status", "head", "wanted"),
+    [
+        (206, PART_HEAD, PART),
+        (200, PART_HEAD, PART),  # rclone, dfdaemon before 1.3.11
+        (200, WHOLE_HEAD, WHOLE),
+        (206, {**WHOLE_HEAD, "content-range": "bytes 0-999/1000"}, WHOLE),
+        (200, {**WHOLE_HEAD, "content-range": "bytes 0-999/1000"}, WHOLE),
+        (206, without(PART_HEAD, "content-length"), PART),  # chunked
+        (206, without(PART_HEAD, "etag"), PART),
+        (206, PART_HEAD | {"content-range": " bytes 100-199/1000 "}, PART),
+        (206, PART_HEAD | {"etag": f"W/{ETAG}"}, PART),  # weakened on the way; length and If-Match still hold
+        (206, PART_HEAD | {"etag": ETAG.strip('"')}, PART),
+        (206, PART_HEAD | {"content-encoding": "identity"}, PART),
+        (206, PART_HEAD | {"content-encoding": ""}, PART),
+        (
+            206,
+            PART_HEAD | {"content-encoding": "gzip"},
+            PART,
+        ),  # stored so: size and strong ETag are those of the listing
+        (200, WHOLE_HEAD | {"content-encoding": "aws-chunked"}, WHOLE),
+    ],
+)
+def test_good_heads(status: int, head: dict[str, str], wanted: ByteRange) -> None:
+    check(status, head, wanted)
+
+
+@pytest.mark.parametrize(
+    ("status", "head", "wanted", "words"),
+    [
+        (206, PART_HEAD | {"content-range": "bytes 101-200/1000"}, PART, r"asked for \[100, 200\), got \[101, 201\)"),
+        (206, PART_HEAD | {"content-range": "bytes 100-198/1000"}, PART, "got"),
+        (206, PART_HEAD | {"content-range": "bytes 100-299/1000"}, PART, "got"),
+        (206, PART_HEAD | {"content-range": "bytes 100-199/1001"}, PART, "1001 bytes in all, the listing of 1000"),
+        (200, PART_HEAD | {"content-range": "bytes 100-199/1"}, PART, "1 bytes in all"),
+        (206, PART_HEAD | {"content-range": "bytes 100-199/*"}, PART, "cannot read"),
+        (206, PART_HEAD | {"content-range": "bytes */1000"}, PART, "cannot read"),
+        (206, PART_HEAD | {"content-range": "bytes 100-199/1000, bytes 1-2/1000"}, PART, "cannot read"),
+        (206, PART_HEAD | {"content-range": "items 100-199/1000"}, PART, "cannot read"),
+        (206, PART_HEAD | {"content-range": "bytes -100-199/1000"}, PART, "cannot read"),
+        (206, without(PART_HEAD, "content-range"), PART, "206 without Content-Range"),
+        (206, WHOLE_HEAD, WHOLE, "206 without Content-Range"),
+        (200, WHOLE_HEAD, PART, "got the whole object"),
+        (200, WHOLE_HEAD | {"content-length": "1"}, WHOLE, "asked for 1000 bytes, the reply announces 1"),
+        (200, WHOLE_HEAD | {"content-length": "1001"}, WHOLE, "announces 1001"),
+        (206, PART_HEAD | {"content-length": "99"}, PART, "announces 99"),
+        (206, PART_HEAD | {"content-length": "0"}, PART, "announces 0"),
+        (206, PART_HEAD | {"content-encoding": "gzip", "content-length": "50"}, PART, "announces 50"),
+        (206, PART_HEAD | {"content-encoding": "gzip", "etag": f"W/{ETAG}"}, PART, "encoded as 'gzip'"),
+        (206, without(PART_HEAD, "etag") | {"content-encoding": "br"}, PART, "encoded as 'br'"),
+        (200, {"etag": ETAG, "content-encoding": "gzip", "transfer-encoding": "chunked"}, WHOLE, "encoded as 'gzip'"),
+    ],
+)
+def test_bad_heads(status: int, head: dict[str, str], wanted: ByteRange, words: str) -> None:
+    with pytest.raises(BadReply, match=words) as caught:
+        check(status, head, wanted)
+    assert caught.value.message.startswith(f"{NAME}: ")
+
+
+@pytest.mark.parametrize("etag", ['"other"', 'W/"other"', "other", '"0123abcde"'])
+def test_another_version(etag: str) -> None:
+    with pytest.raises(VersionGone, match="was replaced"):
+        check(206, PART_HEAD | {"etag": etag}, PART)
+
+
+def test_a_generation_is_not_compared_with_an_etag() -> None:
+    check(206, PART_HEAD | {"etag": '"something"'}, PART, GENERATION)
+    with pytest.raises(BadReply, match="encoded"):
+        check(206, PART_HEAD | {"content-encoding": "gzip"}, PART, GENERATION)
+
+
+def xml(code: str) -> bytes:
+    return f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>secret</Message></Error>".encode()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "words"),
+    [
+        (403, xml("AccessDenied"), AccessDenied, r"refused \(403 AccessDenied\)"),
+        (403, b"", AccessDenied, "403"),
+        (401, b"", AccessDenied, "401"),
+        (400, xml("ExpiredToken"), AccessDenied, "ExpiredToken"),
+        (400, b"", AccessDenied, "400"),  # dfdaemon drops the body: sign again before giving up
+        (400, xml("InvalidArgument"), BadReply, "unexpected status 400 InvalidArgument"),
+        (400, xml("RequestTimeout"), OriginUnavailable, "RequestTimeout"),
+        (403, xml("InvalidObjectState"), ObjectArchived, "archive"),
+        (404, xml("NoSuchKey"), VersionGone, "deleted"),
+        (410, b"", VersionGone, "deleted"),
+        (412, xml("PreconditionFailed"), VersionGone, "replaced"),
+        (416, xml("InvalidRange"), VersionGone, "replaced"),
+        (408, b"", OriginUnavailable, "408"),
+        (429, b"", OriginUnavailable, "429"),
+        (500, xml("InternalError"), OriginUnavailable, "500 InternalError"),
+        (503, xml("SlowDown"), OriginUnavailable, "503 SlowDown"),
+        (301, xml("PermanentRedirect"), BadReply, "redirects"),
+        (307, b"", BadReply, "redirects"),
+        (304, b"", BadReply, "unexpected status 304"),
+        (204, b"", BadReply, "unexpected status 204"),
+    ],
+)
+def test_errors(status: int, body: bytes, kind: type[D7yfsError], words: str) -> None:
+    head = {"location": "http://elsewhere/?X-Amz-Signature=secret"}
+    with pytest.raises(kind, match=words) as caught:
+        check_head(status, head, version=VERSION, wanted=PART, name=NAME, error_body=body)
+    assert type(caught.value) is kind
+    assert "secret" not in str(caught.value)
+
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("7", 7.0),
+        (" 7 ", 7.0),
+        ("0", 0.0),
+        ("100000", MAX_RETRY_AFTER_S),
+        ("9" * 400, MAX_RETRY_AFTER_S),
+        ("Fri, 02 Jan 2026 03:04:25 GMT", 20.0),
+        ("Fri, 02 Jan 2026 03:04:00 GMT", 0.0),
+        ("Fri, 02 Jan 2099 03:04:00 GMT", MAX_RETRY_AFTER_S),
+        ("Fri, 02 Jan 2026 03:04:25 -0000", 0.0),  # without a zone: not comparable
+        ("-7", 0.0),
+        ("soon", 0.0),
+        ("7.5", 0.0),
+        ("²", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_retry_after(text: str, seconds: float) -> None:
+    assert retry_after_s({"retry-after": text}, NOW) == seconds
+
+
+def test_no_retry_after() -> None:
+    assert retry_after_s({}, NOW) == 0.0
+
+
+def test_retry_after_reaches_the_error() -> None:
+    for status in (429, 503):
+        error = error_of(status, {"retry-after": "7"}, name=NAME)
+        assert isinstance(error, OriginUnavailable)
+        assert error.retry_after_s == 7.0
