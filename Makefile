@@ -5,7 +5,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help setup demo test check format bench lock clean
+.PHONY: help setup demo test check format bench install lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -32,6 +32,9 @@ format: setup ## let ruff rewrite the tree
 bench: ## side by side with s3fs, rclone mount and curl; ARGS='--rounds 5 --output bench.json'
 	@scripts/setup.sh s3fs curl
 	@$(BIN)/python -m bench.compare $(ARGS)
+
+install: setup ## as root: d7yfs in /usr/local, the helper of mount -t d7yfs in /sbin, the systemd unit
+	@scripts/install.sh
 
 # uv is needed here only; the lock itself installs with plain pip.
 UV ?= uv

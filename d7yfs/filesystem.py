@@ -229,12 +229,10 @@ class Filesystem:
             raise IsADirectory(f"inode {inode} is a directory")
         source = self._sources[node.repository]
         if node.version.archived:
-            error = ObjectArchived(
+            raise ObjectArchived(
                 f"{source.url}/{node.version.key}: lies in the archive storage class {node.version.archived}",
                 hint="restore it at the provider, then open it again",
             )
-            log.warning("%s", error)
-            raise error
         cached = None
         if node.size_bytes:
             cached = self._cache.open(source.identity, node.version, source.new_filler)

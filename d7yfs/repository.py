@@ -23,6 +23,7 @@ from d7yfs.origins.survey import Empty, SingleObject, list_all, survey
 from d7yfs.trust import ssl_context
 
 USER_AGENT = f"d7yfs/{__version__}"
+MAX_SILENCE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ def open_repositories(settings: Settings) -> list[Repository]:
         origin = open_origin(repository, settings.credentials[repository.name])
         transport = Transport(
             connect_timeout_s=config.connect_timeout_s,
+            first_byte_timeout_s=_silence_s(config.read_timeout_s),
+            idle_timeout_s=_silence_s(config.read_timeout_s),
             max_idle_connections=config.max_connections,
             ssl_context=ssl_context(repository.ca_bundle, verify=repository.verify_tls),
             user_agent=USER_AGENT,
@@ -94,10 +97,16 @@ def open_repositories(settings: Settings) -> list[Repository]:
     return repositories
 
 
+def _silence_s(read_timeout_s: float) -> float:
+    """When a silent connection is given up: while the reader still has patience for another one."""
+    return min(MAX_SILENCE_S, read_timeout_s / 2)
+
+
 def _proxy(settings: Settings, repository: RepositoryConfig) -> Proxy:
     transport = Transport(
         connect_timeout_s=min(settings.config.connect_timeout_s, FIRST_BYTE_TIMEOUT_S),
         first_byte_timeout_s=FIRST_BYTE_TIMEOUT_S,
+        idle_timeout_s=_silence_s(settings.config.read_timeout_s),
         user_agent=USER_AGENT,
     )
     return Proxy(

@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -40,7 +41,18 @@ class Scene:
         return body
 
     def script(self, name: str, *plan: Fault, forever: bool = False) -> None:
-        self.store.do(lambda: self.store.server.script(*plan, key=f"b/{name}", forever=forever))
+        """Answer the next requests for an object so; for the listings when `name` is empty."""
+        self.store.do(lambda: self.store.server.script(*plan, key=f"b/{name}".rstrip("/"), forever=forever))
+
+    def read_when_healed(self, name: str) -> bytes:
+        """A transfer that a dead connection holds up is given up within the read timeout; then everything is well again."""
+        deadline = time.monotonic() + 2 * READ_TIMEOUT_S
+        while True:
+            try:
+                return self.mounted.read(name)
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
 
     def error_of_read(self, name: str) -> int | None:
         with pytest.raises(OSError) as caught:  # noqa: PT011  # the errno is what the caller looks at
@@ -67,7 +79,7 @@ LASTING = {
     "another range": faults.shifted_range(1),
     "another total": faults.other_total(1),
     "hanging head": faults.Hang(),
-    "hanging body": faults.Hang(after_body_bytes=MIB // 2),
+    "hanging body": faults.Hang(after_body_bytes=0),
     "server error": faults.status(500),
 }
 
@@ -80,7 +92,7 @@ def test_a_lasting_fault_is_eio_and_leaves_nothing_wrong(scene: Scene, kind: str
     assert scene.error_of_read(name) == errno.EIO
 
     scene.script(name)
-    assert scene.mounted.read(name) == body, "once healed, in the same mount"
+    assert scene.read_when_healed(name) == body, "once healed, in the same mount"
     before = len(scene.store.server.data_requests(f"b/{name}"))
     assert scene.witness.read(name) == body, "what is cached, as another daemon finds it"
     assert len(scene.store.server.data_requests(f"b/{name}")) == before
@@ -94,6 +106,7 @@ PASSING = {
     "another total": faults.other_total(1),
     "busy": faults.status(503, {"Retry-After": "1"}),
     "nothing": faults.drop,
+    "hanging body": faults.Hang(after_body_bytes=MIB // 2),
 }
 
 
@@ -203,13 +216,12 @@ def test_64_stalled_readers_leave_another_repository_alone(mounter: Mounter, buc
         assert mounted.read("well/over.bin") == bucket.files["over.bin"]
         for number in range(64):
             store.do(lambda number=number: store.server.script(stall, key=f"b/{number}", forever=True))  # type: ignore[misc]
+        before = mounted.status()["fuse"]["calls"]["read"]
         stalled = [
             in_background(lambda number=number: mounted.read(f"sick/{number}", timeout_s=90))  # type: ignore[misc]
             for number in range(64)
         ]
-        before = mounted.status()["fuse"]["calls"].get("read", 0)
-        until(lambda: mounted.status()["fuse"]["open_files"] >= 64, "64 open files")
-        until(lambda: mounted.status()["fuse"]["calls"]["read"] >= before, "64 reads in the daemon")
+        until(lambda: mounted.status()["fuse"]["calls"]["read"] >= before + 64, "64 reads in the daemon")
         store.wait(stall.reached)
 
         assert mounted.read_anew("well/over.bin", timeout_s=3) == bucket.files["over.bin"], "cached"

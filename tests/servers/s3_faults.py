@@ -24,6 +24,15 @@ class S3Faults(ScriptedServer):
     def __init__(self, objects: Mapping[str, bytes] | None = None) -> None:
         super().__init__(objects)
         self._storage_classes: dict[str, str] = {}
+        self._etags: dict[str, tuple[bytes, str]] = {}
+
+    def etag(self, key: str) -> str:
+        """Computed once a body: each listing shows them all."""
+        body, etag = self._etags.get(key, (b"", ""))
+        if not etag or body is not self.objects[key]:
+            etag = super().etag(key)
+            self._etags[key] = (self.objects[key], etag)
+        return etag
 
     def archive(self, key: str, storage_class: str = "GLACIER") -> None:
         self._storage_classes[key] = storage_class

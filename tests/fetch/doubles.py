@@ -1,0 +1,107 @@
+"""What stands beside the part under test: an origin that signs for a scripted server, and a version that is filled in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from d7yfs.cache.presence import Block, Presence
+from d7yfs.errors import D7yfsError
+from d7yfs.objects import BLOCK_BYTES, ByteRange, ListingPage, ObjectVersion
+from d7yfs.origins.origin import ReadRequest
+from tests.servers.scripted import ScriptedServer
+
+SECRET = "5ecre7"
+
+
+class FakeOrigin:
+    """Signs GETs of a `ScriptedServer`'s objects; every signature is another, holds SECRET and is recorded."""
+
+    def __init__(self, server: ScriptedServer) -> None:
+        self._server = server
+        self.signed: list[tuple[bool, bool]] = []
+        """(presigned, fresh) of each request."""
+        self.refusals: list[D7yfsError] = []
+        """Raised by the next `read_request`s, first one first."""
+
+    @property
+    def url(self) -> str:
+        return "s3://models"
+
+    @property
+    def identity(self) -> str:
+        return f"s3 {self._server.url} models"
+
+    async def list(self, prefix: str, *, delimiter: str = "/", token: str = "", page_size: int = 1000) -> ListingPage:
+        raise NotImplementedError
+
+    async def stat(self, key: str) -> ObjectVersion:
+        raise NotImplementedError
+
+    async def read_request(self, version: ObjectVersion, *, presigned: bool, fresh: bool = False) -> ReadRequest:
+        if self.refusals:
+            raise self.refusals.pop(0)
+        self.signed.append((presigned, fresh))
+        url = self._server.url_of(version.key)
+        signature = f"{SECRET}{len(self.signed)}"
+        pin = {"If-Match": version.validator}
+        if not presigned:
+            return ReadRequest(url, {"Authorization": signature, **pin}, float("inf"))
+        names = frozenset({"X-Amz-Signature", "X-Amz-Date"})
+        return ReadRequest(f"{url}?X-Amz-Signature={signature}&X-Amz-Date=1", pin, float("inf"), names)
+
+    async def aclose(self) -> None:
+        pass
+
+    def describe(self) -> Mapping[str, str]:
+        return {}
+
+    def version(self, key: str) -> ObjectVersion:
+        """What a listing would show of `key` now."""
+        return ObjectVersion(key, len(self._server.objects[key]), self._server.etag(key), 1)
+
+
+class MemoryTarget:
+    """A `FillTarget` without readers: bytes, presence and endings, for a test to look at."""
+
+    def __init__(self, version: ObjectVersion, *, keeps: bool = True) -> None:
+        self.version = version
+        self.keeps = keeps
+        self.data = bytearray(version.size_bytes)
+        self.written = 0
+        """Bytes brought, repeated ones too."""
+        self.endings: list[tuple[ByteRange, Exception | None]] = []
+        self.holds = 0
+        self._presence = Presence(version.size_bytes)
+        self._landed: dict[int, int] = {}
+
+    @property
+    def present(self) -> list[int]:
+        return [index for index, state in enumerate(self._presence.blocks) if state != Block.ABSENT]
+
+    def missing(self, wanted: ByteRange) -> list[ByteRange]:
+        return self._presence.missing(wanted)
+
+    def has(self, *indexes: int) -> None:
+        """These blocks are there already."""
+        for index in indexes:
+            self._presence.landed(index, Block.DISK)
+
+    def write(self, offset: int, data: memoryview) -> None:
+        self.written += len(data)
+        for piece in ByteRange(offset, offset + len(data)).split(BLOCK_BYTES):
+            index, start = divmod(piece.start, BLOCK_BYTES)
+            assert start in (0, self._landed.get(index)), f"a gap before {piece.start}"
+            self._landed[index] = piece.stop - index * BLOCK_BYTES
+            if piece.stop in (self.version.size_bytes, (index + 1) * BLOCK_BYTES):
+                self._presence.landed(index, Block.DISK)
+        self.data[offset : offset + len(data)] = data
+
+    def ended(self, tried: ByteRange, error: Exception | None) -> None:
+        self.endings.append((tried, error))
+
+    def hold(self) -> None:
+        self.holds += 1
+
+    def drop(self) -> None:
+        self.holds -= 1
+        assert self.holds >= 0

@@ -1,0 +1,640 @@
+"""The fetcher over real sockets, against an origin that fails in every way it can."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from d7yfs.errors import (
+    AccessDenied,
+    BadReply,
+    D7yfsError,
+    ObjectArchived,
+    OriginUnavailable,
+    ProxyUnavailable,
+    VersionGone,
+)
+from d7yfs.fetch.fetcher import BUFFER_BYTES, Fetcher, Urgency, pause_before_retry_s
+from d7yfs.fetch.proxy import MAX_REGISTRATIONS, Proxy
+from d7yfs.fetch.transport import Transport
+from d7yfs.objects import ByteRange, ObjectVersion
+from tests.fetch.doubles import SECRET, FakeOrigin
+from tests.servers import faults
+from tests.servers.dfdaemon import FakeDfdaemon, error
+from tests.servers.http11 import Answer, Exchange, Fault
+from tests.servers.scripted import ScriptedServer
+
+KEY = "models/m/weights.bin"
+BODY = os.urandom(3_000_017)
+WANTED = ByteRange(1_000_000, 2_500_000)
+READ_TIMEOUT_S = 20.0
+
+
+class Sink:
+    """Takes what is written; refuses gaps and repetitions."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.data = bytearray()
+
+    def __call__(self, offset: int, data: memoryview) -> None:
+        assert offset == self.start + len(self.data)
+        self.data += data
+
+
+@pytest.fixture
+async def server(mock_clock: MockClock) -> AsyncIterator[ScriptedServer]:
+    # Sockets answer within this (real) time; what stays silent for longer is waiting for a timeout.
+    mock_clock.autojump_threshold = 0.05
+    async with ScriptedServer({KEY: BODY}).running() as server:
+        yield server
+
+
+@pytest.fixture
+def origin(server: ScriptedServer) -> FakeOrigin:
+    return FakeOrigin(server)
+
+
+@pytest.fixture
+def version(origin: FakeOrigin) -> ObjectVersion:
+    return origin.version(KEY)
+
+
+@pytest.fixture
+async def transport() -> AsyncIterator[Transport]:
+    transport = Transport(connect_timeout_s=3, first_byte_timeout_s=5, idle_timeout_s=5)
+    yield transport
+    await transport.aclose()
+    assert transport.statistics().open_connections == 0
+
+
+def new_fetcher(
+    origin: FakeOrigin, transport: Transport, proxy: Proxy | None = None, *, max_connections: int = 16
+) -> Fetcher:
+    return Fetcher(origin, transport, proxy=proxy, read_timeout_s=READ_TIMEOUT_S, max_connections=max_connections)
+
+
+@pytest.fixture
+def fetcher(origin: FakeOrigin, transport: Transport) -> Fetcher:
+    return new_fetcher(origin, transport)
+
+
+@asynccontextmanager
+async def failing(kind: type[D7yfsError], words: str) -> AsyncIterator[None]:
+    """The block must raise exactly `kind`; its text names the object and holds no secret."""
+    with pytest.raises(D7yfsError, match=words) as caught:
+        yield
+    assert type(caught.value) is kind
+    cause: BaseException | None = caught.value
+    while cause is not None:
+        assert SECRET not in f"{cause!s} {cause!r}"
+        assert "X-Amz" not in f"{cause!s} {cause!r}"
+        cause = cause.__cause__ or cause.__context__
+
+
+# --- what arrives -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wanted", [WANTED, ByteRange(0, len(BODY)), ByteRange(0, 1), ByteRange(3_000_016, 3_000_017), ByteRange(5, 5)]
+)
+async def test_exactly_the_range(
+    server: ScriptedServer, fetcher: Fetcher, version: ObjectVersion, wanted: ByteRange
+) -> None:
+    sink = Sink(wanted.start)
+    await fetcher.fetch(version, wanted, sink)
+    assert sink.data == BODY[wanted.start : wanted.stop]
+    assert server.sent_bytes.get(KEY, 0) == fetcher.counters.direct_bytes == wanted.size
+    for request in server.requests:
+        assert request.headers["range"] == f"bytes={wanted.start}-{wanted.stop - 1}"
+        assert request.headers["if-match"] == version.validator
+        assert not request.absolute
+        assert not [name for name in request.headers if name.startswith("x-dragonfly")]
+    assert len(server.requests) == bool(wanted)
+
+
+@pytest.mark.parametrize(
+    "fault", [faults.range_with_200, faults.chunked, faults.until_close, faults.closing, faults.preceded_by(b"HTTP/1.1 103 Early Hints\r\n\r\n")]
+)  # fmt: skip
+async def test_other_ways_to_say_the_same(
+    server: ScriptedServer, fetcher: Fetcher, version: ObjectVersion, fault: Fault
+) -> None:
+    server.script(fault)
+    sink = Sink(WANTED.start)
+    await fetcher.fetch(version, WANTED, sink)
+    assert sink.data == BODY[WANTED.start : WANTED.stop]
+    assert len(server.requests) == 1
+
+
+async def test_the_whole_object_with_200(server: ScriptedServer, fetcher: Fetcher, version: ObjectVersion) -> None:
+    server.script(server.whole_object)
+    sink = Sink(0)
+    await fetcher.fetch(version, version.whole, sink)
+    assert sink.data == BODY
+
+
+# --- what is tried again ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [faults.cut_after(400_000), faults.reset_after(400_000), faults.Hang(400_000)],
+    ids=["cut", "reset", "hang"],
+)
+async def test_goes_on_at_the_offset_reached(
+    server: ScriptedServer, fetcher: Fetcher, version: ObjectVersion, fault: Fault
+) -> None:
+    server.script(fault)
+    sink = Sink(WANTED.start)
+    await fetcher.fetch(version, WANTED, sink)
+    assert sink.data == BODY[WANTED.start : WANTED.stop]
+    first, second = server.requests
+    resumed = int(second.headers["range"].removeprefix("bytes=").split("-")[0])
+    assert WANTED.start <= resumed <= WANTED.start + 400_000
+    if not isinstance(fault, faults.Hang) and fault.__qualname__.startswith("cut"):
+        assert resumed == WANTED.start + 400_000
+    assert fetcher.counters.retries == {"OriginUnavailable": 1}
+
+
+@pytest.mark.parametrize("fault", [faults.drop, faults.reset_after(0), faults.status(500), faults.status(429)])
+async def test_a_moment_of_trouble(
+    server: ScriptedServer, fetcher: Fetcher, version: ObjectVersion, fault: Fault
+) -> None:
+    server.script(fault, fault, fault, fault)
+    sink = Sink(WANTED.start)
+    await fetcher.fetch(version, WANTED, sink)
+    assert sink.data == BODY[WANTED.start : WANTED.stop]
+    assert fetcher.counters.retries == {"OriginUnavailable": 4}
+    assert fetcher.counters.direct_requests == 5
+
+
+async def test_progress_renews_patience(server: ScriptedServer, fetcher: Fetcher, version: ObjectVersion) -> None:
+    """Ten hangs of 5 s exceed the read timeout of 20 s, but bytes come between them."""
+    server.script(*(faults.Hang(100_000) for _ in range(10)))
+    sink = Sink(WANTED.start)
+    began = trio.current_time()
+    await fetcher.fetch(version, WANTED, sink)
+    assert sink.data == BODY[WANTED.start : WANTED.stop]
+    assert trio.current_time() - began > 2 * READ_TIMEOUT_S
+
+
+async def test_an_origin_that_hangs_for_ever(server: ScriptedServer, fetcher: Fetcher, version: ObjectVersion) -> None:
+    server.script(*(faults.Hang() for _ in range(20)))
+    began = trio.current_time()
+    async with failing(OriginUnavailable, "no first byte"):
+        await fetcher.fetch(version, WANTED, Sink(WANTED.start))
+    assert READ_TIMEOUT_S <= trio.current_time() - began <= READ_TIMEOUT_S + 6
+    assert 3 <= len(server.requests) <= 6
+
+
+async def test_an_origin_that_is_down(server: ScriptedServer, fetcher: Fetcher, version: ObjectVersion) -> None:
+    server.kill()
+    began = trio.current_time()
+    async with failing(OriginUnavailable, "connection refused"):
+        await fetcher.fetch(version, WANTED, Sink(WANTED.start))
+    assert READ_TIMEOUT_S <= trio.current_time() - began <= READ_TIMEOUT_S + 6
+
+
+async def test_retry_after_is_honoured(server: ScriptedServer, fetcher: Fetcher, version: ObjectVersion) -> None:
+    server.script(faults.status(503, {"Retry-After": "7"}), faults.status(429, {"Retry-After": "9"}))
+    began = trio.current_time()
+    sink = Sink(WANTED.start)
+    await fetcher.fetch(version, WANTED, sink)
+    assert sink.data == BODY[WANTED.start : WANTED.stop]
+    assert 16.0 <= trio.current_time() - began < 17.0
+
+
+async def test_retry_after_never_exceeds_the_read_timeout(
+    server: ScriptedServer, fetcher: Fetcher, version: ObjectVersion
+) -> None:
+    server.script(faults.status(503, {"Retry-After": "3600"}), forever=True)
+    began = trio.current_time()
+    async with failing(OriginUnavailable, "503"):
+        await fetcher.fetch(version, WANTED, Sink(WANTED.start))
+    assert trio.current_time() - began == pytest.approx(READ_TIMEOUT_S, abs=0.5)
+    assert len(server.requests) == 2, "one more try when the time is over"
+
+
+def test_pauses_double_with_jitter() -> None:
+    problem = OriginUnavailable("x")
+    for attempt, longest in enumerate((0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0)):
+        pauses = {pause_before_retry_s(attempt, problem) for _ in range(50)}
+        assert longest / 2 <= min(pauses) <= max(pauses) <= longest
+        assert len(pauses) > 1
+    assert pause_before_retry_s(2000, problem) <= 5.0
+    assert pause_before_retry_s(0, OriginUnavailable("x", retry_after_s=7.0)) == 7.0
+    assert pause_before_retry_s(0, BadReply("x")) <= 0.1
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+async def whole_of_another(exchange: Exchange, answer: Answer) -> None:
+    await exchange.deliver(Answer(200, {"ETag": answer.headers["ETag"]}, b"x" * 10))
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (faults.shifted_range(1), "asked for"),
+        (faults.other_total(1), "1 bytes in all"),
+        (faults.longer_body(1), "announces"),
+        (faults.with_headers({"Content-Length": "10"}), "announces 10"),
+        (faults.gzipped, "announces|encoded"),
+        (whole_of_another, "whole object"),
+        (faults.status(302, {"Location": "http://127.0.0.1:1/"}), "redirects"),
+        (faults.status(204), "204"),
+        (faults.raw(b"SSH-2.0-OpenSSH_9.2\r\n"), "not HTTP"),
+    ],
+)
+async def test_bad_replies_bring_no_byte_and_are_given_up_soon(
+    server: ScriptedServer, fetcher: Fetcher, version: ObjectVersion, fault: Fault, words: str
+) -> None:
+    server.script(fault, forever=True)
+    began = trio.current_time()
+    sink = Sink(WANTED.start)
+    async with failing(BadReply, words):
+        await fetcher.fetch(version, WANTED, sink)
+    assert not sink.data
+    assert len(server.requests) == 3
+    assert trio.current_time() - began < 1.0
+
+
+async def test_a_server_that_ignores_ranges(server: ScriptedServer, fetcher: Fetcher, version: ObjectVersion) -> None:
+    server.script(server.whole_object, forever=True)
+    sink = Sink(WANTED.start)
+    async with failing(BadReply, "got the whole object"):
+        await fetcher.fetch(version, WANTED, sink)
+    assert not sink.data
+
+
+async def test_one_bad_reply_is_no_reason_to_give_up(
+    server: ScriptedServer, fetcher: Fetcher, version: ObjectVersion
+) -> None:
+    server.script(faults.shifted_range(1), faults.other_total(1))
+    sink = Sink(WANTED.start)
+    await fetcher.fetch(version, WANTED, sink)
+    assert sink.data == BODY[WANTED.start : WANTED.stop]
+
+
+async def endless_chunks(exchange: Exchange, answer: Answer) -> None:
+    """As many bytes as asked for, and one more, in a coding that tells no length beforehand."""
+    headers = {name: value for name, value in answer.headers.items() if name != "Content-Length"}
+    await exchange.send_head(answer.status, {**headers, "Transfer-Encoding": "chunked"})
+    body = await answer.whole() + b"+"
+    await exchange.send(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
+
+
+async def test_too_many_bytes_of_unknown_length_are_never_complete(
+    server: ScriptedServer, fetcher: Fetcher, version: ObjectVersion
+) -> None:
+    """The surplus shows only at the end; until then what came is right by all that is known, but the rest never lands."""
+    server.script(endless_chunks, forever=True)
+    sink = Sink(WANTED.start)
+    async with failing(BadReply, "more bytes than were asked for"):
+        await fetcher.fetch(version, WANTED, sink)
+    assert len(sink.data) < WANTED.size
+    assert sink.data == BODY[WANTED.start : WANTED.start + len(sink.data)]
+
+
+# --- what is final ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "words"),
+    [
+        (faults.status(404), VersionGone, "s3://models/models/m/weights.bin: was deleted"),
+        (faults.status(412), VersionGone, "was replaced"),
+        (faults.status(416), VersionGone, "was replaced"),
+        (faults.other_etag(), VersionGone, "was replaced"),
+        (faults.status(403, body=b"<Code>InvalidObjectState</Code>"), ObjectArchived, "restore it"),
+        (faults.raw(b"HTTP/1.1 412 No\r\nContent-Length: 500\r\n\r\n<Code>Precond"), VersionGone, "was replaced"),
+    ],
+    ids=["404", "412", "416", "etag", "archived", "412 with half an explanation"],
+)
+async def test_final_at_once(
+    server: ScriptedServer, fetcher: Fetcher, version: ObjectVersion, fault: Fault, kind: type[D7yfsError], words: str
+) -> None:
+    server.script(fault, forever=True)
+    sink = Sink(WANTED.start)
+    async with failing(kind, words):
+        await fetcher.fetch(version, WANTED, sink)
+    assert not sink.data
+    assert len(server.requests) == 1
+
+
+async def test_an_object_that_is_replaced_in_mid_body_is_never_mixed(
+    server: ScriptedServer, fetcher: Fetcher, version: ObjectVersion
+) -> None:
+    async def replaced(exchange: Exchange, answer: Answer) -> None:
+        await faults.cut_after(400_000)(exchange, answer)
+        server.put(KEY, os.urandom(len(BODY)))
+
+    server.script(replaced)
+    sink = Sink(WANTED.start)
+    async with failing(VersionGone, "412"):
+        await fetcher.fetch(version, WANTED, sink)
+    assert sink.data == BODY[WANTED.start : WANTED.start + 400_000]
+
+
+# --- signatures -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_refused_signature_is_made_anew_once(
+    server: ScriptedServer, origin: FakeOrigin, fetcher: Fetcher, version: ObjectVersion
+) -> None:
+    server.script(faults.status(403))
+    sink = Sink(WANTED.start)
+    began = trio.current_time()
+    await fetcher.fetch(version, WANTED, sink)
+    assert sink.data == BODY[WANTED.start : WANTED.stop]
+    assert origin.signed == [(False, False), (False, True)]
+    assert fetcher.counters.resigned == 1
+    assert trio.current_time() == began, "at once"
+
+
+@pytest.mark.parametrize("fault", [faults.status(403), faults.status(401), faults.status(400, body=b"<Code>ExpiredToken</Code>")])  # fmt: skip
+async def test_a_lasting_refusal(
+    server: ScriptedServer, origin: FakeOrigin, fetcher: Fetcher, version: ObjectVersion, fault: Fault
+) -> None:
+    server.script(fault, forever=True)
+    async with failing(AccessDenied, "refused"):
+        await fetcher.fetch(version, WANTED, Sink(WANTED.start))
+    assert origin.signed == [(False, False), (False, True)]
+
+
+async def test_a_signature_that_ends_again_during_a_long_transfer(
+    server: ScriptedServer, origin: FakeOrigin, fetcher: Fetcher, version: ObjectVersion
+) -> None:
+    denied, cut = faults.status(403), faults.cut_after(100_000)
+    server.script(denied, cut, denied, cut, denied)
+    sink = Sink(WANTED.start)
+    await fetcher.fetch(version, WANTED, sink)
+    assert sink.data == BODY[WANTED.start : WANTED.stop]
+    assert fetcher.counters.resigned == 3
+
+
+async def test_credentials_that_cannot_be_had(
+    server: ScriptedServer, origin: FakeOrigin, fetcher: Fetcher, version: ObjectVersion
+) -> None:
+    origin.refusals = [OriginUnavailable("no metadata service"), AccessDenied("expired"), AccessDenied("expired")]
+    async with failing(AccessDenied, "expired"):
+        await fetcher.fetch(version, WANTED, Sink(WANTED.start))
+    assert not server.requests
+
+
+async def test_secrets_reach_no_log(
+    server: ScriptedServer, fetcher: Fetcher, version: ObjectVersion, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    server.script(
+        faults.status(403), faults.status(500), faults.raw(b"junk\r\n\r\n"), faults.cut_after(10), faults.drop
+    )
+    sink = Sink(WANTED.start)
+    await fetcher.fetch(version, WANTED, sink)
+    assert sink.data == BODY[WANTED.start : WANTED.stop]
+    assert len(caplog.records) >= 5
+    assert SECRET not in caplog.text
+    assert SECRET in server.requests[0].headers["authorization"], "the test looks for what was really sent"
+
+
+# --- how many at once -------------------------------------------------------------------------------------------------
+
+
+async def test_prefetch_leaves_room_for_readers(
+    server: ScriptedServer, origin: FakeOrigin, transport: Transport, version: ObjectVersion, nursery: trio.Nursery
+) -> None:
+    fetcher = new_fetcher(origin, transport, max_connections=6)
+    server.script(*(faults.Hang() for _ in range(6)))
+    ahead = [Urgency(urgent=False) for _ in range(8)]
+    for urgency in ahead:
+        nursery.start_soon(lambda each=urgency: fetcher.fetch(version, WANTED, Sink(WANTED.start), urgency=each))
+    await wait_all_tasks_blocked(0.01)
+    assert len(server.requests) == 2, "six less the reserve of four"
+    for _ in range(2):
+        nursery.start_soon(fetcher.fetch, version, WANTED, Sink(WANTED.start))
+    await wait_all_tasks_blocked(0.01)
+    assert len(server.requests) == 4
+    # A reader has come for what is still queued as a prefetch.
+    ahead[7].raise_()
+    await wait_all_tasks_blocked(0.01)
+    assert len(server.requests) == 5
+    ahead[0].raise_()
+    await wait_all_tasks_blocked(0.01)
+    assert len(server.requests) == 5, "is under way already"
+    nursery.start_soon(fetcher.fetch, version, WANTED, Sink(WANTED.start))
+    nursery.start_soon(fetcher.fetch, version, WANTED, Sink(WANTED.start))
+    await wait_all_tasks_blocked(0.01)
+    assert len(server.requests) == 6, "max_connections bounds everything"
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_single_connection_serves_prefetches_too(
+    origin: FakeOrigin, transport: Transport, version: ObjectVersion
+) -> None:
+    fetcher = new_fetcher(origin, transport, max_connections=1)
+    for urgency in (Urgency(urgent=False), Urgency(urgent=True), None):
+        sink = Sink(WANTED.start)
+        await fetcher.fetch(version, WANTED, sink, urgency=urgency)
+        assert sink.data == BODY[WANTED.start : WANTED.stop]
+
+
+@pytest.mark.parametrize("fault", [faults.Hang, lambda: faults.Hang(100_000)], ids=["head", "body"])
+async def test_a_cancelled_fetch_gives_everything_back(
+    server: ScriptedServer, origin: FakeOrigin, transport: Transport, version: ObjectVersion,
+    fault: Callable[[], faults.Hang],
+) -> None:  # fmt: skip
+    fetcher = new_fetcher(origin, transport, max_connections=1)
+    for _ in range(3):
+        stuck = fault()
+        server.script(stuck)
+        async with trio.open_nursery() as nursery:
+            urgency = Urgency(urgent=False)
+            nursery.start_soon(lambda each=urgency: fetcher.fetch(version, WANTED, Sink(WANTED.start), urgency=each))
+            await stuck.reached.wait()
+            nursery.cancel_scope.cancel()
+    assert fetcher._connections.borrowed_tokens == fetcher._prefetches.borrowed_tokens == 0
+    assert [len(buffer) for buffer in fetcher._buffers] in ([], [BUFFER_BYTES])
+    assert transport.statistics().open_connections == 0
+    sink = Sink(WANTED.start)
+    await fetcher.fetch(version, WANTED, sink)
+    assert sink.data == BODY[WANTED.start : WANTED.stop]
+
+
+async def test_what_write_raises_reaches_the_caller_and_nothing_leaks(
+    fetcher: Fetcher, version: ObjectVersion, transport: Transport
+) -> None:
+    def write(offset: int, data: memoryview) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fetcher.fetch(version, WANTED, write)
+    assert fetcher._connections.borrowed_tokens == 0
+    assert len(fetcher._buffers) == 1
+
+
+# --- through the proxy ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def daemon() -> AsyncIterator[FakeDfdaemon]:
+    async with FakeDfdaemon(piece_bytes=1 << 20).running() as daemon:
+        yield daemon
+
+
+@pytest.fixture
+async def proxy(daemon: FakeDfdaemon) -> AsyncIterator[Proxy]:
+    transport = Transport(connect_timeout_s=3, first_byte_timeout_s=3, idle_timeout_s=5)
+    headers = {"X-Team": SECRET, "x-dragonfly-use-p2p": "false"}
+    yield Proxy(daemon.url, transport, required=False, headers=headers, filter=["mine"])
+    await transport.aclose()
+    assert transport.statistics().open_connections == 0
+
+
+@pytest.fixture
+def streamer(origin: FakeOrigin, transport: Transport, proxy: Proxy) -> Fetcher:
+    return new_fetcher(origin, transport, proxy)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "range_header"),
+    [
+        (ByteRange(0, len(BODY)), None),
+        (ByteRange(1 << 20, len(BODY)), "bytes=1048576-"),
+        (ByteRange(0, 1 << 20), "bytes=0-1048575"),
+        (WANTED, "bytes=1000000-2499999"),
+    ],
+)
+async def test_one_get_through_the_proxy(
+    server: ScriptedServer, daemon: FakeDfdaemon, streamer: Fetcher, version: ObjectVersion,
+    wanted: ByteRange, range_header: str | None,
+) -> None:  # fmt: skip
+    sink = Sink(wanted.start)
+    await streamer.stream(version, wanted, sink)
+    assert sink.data == BODY[wanted.start : wanted.stop]
+    (request,) = daemon.requests
+    assert request.target == f"{server.url}/{KEY}?X-Amz-Date=1&X-Amz-Signature={SECRET}1", "absolute form, sorted query"
+    assert request.headers.get("range") == range_header
+    assert request.headers["if-match"] == version.validator
+    assert request.headers["x-dragonfly-use-p2p"] == "true"
+    names = request.headers["x-dragonfly-filtered-query-params"].split(",")
+    assert {"X-Amz-Signature", "X-Amz-Date", "mine"} <= set(names)
+    assert request.headers["x-team"] == SECRET
+    assert request.headers["accept-encoding"] == "identity"
+    assert "authorization" not in request.headers
+    assert (streamer.counters.proxy_requests, streamer.counters.proxy_bytes) == (1, wanted.size)
+    assert (streamer.counters.direct_requests, streamer.counters.direct_bytes) == (0, 0)
+
+
+async def test_the_users_headers_stay_away_from_the_origin(
+    server: ScriptedServer, streamer: Fetcher, version: ObjectVersion
+) -> None:
+    await streamer.fetch(version, WANTED, Sink(WANTED.start))
+    (request,) = server.requests
+    assert not {"x-team", "x-dragonfly-use-p2p"} & request.headers.keys()
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (error(500, "dfdaemon"), r"answered 500 \(dfdaemon\)"),
+        (error(429, "proxy"), r"answered 429 \(proxy\)"),
+        (error(403, "proxy"), r"answered 403 \(proxy\)"),
+        (faults.status(502), r"answered 502 \(no reason\)"),
+        (faults.drop, "without a reply"),
+        (faults.Hang(), "within 3 s"),
+    ],
+)
+async def test_the_proxys_own_trouble_is_told_at_once(
+    server: ScriptedServer, daemon: FakeDfdaemon, streamer: Fetcher, version: ObjectVersion, fault: Fault, words: str
+) -> None:
+    daemon.script(fault, forever=True)
+    began = trio.current_time()
+    async with failing(ProxyUnavailable, words):
+        await streamer.stream(version, version.whole, Sink(0))
+    assert trio.current_time() - began <= 3.0
+    assert len(daemon.requests) == 1
+
+
+async def test_a_proxy_that_dies_in_mid_body_gets_one_more_try(
+    daemon: FakeDfdaemon, streamer: Fetcher, version: ObjectVersion
+) -> None:
+    daemon.script(faults.cut_after(1_500_000))
+    sink = Sink(0)
+    await streamer.stream(version, version.whole, sink)
+    assert sink.data == BODY
+    assert daemon.requests[1].headers["range"] == "bytes=1500000-"
+    daemon.script(faults.cut_after(1_500_000), faults.drop)
+    async with failing(ProxyUnavailable, "without a reply"):
+        await streamer.stream(version, version.whole, Sink(0))
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "requests"),
+    [
+        (error(503, "backend"), OriginUnavailable, 3),
+        (faults.other_total(1), BadReply, 3),
+        (error(412, "backend"), VersionGone, 1),
+        (error(404, "backend"), VersionGone, 1),
+        (error(403, "backend"), AccessDenied, 2),
+    ],
+)
+async def test_what_the_proxy_says_about_the_origin_is_asked_again_only_a_little(
+    daemon: FakeDfdaemon, streamer: Fetcher, version: ObjectVersion, fault: Fault, kind: type[D7yfsError], requests: int
+) -> None:
+    """The origin itself can be asked instead."""
+    daemon.script(fault, forever=True)
+    began = trio.current_time()
+    sink = Sink(1 << 20)
+    async with failing(kind, KEY):
+        await streamer.stream(version, ByteRange(1 << 20, len(BODY)), sink)
+    assert not sink.data
+    assert len(daemon.requests) == requests
+    assert trio.current_time() - began < 1.0
+
+
+async def test_a_required_proxy_is_tried_for_the_read_timeout(
+    daemon: FakeDfdaemon, proxy: Proxy, streamer: Fetcher, server: ScriptedServer, version: ObjectVersion
+) -> None:
+    proxy.required = True
+    daemon.kill()
+    began = trio.current_time()
+    async with failing(ProxyUnavailable, "connection refused"):
+        await streamer.stream(version, version.whole, Sink(0))
+    assert READ_TIMEOUT_S <= trio.current_time() - began < READ_TIMEOUT_S + 6
+    assert not server.requests
+
+
+async def test_registrations_are_few_and_streams_many(
+    daemon: FakeDfdaemon, streamer: Fetcher, version: ObjectVersion, nursery: trio.Nursery
+) -> None:
+    """What bothers the scheduler is a stream without a first byte; one that flows makes way for the next."""
+    stuck = [faults.Hang(1000 if number % 2 else None) for number in range(12)]
+    daemon.script(*stuck)
+    for _ in stuck:
+        nursery.start_soon(streamer.stream, version, version.whole, Sink(0))
+    await wait_all_tasks_blocked(0.01)
+    silent = sum(1 for each in stuck if each.reached.is_set() and each._after_body_bytes is None)
+    flowing = sum(1 for each in stuck if each.reached.is_set()) - silent
+    assert silent == MAX_REGISTRATIONS
+    assert flowing >= MAX_REGISTRATIONS - 1
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_cancelled_stream_gives_everything_back(
+    daemon: FakeDfdaemon, proxy: Proxy, streamer: Fetcher, version: ObjectVersion
+) -> None:
+    for fault in (faults.Hang(), faults.Hang(1000)):
+        daemon.script(fault)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(streamer.stream, version, version.whole, Sink(0))
+            await fault.reached.wait()
+            await wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        assert proxy.streams.borrowed_tokens == proxy.registrations.borrowed_tokens == 0
