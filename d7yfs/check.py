@@ -21,7 +21,6 @@ from d7yfs import mounts
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.config.schema import Config
 from d7yfs.config.sources import Settings
-from d7yfs.config.units import show_size
 from d7yfs.errors import CacheUnusable, D7yfsError, MountError
 from d7yfs.listing import DirectoryListing
 from d7yfs.objects import ByteRange, ObjectVersion
@@ -65,13 +64,14 @@ async def check(settings: Settings) -> AsyncGenerator[Finding, None]:
     except D7yfsError as error:
         yield _failed("configuration", error)
         return
-    for repository in repositories:
-        try:
+    try:
+        for repository in repositories:
             async with aclosing(_check_repository(repository, settings)) as findings:
                 async for finding in findings:
                     yield finding
-        finally:
-            await repository.origin.aclose()
+    finally:
+        for repository in repositories:
+            await repository.aclose()
 
 
 async def _check_repository(repository: Repository, settings: Settings) -> AsyncGenerator[Finding, None]:
@@ -178,21 +178,32 @@ def check_host(config: Config) -> Iterator[Finding]:
     yield from _check_fuse(config)
     if config.mountpoint is not None:
         yield _check_mountpoint(config.mountpoint)
+    yield _check_cache(config)
+
+
+def _check_cache(config: Config) -> Finding:
+    path = config.cache_dir
+    if not path.exists():
+        parent = next(each for each in path.parents if each.exists())
+        if os.access(parent, os.W_OK | os.X_OK):
+            return Finding("cache", Verdict.OK, f"{path}: will be made, {_free(parent)}")
+        hint = f"make it (install -d -m 700 -o UID {path}), or name another with --cache-dir"
+        return Finding("cache", Verdict.FAILED, f"{path} does not exist and cannot be made in {parent}", hint)
     directory = CacheDirectory(
-        config.cache_dir, size_limit_bytes=config.cache_size_bytes, min_free_bytes=config.cache_min_free_bytes
+        path, size_limit_bytes=config.cache_size_bytes, min_free_bytes=config.cache_min_free_bytes
     )
     try:
         directory.prepare()
     except CacheUnusable as error:
-        yield _failed("cache", error)
-        return
+        return _failed("cache", error)
     if directory.shortfall_bytes:
         hint = "free space there, lower --cache-min-free, or name another directory with --cache-dir"
-        said = f"{config.cache_dir}: the disk is too full to keep anything, reads go uncached"
-        yield Finding("cache", Verdict.WARNING, said, hint)
-    else:
-        free = show_size(shutil.disk_usage(config.cache_dir).free >> 20 << 20)
-        yield Finding("cache", Verdict.OK, f"{config.cache_dir}: writable, {free} free on its disk")
+        return Finding("cache", Verdict.WARNING, f"{path}: too full to keep anything, reads go uncached", hint)
+    return Finding("cache", Verdict.OK, f"{path}: writable, {_free(path)}")
+
+
+def _free(path: Path) -> str:
+    return f"{shutil.disk_usage(path).free / 2**30:.1f} GiB free on its disk"
 
 
 def _check_fuse(config: Config) -> Iterator[Finding]:

@@ -59,9 +59,12 @@ def socket_path(mountpoint: Path) -> Path:
     return runtime_directory() / f"{digest}.sock"
 
 
-async def serve(path: Path, handlers: Mapping[str, Handler]) -> None:
-    """Answer commands on `path` until cancelled. Raises MountError when the socket cannot be made."""
+async def serve(
+    path: Path, handlers: Mapping[str, Handler], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Answer commands on `path` until cancelled; started when it listens. Raises MountError when the socket cannot be made."""
     listener = await _listen(path)
+    task_status.started()
     try:
         async with trio.open_nursery() as nursery:
             while True:
@@ -75,11 +78,14 @@ async def serve(path: Path, handlers: Mapping[str, Handler]) -> None:
 async def _listen(path: Path) -> trio.socket.SocketType:
     prepare_runtime_directory()
     try:
-        path.unlink(missing_ok=True)
+        # It gets its name when it listens: `sockets` takes one that refuses connections for a dead daemon's.
+        fresh = path.with_suffix(".new")
+        fresh.unlink(missing_ok=True)
         listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        await listener.bind(str(path))
-        path.chmod(0o600)
+        await listener.bind(str(fresh))
+        fresh.chmod(0o600)
         listener.listen(16)
+        fresh.rename(path)
         return listener
     except OSError as error:
         raise MountError(f"the control socket {path} cannot be made: {error.strerror}") from error

@@ -65,7 +65,7 @@ async def run(settings: Settings, readiness: Readiness, *, stderr: Path | None) 
     finally:
         with trio.CancelScope(shield=True), trio.move_on_after(config.shutdown_timeout_s):
             for repository in repositories:
-                await repository.origin.aclose()
+                await repository.aclose()
 
 
 def _raise_descriptor_limit() -> None:
@@ -104,7 +104,7 @@ class _Mount:
             self._build(nursery)
             nursery.start_soon(self._cache.run)
             handlers: dict[str, control.Handler] = {"status": self._status, "stat": self._stat}
-            nursery.start_soon(control.serve, control.socket_path(self._mountpoint), handlers)
+            await nursery.start(control.serve, control.socket_path(self._mountpoint), handlers)
             try:
                 Adapter.mount(self._adapter, str(self._mountpoint), self._mount_options())
             except RuntimeError as error:

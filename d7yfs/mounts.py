@@ -23,9 +23,11 @@ MAX_BACKGROUND = 1024
 
 FSTYPE = "fuse.d7yfs"
 
+# statfs(2) always asks the daemon; stat(2) may be answered from what the kernel has cached, for a minute after the daemon's end.
 _STAT = """
 import os, sys
 try:
+    os.statvfs(sys.argv[1])
     os.stat(sys.argv[1])
 except OSError as error:
     sys.exit(error.errno)

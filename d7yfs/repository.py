@@ -32,7 +32,15 @@ class Repository:
 
     config: RepositoryConfig
     origin: Origin
+    transport: Transport
     fetcher: Fetcher
+
+    async def aclose(self) -> None:
+        """Close all connections, also those to the proxy, which other repositories may share."""
+        await self.transport.aclose()
+        if self.fetcher.proxy is not None:
+            await self.fetcher.proxy.transport.aclose()
+        await self.origin.aclose()
 
     async def locate(self, *, allow_empty: bool) -> str:
         """What to list: "" or `a/b/` for a directory, a key for that one object.
@@ -93,7 +101,7 @@ def open_repositories(settings: Settings) -> list[Repository]:
             read_timeout_s=config.read_timeout_s,
             max_connections=config.max_connections,
         )
-        repositories.append(Repository(repository, origin, fetcher))
+        repositories.append(Repository(repository, origin, transport, fetcher))
     return repositories
 
 

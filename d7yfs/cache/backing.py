@@ -39,6 +39,7 @@ class MemoryBudget:
 
     def add(self, backing: BackingFile, index: int) -> None:
         """Account for a memory block that begins to fill, and drop the oldest until the limit holds again."""
+        assert (id(backing), index) not in self._blocks
         self._blocks[(id(backing), index)] = backing
         self.used_bytes += BLOCK_BYTES
         if self.used_bytes <= self.limit_bytes:
@@ -53,6 +54,12 @@ class MemoryBudget:
         """A memory block is gone."""
         if self._blocks.pop((id(backing), index), None) is not None:
             self.used_bytes -= BLOCK_BYTES
+
+    def release(self, backing: BackingFile) -> None:
+        """All memory blocks of `backing` are gone."""
+        for (_, index), owner in list(self._blocks.items()):
+            if owner is backing:
+                self.remove(backing, index)
 
 
 class BackingFile:
@@ -97,20 +104,30 @@ class BackingFile:
         """Whether new blocks go to disk: it has neither failed nor refused this version, and there is room."""
         return self._files is not None and not self._disk_refused and self._room_left()
 
-    def refresh(self, wanted: ByteRange) -> None:
-        """Take over the blocks of `wanted` that another daemon on this cache directory has written since."""
+    def refresh(self, wanted: ByteRange) -> bool:
+        """Take over the blocks of `wanted` that another daemon on this cache directory has written since; whether there were any.
+
+        Only entries of this boot: what else appears for an absent block is one that we have found corrupt and could not strike out.
+        """
         if self._files is None or self._disk_refused:
-            return
+            return False
+        found = False
         for run in self.presence.missing(wanted):
             first = run.start // BLOCK_BYTES
             count = -(-run.size // BLOCK_BYTES)
-            stored = os.pread(self._files.map_fd, count * ENTRY_BYTES, HEADER_BYTES + first * ENTRY_BYTES)
-            for index, (entry,) in enumerate(_ENTRY.iter_unpack(stored), first):
-                state = self._stored_state(entry)
-                if state != Block.ABSENT:
+            try:
+                stored = os.pread(self._files.map_fd, count * ENTRY_BYTES, HEADER_BYTES + first * ENTRY_BYTES)
+            except OSError:
+                return found
+            for index, (entry,) in enumerate(
+                _ENTRY.iter_unpack(stored[: len(stored) // ENTRY_BYTES * ENTRY_BYTES]), first
+            ):
+                if self._stored_state(entry) == Block.DISK:
                     self._forget_arriving(index)
                     self._files.entries[index] = entry
-                    self.presence.landed(index, state)
+                    self.presence.landed(index, Block.DISK)
+                    found = True
+        return found
 
     def write(self, offset: int, data: memoryview) -> None:
         """Store `data` at `offset`, which continues what has landed of its block (or repeats bytes that are there already)."""
@@ -126,39 +143,33 @@ class BackingFile:
 
     def _write_in_block(self, index: int, block: ByteRange, offset: int, chunk: memoryview) -> None:
         arriving = self.presence.arriving.get(index)
+        landed_bytes = arriving.landed_bytes if arriving else 0
+        if offset > landed_bytes:
+            # The block was given up while this transfer went on, which has nothing to continue. Whoever wants the block asks again.
+            return
+        fresh = chunk[landed_bytes - offset :]
+        if not fresh:
+            return
         if arriving is None:
             in_memory = self._files is None or self._disk_refused or not self._take_room(block.size)
             arriving = self.presence.arriving[index] = Arriving(0, 0, in_memory)
             if in_memory:
                 self._budget.add(self, index)
-        fresh = chunk[arriving.landed_bytes - offset :] if offset <= arriving.landed_bytes else None
-        if fresh is None:
-            # A memory block was dropped while its transfer went on: the rest has nothing to continue. Its reader asks again.
-            self._forget_arriving(index)
-            return
-        if not fresh:
-            return
-        position = block.start + arriving.landed_bytes
+        position = block.start + landed_bytes
         if not arriving.in_memory:
+            assert self._files is not None
             try:
-                self._pwrite_disk(fresh, position)
+                self.disk_bytes_written += _pwrite_all(self._files.data_fd, fresh, position)
             except OSError as error:
                 self._refuse_disk(error)
-                self._move_to_memory(index, block, arriving)
+                if not self._move_to_memory(index, block, arriving):
+                    return
         if arriving.in_memory:
-            os.pwrite(self._memory(), fresh, position)
+            _pwrite_all(self._memory(), fresh, position)
         arriving.crc = crc32c.crc32c(fresh, arriving.crc)
         arriving.landed_bytes += len(fresh)
         if arriving.landed_bytes == block.size:
             self._complete(index, arriving)
-
-    def _pwrite_disk(self, data: memoryview, position: int) -> None:
-        assert self._files is not None
-        while data:
-            written = os.pwrite(self._files.data_fd, data, position)
-            data = data[written:]
-            position += written
-            self.disk_bytes_written += written
 
     def _complete(self, index: int, arriving: Arriving) -> None:
         if arriving.in_memory:
@@ -182,13 +193,20 @@ class BackingFile:
             log.warning("cache: %s cannot be kept: %s; reading on uncached", self.version.key, error.strerror)
         self._disk_refused = True
 
-    def _move_to_memory(self, index: int, block: ByteRange, arriving: Arriving) -> None:
-        """The disk refused the rest of an arriving block: take its landed head along."""
+    def _move_to_memory(self, index: int, block: ByteRange, arriving: Arriving) -> bool:
+        """The disk refused the rest of an arriving block: take its landed head along, or give the block up if that is lost."""
         assert self._files is not None
-        head = os.pread(self._files.data_fd, arriving.landed_bytes, block.start)
-        os.pwrite(self._memory(), head, block.start)
+        try:
+            head = os.pread(self._files.data_fd, arriving.landed_bytes, block.start)
+        except OSError:
+            head = b""
+        if len(head) < arriving.landed_bytes:
+            self.presence.drop(index)
+            return False
+        _pwrite_all(self._memory(), memoryview(head), block.start)
         arriving.in_memory = True
         self._budget.add(self, index)
+        return True
 
     def _memory(self) -> int:
         if self._memory_fd < 0:
@@ -223,7 +241,8 @@ class BackingFile:
         for start, stop, in_memory in self._extents(wanted):
             view = memoryview(buffer)[start - wanted.start : stop - wanted.start]
             if in_memory:
-                os.preadv(self._memory_fd, [view], start)
+                count = os.preadv(self._memory_fd, [view], start)
+                assert count == len(view)
             elif (hot_bytes := self._read_hot(start, view)) < len(view):
                 cold.append((start + hot_bytes, view[hot_bytes:]))
         return buffer, cold
@@ -233,13 +252,11 @@ class BackingFile:
         assert self._files is not None
         try:
             return os.preadv(self._files.data_fd, [view], start, os.RWF_NOWAIT)
-        except BlockingIOError:
-            return 0
         except OSError as error:
-            if error.errno != errno.EOPNOTSUPP:
-                raise
-            # tmpfs says so though it is memory; overlayfs says so and may be a disk.
-            return os.preadv(self._files.data_fd, [view], start) if self._files.on_tmpfs else 0
+            # tmpfs does not support it though it is memory; overlayfs does not and may be a disk. A disk's failure shows in `finish_read`.
+            if error.errno == errno.EOPNOTSUPP and self._files.on_tmpfs:
+                return os.preadv(self._files.data_fd, [view], start)
+            return 0
 
     def finish_read(self, cold: list[tuple[int, memoryview]]) -> None:
         """Fill the pieces that `begin_read` left. For a worker thread. Raises OSError when the disk fails or the file is cut off."""
@@ -301,15 +318,21 @@ class BackingFile:
 
     def close(self) -> None:
         """Release descriptors and memory. Nothing may be reading."""
-        if self._memory_fd >= 0:
-            for index in range(len(self.presence.blocks)):
-                self._budget.remove(self, index)
+        self._budget.release(self)
         if self._files is not None:
             self._files.close()
             self._files = None
         if self._memory_fd >= 0:
             os.close(self._memory_fd)
             self._memory_fd = -1
+
+
+def _pwrite_all(fd: int, data: memoryview, position: int) -> int:
+    """Write all of `data` at `position`; its length. Raises OSError, with an unknown part written."""
+    done = 0
+    while done < len(data):
+        done += os.pwrite(fd, data[done:], position + done)
+    return done
 
 
 def _punch_hole(fd: int, offset: int, size_bytes: int) -> None:

@@ -17,13 +17,20 @@ from d7yfs.cache.backing import BackingFile, MemoryBudget
 from d7yfs.cache.directory import CacheDirectory, VersionFiles, boot_tag
 from d7yfs.cache.filler import NewFiller
 from d7yfs.cache.version import CachedVersion
-from d7yfs.objects import ObjectVersion
+from d7yfs.objects import BLOCK_BYTES, ObjectVersion
 
 log = logging.getLogger(__name__)
 
-_HIGH_WATER = 0.95
+_HEADROOM = 0.05
+_MAX_HEADROOM_BYTES = 1 << 30
+"""Eviction starts when less than this fraction of the size limit can still be written (size limit or free disk), ahead of need, …"""
 _LOW_WATER = 0.85
-"""Eviction starts above the one and stops below the other fraction of the size limit, so that it runs seldom and ahead of need."""
+"""… and stops below this one, so that it runs seldom."""
+_SCAN_S = 60.0
+"""Other daemons write to the directory too: while we do, look at its real size this often."""
+_PAUSE_S = 1.0
+_IDLE_PAUSE_S = 10.0
+"""Pauses after a pass that freed something and one that freed nothing: then all is in use, and an evictor must not spin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +60,7 @@ class Cache:
         self._read_timeout_s = read_timeout_s
         self._boot_tag = boot_tag()
         self._open: dict[tuple[str, str, str, int], CachedVersion] = {}
-        self._evict_wanted = trio.Event()
+        self._evict_wanted, self._asked = trio.Event(), trio.Event()
         self._closed_hits = self._closed_misses = self._closed_written = self._closed_corrupt = 0
         self._uncached_opens = 0
 
@@ -74,7 +81,7 @@ class Cache:
                 boot_tag=self._boot_tag,
                 budget=self._budget,
                 take_room=self._take_room,
-                room_left=lambda: self._directory.has_room(0),
+                room_left=lambda: self._directory.has_room(BLOCK_BYTES),
                 is_wanted=cached.is_wanted,
             )
             self._open[key] = cached
@@ -104,35 +111,43 @@ class Cache:
         self._closed_corrupt += cached.backing.corrupt_blocks
         cached.backing.close()
 
+    @property
+    def _headroom_bytes(self) -> int:
+        return max(BLOCK_BYTES, min(int(self._directory.size_limit_bytes * _HEADROOM), _MAX_HEADROOM_BYTES))
+
     def _take_room(self, size_bytes: int) -> bool:
-        directory = self._directory
-        if directory.used_bytes + size_bytes > directory.size_limit_bytes * _HIGH_WATER:
+        self._asked.set()
+        if not self._directory.has_room(size_bytes + self._headroom_bytes):
             self._evict_wanted.set()
-        if not directory.has_room(size_bytes):
-            self._evict_wanted.set()
-            return False
-        directory.used_bytes += size_bytes
+            if not self._directory.has_room(size_bytes):
+                return False
+        self._directory.take(size_bytes)
         return True
 
     async def run(self) -> None:
         """Count what is there, then evict whenever it is wanted. Runs until cancelled."""
         while True:
-            await trio.to_thread.run_sync(self._evict, abandon_on_cancel=True)
-            # An evictor whose pass freed nothing must not spin: everything left is in use.
-            await trio.sleep(1)
-            await self._evict_wanted.wait()
-            self._evict_wanted = trio.Event()
+            self._evict_wanted, self._asked = trio.Event(), trio.Event()
+            freed_bytes = await trio.to_thread.run_sync(self._evict, abandon_on_cancel=True)
+            await trio.sleep(_PAUSE_S if freed_bytes else _IDLE_PAUSE_S)
+            await self._asked.wait()
+            with trio.move_on_after(_SCAN_S):
+                await self._evict_wanted.wait()
 
-    def _evict(self) -> None:
-        limit = self._directory.size_limit_bytes
+    def _evict(self) -> int:
+        directory, headroom_bytes = self._directory, self._headroom_bytes
         try:
-            self._directory.evict(limit)
-            if self._directory.used_bytes > limit * _HIGH_WATER or self._directory.shortfall_bytes:
-                self._directory.evict(
-                    min(int(limit * _LOW_WATER), self._directory.used_bytes - self._directory.shortfall_bytes)
+            freed_bytes = directory.evict(directory.size_limit_bytes)
+            if not directory.has_room(headroom_bytes):
+                target_bytes = min(
+                    int(directory.size_limit_bytes * _LOW_WATER),
+                    directory.used_bytes - directory.shortfall_before(headroom_bytes),
                 )
+                freed_bytes += directory.evict(target_bytes)
         except OSError as error:
-            log.warning("cache: %s could not be tidied: %s", self._directory.path, error.strerror)
+            log.warning("cache: %s could not be tidied: %s", directory.path, error.strerror)
+            return 0
+        return freed_bytes
 
     def fail_waiters(self, error: Exception) -> None:
         """Answer every reader that waits, at shutdown."""

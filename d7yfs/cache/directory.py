@@ -8,8 +8,9 @@ Layout, version 1 (`FORMAT` names the directory, so daemons of another format ne
 The name is the SHA-256 of the version's identity: origin, key, validator, size. Two daemons of one uid may use one directory.
 
 Locks (flock on the map file): every opener holds it shared while the version is open; whoever creates or deletes the pair holds it
-exclusively. So a pair that is in use anywhere is never evicted, and a half-made pair is never used. Eviction unlinks whole files and
-never truncates or punches: a descriptor that someone still holds stays right.
+exclusively. So a pair that is in use anywhere is never evicted, and a half-made pair is never used. The map is made first and deleted
+last, so whoever holds its lock owns the data's name too. Eviction unlinks whole files and never truncates or punches: a descriptor that
+someone still holds stays right.
 
 Called by `Cache` (from the trio thread: opening and admitting; from a worker thread: `evict`).
 """
@@ -40,6 +41,7 @@ _HEADER = struct.Struct(
 )  # magic, header bytes, block bytes, object size, data st_dev, data st_ino, identity length
 HEADER_BYTES = 4096
 ENTRY_BYTES = 8
+_DISK_UNIT_BYTES = 4096
 
 log = logging.getLogger(__name__)
 
@@ -55,20 +57,26 @@ class VersionFiles:
     """The data lies in memory whatever RWF_NOWAIT says."""
 
     def close(self) -> None:
-        """Release both descriptors, and with the map's the shared lock."""
+        """Release both descriptors, and with the map's the shared lock; from now on the version counts as used just now."""
+        _touch(self.map_fd)
         os.close(self.data_fd)
         os.close(self.map_fd)
 
 
 class CacheDirectory:
-    """One cache directory, as this process sees it. `used_bytes` is exact after each scan and counts our own writes between."""
+    """One cache directory, as this process sees it: what the last scan found, and what we have taken since.
+
+    Two threads share the account without a lock: only the trio thread writes `_taken_bytes`, only the evicting one `_scan`.
+    """
 
     def __init__(self, path: Path, *, size_limit_bytes: int, min_free_bytes: int) -> None:
         self.path = path
         self.size_limit_bytes = size_limit_bytes
         self.min_free_bytes = min_free_bytes
-        self.used_bytes = 0
         self.evicted_files = 0
+        self._taken_bytes = 0
+        self._scan = (0, 0)
+        """What the last scan found, and `_taken_bytes` when it began: what came during a scan counts twice rather than never."""
         self._root = path / FORMAT
         self._on_tmpfs = False
 
@@ -76,15 +84,13 @@ class CacheDirectory:
         """Create the directory (0700) or check that it is ours and writable. Raises CacheUnusable."""
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = self.path.stat()
-            if status.st_uid != os.geteuid():
-                raise CacheUnusable(
-                    f"cache directory {self.path} belongs to uid {status.st_uid}, not to uid {os.geteuid()} that runs d7yfs",
-                    hint="name another with --cache-dir, or change its owner",
-                )
-            if stat.S_IMODE(status.st_mode) & 0o077:
-                self.path.chmod(0o700)
+            _check_owner(self.path, self.path.stat())
+            if all(entry.name == FORMAT for entry in self.path.iterdir()):
+                _close_to_others(self.path)
+            # Else it holds what is not ours (root may name /tmp): closing it would break whoever uses that. What is ours lies in FORMAT.
             self._root.mkdir(mode=0o700, exist_ok=True)
+            _check_owner(self._root, self._root.lstat())
+            _close_to_others(self._root)
             probe = self._root / f".probe-{os.getpid()}"
             probe.write_bytes(b"")
             probe.unlink()
@@ -103,7 +109,10 @@ class CacheDirectory:
         identity = _identity(origin_identity, version)
         map_path = self._map_path(identity)
         for _ in range(64):
-            map_path.parent.mkdir(mode=0o700, exist_ok=True)
+            if not map_path.parent.is_dir():
+                # Also after somebody has emptied the cache directory under us.
+                self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+                map_path.parent.mkdir(mode=0o700, exist_ok=True)
             map_fd = os.open(map_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             files = None
             try:
@@ -112,9 +121,9 @@ class CacheDirectory:
                 if files is None:
                     os.close(map_fd)
             if files is not None:
-                os.utime(map_fd)
+                _touch(map_fd)
                 return files
-        raise OSError(errno.EBUSY, "the cache files of this version are being replaced over and over", str(map_path))
+        raise OSError(errno.EBUSY, "another process has damaged cache files of this version open", str(map_path))
 
     def cached_bytes(self, origin_identity: str, version: ObjectVersion) -> int:
         """Bytes of `version` whose blocks are present on disk; leaves no trace."""
@@ -170,14 +179,29 @@ class CacheDirectory:
             count = block_count(size_bytes)
             os.posix_fallocate(map_fd, 0, HEADER_BYTES + count * ENTRY_BYTES)
             os.pwrite(map_fd, _header(os.fstat(data_fd), identity, size_bytes), 0)
-            fcntl.flock(map_fd, fcntl.LOCK_SH)
         except BaseException:
             # Not even an empty pair fits. Leave nothing that the next opener would have to distrust.
             os.close(data_fd)
-            map_path.unlink(missing_ok=True)
             data_path.unlink(missing_ok=True)
+            map_path.unlink(missing_ok=True)
             raise
+        # flock(2): a conversion lets go of the old lock first, so an evictor may slip in between.
+        fcntl.flock(map_fd, fcntl.LOCK_SH)
+        if not _same_file(map_path, map_fd):
+            os.close(data_fd)
+            return None
+        self.take(HEADER_BYTES + count * ENTRY_BYTES)
         return VersionFiles(data_fd, map_fd, array("Q", bytes(count * ENTRY_BYTES)), self._on_tmpfs)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes on disk: never less than our own share, more until the next scan where a transfer was given up or repeated."""
+        found_bytes, taken_bytes = self._scan
+        return found_bytes + self._taken_bytes - taken_bytes
+
+    def take(self, size_bytes: int) -> None:
+        """Account for `size_bytes` of one file that are about to be written."""
+        self._taken_bytes += -(-size_bytes // _DISK_UNIT_BYTES) * _DISK_UNIT_BYTES
 
     def has_room(self, size_bytes: int) -> bool:
         """Whether `size_bytes` more may be written now: below the size limit, and the disk keeps `min_free_bytes`."""
@@ -189,7 +213,11 @@ class CacheDirectory:
     @property
     def shortfall_bytes(self) -> int:
         """How much less than `min_free_bytes` the disk has free; 0 when it has enough."""
-        return max(0, self.min_free_bytes - self._free_bytes())
+        return self.shortfall_before(0)
+
+    def shortfall_before(self, size_bytes: int) -> int:
+        """How much must be freed before `size_bytes` can be written and `min_free_bytes` stay free."""
+        return max(0, self.min_free_bytes + size_bytes - self._free_bytes())
 
     def _free_bytes(self) -> int:
         try:
@@ -203,6 +231,7 @@ class CacheDirectory:
 
         Runs in a worker thread: it walks the whole directory. Versions that any process has open are passed over.
         """
+        taken_bytes = self._taken_bytes
         candidates: list[tuple[float, int, str]] = []
         used = 0
         for map_path in self._root.glob("*/*.map"):
@@ -214,9 +243,10 @@ class CacheDirectory:
             used += size
             candidates.append((status.st_mtime, size, str(map_path)))
         for data_path in self._root.glob("*/*.data"):
-            # A map is made before its data and deleted first, so data without a map is what a crash left behind.
-            if not data_path.with_suffix(".map").exists():
-                data_path.unlink(missing_ok=True)
+            # Data without a map is what a crash left behind. Its name belongs to whoever holds the map's lock, so make one.
+            map_path = data_path.with_suffix(".map")
+            if not map_path.exists() and not _delete_pair(map_path, os.O_CREAT):
+                used += _disk_bytes(data_path)
         freed = 0
         for _, size, name in sorted(candidates):
             if used - freed <= target_bytes:
@@ -224,13 +254,33 @@ class CacheDirectory:
             if _delete_pair(Path(name)):
                 freed += size
                 self.evicted_files += 1
-        self.used_bytes = used - freed
+        self._scan = (used - freed, taken_bytes)
         return freed
 
 
 def _identity(origin_identity: str, version: ObjectVersion) -> bytes:
     fields = {"origin": origin_identity, "key": version.key, "validator": version.validator, "size": version.size_bytes}
     return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode(errors="surrogatepass")
+
+
+def _check_owner(path: Path, status: os.stat_result) -> None:
+    if status.st_uid != os.geteuid():
+        raise CacheUnusable(
+            f"cache directory {path} belongs to uid {status.st_uid}, not to uid {os.geteuid()} that runs d7yfs",
+            hint="name another with --cache-dir, or change its owner",
+        )
+
+
+def _close_to_others(path: Path) -> None:
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        path.chmod(mode & 0o700)
+
+
+def _touch(fd: int) -> None:
+    """Note the time of use, by which versions are evicted."""
+    with contextlib.suppress(OSError):
+        os.utime(fd)
 
 
 def _same_file(path: Path, fd: int) -> bool:
@@ -271,18 +321,18 @@ def _read_map(map_fd: int, data_path: Path, identity: bytes, size_bytes: int) ->
     return array("Q", stored[HEADER_BYTES:])
 
 
-def _delete_pair(map_path: Path) -> bool:
+def _delete_pair(map_path: Path, create: int = 0) -> bool:
     """Delete a version that nobody has open. False when somebody has, or it is gone already."""
     try:
-        map_fd = os.open(map_path, os.O_RDWR | os.O_CLOEXEC)
+        map_fd = os.open(map_path, os.O_RDWR | os.O_CLOEXEC | create, 0o600)
     except OSError:
         return False
     try:
         fcntl.flock(map_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not _same_file(map_path, map_fd):
             return False
-        map_path.unlink()
         map_path.with_suffix(".data").unlink(missing_ok=True)
+        map_path.unlink()
     except OSError:
         return False
     finally:

@@ -28,11 +28,11 @@ class FillTarget(Protocol):
         """`data` has arrived at `offset`; wakes the readers that it completes.
 
         MUST be called contiguously from a block's start on. Bytes that are there already are skipped, so a transfer may pass over
-        what another has brought.
+        what another has brought; bytes behind a gap are ignored.
         """
 
     def ended(self, tried: ByteRange, error: Exception | None) -> None:
-        """A transfer of `tried` is over: readers that still wait inside it get `error`, or ask again when it is None."""
+        """A transfer of `tried` is over: readers that still lack bytes inside it get `error`, or ask again when it is None."""
 
     def hold(self) -> None:
         """Keep the version open although its last reader may leave; balanced by `drop`."""
@@ -46,6 +46,8 @@ class Filler(Protocol):
 
     def request(self, wanted: ByteRange, ahead: ByteRange | None) -> None:
         """A reader waits for `wanted` (non-empty, some of it missing); `ahead` will probably be asked for next. Never blocks.
+
+        Asked again for the same reader when its first missing byte has moved to a block that is not arriving, also from within `write`.
 
         MUST lead to `FillTarget.write` of all missing bytes of `wanted`, or to `FillTarget.ended` of a range that holds the first of them.
         """

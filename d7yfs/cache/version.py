@@ -22,17 +22,20 @@ from d7yfs.cache.filler import Filler, NewFiller
 from d7yfs.errors import ReadTimeout
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 
+_Served = tuple[bytearray, list[tuple[int, memoryview]]]
+"""What `BackingFile.begin_read` returns: it has copied what memory pressure may drop, and left what a thread must read from the disk."""
+
 
 class _Waiter:
     """A read that waits: `needs` is the first byte it cannot read yet."""
 
-    __slots__ = ("data", "error", "event", "needs", "wanted")
+    __slots__ = ("error", "event", "needs", "served", "wanted")
 
     def __init__(self, wanted: ByteRange, needs: int) -> None:
         self.wanted = wanted
         self.needs = needs
         self.event = trio.Event()
-        self.data: bytearray | None = None
+        self.served: _Served | None = None
         self.error: Exception | None = None
 
 
@@ -82,66 +85,70 @@ class CachedVersion:
             return b""
         self.hold()
         try:
-            if self.backing.presence.first_unreadable(wanted) is None:
+            if not self._readable(wanted):
+                await self._verify(wanted)
+            if self._readable(wanted):
                 self.hits += 1
                 if ahead:
                     self._filler.prefetch(ahead)
-                return await self._read_present(wanted)
-            return await self._read_missing(wanted, ahead)
+                return await self._read(wanted, None)
+            self.misses += 1
+            return await self._read(wanted, ahead)
         finally:
             self.drop()
 
-    async def _read_present(self, wanted: ByteRange) -> bytes | bytearray:
-        buffer, cold = self.backing.begin_read(wanted)
-        if cold:
+    def _readable(self, wanted: ByteRange) -> bool:
+        return self.backing.presence.first_unreadable(wanted) is None
+
+    async def _verify(self, wanted: ByteRange) -> None:
+        """Take over what other daemons have brought, and settle which blocks of an earlier boot are right."""
+        self._refresh(wanted)
+        for index in self.backing.presence.unverified(wanted):
+            good = await trio.to_thread.run_sync(self.backing.matches_checksum, index)
+            self.backing.verified(index, good=good)
+
+    async def _read(self, wanted: ByteRange, ahead: ByteRange | None) -> bytearray:
+        asked_at = trio.current_time()
+        while True:
+            needs = self.backing.presence.first_unreadable(wanted)
+            if needs is None:
+                served = self.backing.begin_read(wanted)
+            elif (answer := await self._wait_for(_Waiter(wanted, needs), ahead, asked_at)) is not None:
+                served = answer
+            else:
+                ahead = None
+                continue
+            buffer, cold = served
+            if not cold:
+                return buffer
             try:
                 await trio.to_thread.run_sync(self.backing.finish_read, cold)
             except OSError as error:
                 self.backing.leave_disk(error)
-                return await self._read_missing(wanted, None)
-        return buffer
+                self._serve_all()
+                asked_at = trio.current_time()
+            else:
+                return buffer
 
-    async def _read_missing(self, wanted: ByteRange, ahead: ByteRange | None) -> bytes | bytearray:
-        self.backing.refresh(wanted)
-        for index in self.backing.presence.unverified(wanted):
-            good = await trio.to_thread.run_sync(self.backing.matches_checksum, index)
-            self.backing.verified(index, good=good)
-        if self.backing.presence.first_unreadable(wanted) is None:
-            self.hits += 1
-            return await self._read_present(wanted)
-        self.misses += 1
-        while True:
-            waiter = await self._wait_for(wanted, ahead)
-            if waiter.data is not None:
-                return waiter.data
-            if waiter.error is not None:
-                raise waiter.error
-            ahead = None
-
-    async def _wait_for(self, wanted: ByteRange, ahead: ByteRange | None) -> _Waiter:
-        """Ask the filler and wait until it has answered for `wanted`, in whatever way."""
-        needs = self.backing.presence.first_unreadable(wanted)
-        waiter = _Waiter(wanted, wanted.start if needs is None else needs)
-        if needs is None:
-            waiter.data = bytearray(await self._read_present(wanted))
-            return waiter
+    async def _wait_for(self, waiter: _Waiter, ahead: ByteRange | None, asked_at: float) -> _Served | None:
+        """Ask the filler and wait for its answer: what `BackingFile.begin_read` gave, or None when it must be asked again."""
         self._waiters.add(waiter)
         try:
-            self._filler.request(wanted, ahead)
-            deadline = trio.current_time() + self._read_timeout_s
+            self._filler.request(waiter.wanted, ahead)
             while not waiter.event.is_set():
-                with trio.move_on_at(deadline):
-                    await waiter.event.wait()
-                    break
-                deadline = self._last_progress + self._read_timeout_s
+                deadline = max(asked_at, self._last_progress) + self._read_timeout_s
                 if deadline <= trio.current_time():
                     raise ReadTimeout(
                         f"{self.version.key}: nothing has come for {self._read_timeout_s:g} s",
                         hint="see the log for the origin's or proxy's trouble; --read-timeout sets the patience",
                     )
+                with trio.move_on_at(deadline):
+                    await waiter.event.wait()
         finally:
             self._waiters.discard(waiter)
-        return waiter
+        if waiter.error is not None:
+            raise waiter.error
+        return waiter.served
 
     # --- FillTarget ---
 
@@ -150,8 +157,12 @@ class CachedVersion:
         return self.backing.keeps
 
     def missing(self, wanted: ByteRange) -> list[ByteRange]:
-        self.backing.refresh(wanted)
+        self._refresh(wanted)
         return self.backing.presence.missing(wanted)
+
+    def _refresh(self, wanted: ByteRange) -> None:
+        if self.backing.refresh(wanted):
+            self._serve_all()
 
     def write(self, offset: int, data: memoryview) -> None:
         self.backing.write(offset, data)
@@ -161,26 +172,35 @@ class CachedVersion:
             for waiter in [w for w in self._waiters if offset <= w.needs < stop]:
                 self._serve(waiter)
 
+    def _serve_all(self) -> None:
+        """Presence has changed otherwise than by a write."""
+        for waiter in list(self._waiters):
+            self._serve(waiter)
+
     def _serve(self, waiter: _Waiter) -> None:
-        """Hand a waiter its bytes if they are all readable, else note what it needs next."""
-        needs = self.backing.presence.first_unreadable(waiter.wanted)
-        if needs is not None:
-            waiter.needs = needs
+        """Hand a waiter its bytes if they are all readable; else note what it needs next, and ask for that if nothing brings it yet."""
+        if waiter.event.is_set():
             return
-        # What has just landed is in the page cache; if the kernel has let go of an older block of the range, wait for the disk here,
-        # once, rather than let the block be dropped before the reader comes.
-        buffer, cold = self.backing.begin_read(waiter.wanted)
-        if cold:
-            self.backing.finish_read(cold)
-        waiter.data = buffer
+        needs = self.backing.presence.first_unreadable(waiter.wanted)
+        if needs is None:
+            self._answer(waiter, served=self.backing.begin_read(waiter.wanted))
+            return
+        known, waiter.needs = waiter.needs, needs
+        moved = needs < known or needs // BLOCK_BYTES > known // BLOCK_BYTES
+        if moved and needs // BLOCK_BYTES not in self.backing.presence.arriving:
+            # A filler owes a reader the first byte it lacked when it asked; the transfer of this one may have ended meanwhile.
+            self._filler.request(waiter.wanted, None)
+
+    def _answer(self, waiter: _Waiter, *, served: _Served | None = None, error: Exception | None = None) -> None:
+        waiter.served, waiter.error = served, error
         self._waiters.discard(waiter)
         waiter.event.set()
 
     def ended(self, tried: ByteRange, error: Exception | None) -> None:
-        for waiter in [w for w in self._waiters if tried.start <= w.needs < tried.stop]:
-            waiter.error = error
-            self._waiters.discard(waiter)
-            waiter.event.set()
+        for waiter in list(self._waiters):
+            start, stop = max(waiter.wanted.start, tried.start), min(waiter.wanted.stop, tried.stop)
+            if start < stop and not self._readable(ByteRange(start, stop)):
+                self._answer(waiter, error=error)
 
     def fail_waiters(self, error: Exception) -> None:
         """Answer everybody who waits, at shutdown."""

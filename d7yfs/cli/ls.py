@@ -47,7 +47,7 @@ async def _listing(settings: Settings) -> DirectoryListing:
     try:
         return await repository.list_directory(await repository.locate(allow_empty=False))
     finally:
-        await repository.origin.aclose()
+        await repository.aclose()
 
 
 def _row(name: str, version: Any) -> dict[str, Any]:

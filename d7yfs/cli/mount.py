@@ -11,6 +11,7 @@ import click
 from d7yfs.cli import exit_status, report
 from d7yfs.cli.failures import ungrouped
 from d7yfs.cli.options import Command, Given, settings_options
+from d7yfs.config.schema import Config
 from d7yfs.config.sources import Settings
 from d7yfs.errors import D7yfsError, MountError
 from d7yfs.readiness import Failed, Readiness, launch
@@ -64,26 +65,30 @@ def _serve(settings: Settings, readiness: Readiness) -> int:
     # Everything below costs start-up time that the waiting command need not pay.
     import trio
 
-    from d7yfs import control, logs
+    from d7yfs import control
     from d7yfs.daemon import run
 
     config = settings.config
-    background = None
     try:
+        background = None
         if readiness.in_background:
             control.prepare_runtime_directory()
             background = control.socket_path(settings.require_mountpoint()).with_suffix(".log")
-        logs.configure(config.log_level, config.log_format, config.log_file, background=background)
-    except OSError as error:
-        failure = MountError(
-            f"the log file {error.filename} cannot be written: {error.strerror}", hint="see --log-file"
-        )
-        readiness.failed(failure, 1)
-        return 1 if readiness.in_background else report(failure)
-    try:
+        _configure_log(config, background)
         with ungrouped():
             trio.run(lambda: run(settings, readiness, stderr=config.log_file or background))
     except D7yfsError as error:
         readiness.failed(error, exit_status(error))
         return exit_status(error) if readiness.in_background else report(error)
     return 0
+
+
+def _configure_log(config: Config, background: Path | None) -> None:
+    from d7yfs import logs
+
+    try:
+        logs.configure(config.log_level, config.log_format, config.log_file, background=background)
+    except OSError as error:
+        raise MountError(
+            f"the log file {error.filename} cannot be written: {error.strerror}", hint="see --log-file"
+        ) from error

@@ -114,7 +114,8 @@ class Fetcher:
     async def stream(self, version: ObjectVersion, wanted: ByteRange, write: Write) -> None:
         """Bring `wanted` through the proxy in one GET (rangeless when it is the whole object).
 
-        Raises ProxyUnavailable as soon as the proxy fails twice without a byte between, or, where it is required, after the read timeout.
+        Raises ProxyUnavailable when the proxy fails before the first byte or for the second time; where it is required, when no byte has
+        come for the read timeout.
         What the proxy reports about the origin is raised as `fetch` does.
         """
         assert self.proxy is not None
@@ -125,14 +126,13 @@ class Fetcher:
                 write(offset, data)
 
             transfer = _Transfer(version, wanted, write_registered)
-            while True:
-                reached = transfer.position
-                try:
-                    return await self._until_done(transfer, self.proxy)
-                except ProxyUnavailable:
-                    # The first failure after bytes have come may be a restart: one more try before the origin has to help.
-                    if transfer.position == reached:
-                        raise
+            try:
+                await self._until_done(transfer, self.proxy)
+            except ProxyUnavailable:
+                # After bytes have come it may be a restart: one more try before the origin has to help.
+                if transfer.position == wanted.start or self.proxy.required:
+                    raise
+                await self._until_done(transfer, self.proxy)
 
     async def _until_done(self, transfer: _Transfer, proxy: Proxy | None) -> None:
         attempt = doubtful = 0

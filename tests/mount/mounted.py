@@ -63,7 +63,12 @@ def run(
     """Run `d7yfs` with these arguments; its exit status and what it said are the caller's to judge."""
     command = [*D7YFS, *map(str, arguments)]
     return subprocess.run(
-        command, env=os.environ | (env or {}), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s
+        command,
+        env=os.environ | (env or {}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
     )
 
 
@@ -111,6 +116,10 @@ class Mounted:
     def log(self) -> str:
         return self.log_file.read_text()
 
+    def names(self, path: str = ".", *, timeout_s: float = READ_TIMEOUT_S) -> list[str]:
+        """What a directory holds, sorted."""
+        return within(timeout_s, lambda: sorted(entry.name for entry in (self.point / path).iterdir()))
+
     def read(self, path: str, *, timeout_s: float = READ_TIMEOUT_S) -> bytes:
         """A whole file."""
         return within(timeout_s, (self.point / path).read_bytes)
@@ -156,7 +165,7 @@ class Mounter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # Without the mount nobody who still reads there stays blocked, so the daemons go first and politely waits nobody.
+        # Mounts first: a reader who is still blocked there then gets its error when the daemon goes.
         for point in reversed(self._points):
             while mounts.mounted_at(point) is not None:
                 subprocess.run(["umount", "--lazy", "--", str(point)], check=True, timeout=20)
@@ -166,6 +175,9 @@ class Mounter:
                     os.kill(mounted.pid, signal.SIGKILL)
             if mounted.process is not None:
                 mounted.process.communicate(timeout=20)
+        for point in self._points:
+            for left in control.runtime_directory().glob(f"{control.socket_path(point).stem}.*"):
+                left.unlink(missing_ok=True)
 
     def point(self) -> Path:
         """A new, empty directory to mount on."""
@@ -187,10 +199,8 @@ class Mounter:
         point = point or self.point()
         cache_dir = cache_dir or self.directory / f"cache-{point.name}"
         log_file = self.directory / f"{point.name}.log"
-        done = run(
-            *("mount", *arguments, "--cache-dir", cache_dir, "--log-file", log_file, "--log-level", log_level, point),
-            env=env,
-        )
+        options = ("--cache-dir", str(cache_dir), "--log-file", str(log_file), "--log-level", log_level)
+        done = run("mount", *arguments, *options, point, env=env)
         assert done.returncode == 0, done.stderr + (log_file.read_text() if log_file.exists() else "")
         pid = int(control.ask(control.socket_path(point), "status")["pid"])
         mounted = Mounted(point, cache_dir, log_file, pid, said=done.stdout + done.stderr)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.mount.conftest import MIB, Bucket, bytes_of
-from tests.mount.mounted import Mounted, Mounter, in_background, within
+from tests.mount.mounted import Mounted, Mounter, in_background, run, within
 
 pytestmark = [pytest.mark.mount, pytest.mark.store]
 
@@ -91,7 +95,7 @@ def test_preads_at_random_offsets_by_eight_threads(module_mounter: Mounter, buck
                 wrong.append(offset)
         return wrong
 
-    readers: list[Future[list[int]]] = [in_background(lambda seed=seed: reader(seed)) for seed in range(8)]  # type: ignore[misc]
+    readers: list[Future[list[int]]] = [in_background(partial(reader, seed)) for seed in range(8)]
     try:
         assert [each.result(60) for each in readers] == [[]] * 8
     finally:
@@ -101,8 +105,6 @@ def test_preads_at_random_offsets_by_eight_threads(module_mounter: Mounter, buck
 
 
 def test_mmap(library: Mounted, bucket: Bucket) -> None:
-    import hashlib
-
     # In a process of its own: an error under mmap is SIGBUS.
     done = subprocess.run(
         [sys.executable, "-c", _MMAP, library.point / "model/1/weights.bin"], capture_output=True, text=True, timeout=30
@@ -114,7 +116,7 @@ def test_mmap(library: Mounted, bucket: Bucket) -> None:
 def test_a_remount_reads_from_the_cache_alone(mounter: Mounter, bucket: Bucket) -> None:
     first = mounter.mount(bucket.url("library"), env=bucket.env)
     assert first.read("twenty.bin") == bucket.files["twenty.bin"]
-    first.kill(15)  # type: ignore[arg-type]
+    first.kill(signal.SIGTERM)
     first.wait_ended()
     second = mounter.mount(bucket.url("library"), env=bucket.env, cache_dir=first.cache_dir)
     assert second.stat("twenty.bin")["cached_bytes"] == str(20 * MIB)
@@ -124,7 +126,7 @@ def test_a_remount_reads_from_the_cache_alone(mounter: Mounter, bucket: Bucket) 
 
 def test_several_repositories_are_top_level_directories(mounter: Mounter, bucket: Bucket) -> None:
     mounted = mounter.mount(f"llm={bucket.url('library/model')}", f"all={bucket.url('library')}", env=bucket.env)
-    assert sorted(within(20, lambda: os.listdir(mounted.point))) == ["all", "llm"]
+    assert mounted.names() == ["all", "llm"]
     assert mounted.read("llm/config.pbtxt") == mounted.read("all/model/config.pbtxt")
     assert mounted.read("llm/config.pbtxt") == bucket.files["model/config.pbtxt"]
     assert mounted.fetched("llm")["direct_bytes"] > 0
@@ -134,7 +136,7 @@ def test_several_repositories_are_top_level_directories(mounter: Mounter, bucket
 
 def test_a_url_of_one_object_mounts_a_directory_with_that_file(mounter: Mounter, bucket: Bucket) -> None:
     mounted = mounter.mount(bucket.url("library/over.bin"), env=bucket.env)
-    assert within(20, lambda: os.listdir(mounted.point)) == ["over.bin"]
+    assert mounted.names() == ["over.bin"]
     assert mounted.read("over.bin") == bucket.files["over.bin"]
 
 
@@ -147,7 +149,7 @@ def test_spellings_of_the_url_mean_the_same(mounter: Mounter, bucket: Bucket, li
 
 def test_a_bucket_without_prefix_at_an_endpoint_given_apart(mounter: Mounter, bucket: Bucket) -> None:
     mounted = mounter.mount(f"s3://{bucket.name}", "--endpoint-url", bucket.server.endpoint_url, env=bucket.env)
-    assert "library" in within(20, lambda: os.listdir(mounted.point))
+    assert "library" in mounted.names()
     assert mounted.read("library/one.bin") == bucket.files["one.bin"]
 
 
@@ -164,7 +166,7 @@ def test_memory_stays_bounded_after_300_mib(mounter: Mounter, bucket: Bucket) ->
 
 
 def test_the_kernels_limits_are_raised(library: Mounted) -> None:
-    device = os.stat(library.point).st_dev
+    device = library.point.stat().st_dev
     read_ahead = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
     assert read_ahead.read_text().strip() == "1024"
     connection = Path(f"/sys/fs/fuse/connections/{os.minor(device)}")
@@ -172,10 +174,25 @@ def test_the_kernels_limits_are_raised(library: Mounted) -> None:
     assert int((connection / "congestion_threshold").read_text()) >= 1024
 
 
+def test_d7yfs_stat_and_status_of_a_live_mount(library: Mounted, bucket: Bucket) -> None:
+    library.read("over.bin")
+    told = run("stat", library.point / "over.bin")
+    assert told.returncode == 0, told.stderr
+    rows = dict(line.split(":", 1) for line in told.stdout.splitlines())
+    assert rows["cached_bytes"].strip() == rows["size"].strip() == str(MIB + 1)
+    assert rows["etag"].strip() == bucket.client.head_object(Bucket=bucket.name, Key="library/over.bin")["ETag"]
+    assert run("stat", library.point / "absent").returncode == 1
+
+    (whole,) = json.loads(run("status", "--json", library.point).stdout)
+    assert whole["pid"] == library.pid
+    shown = run("status", library.point).stdout
+    for said in (str(library.point), bucket.url("library").removeprefix("s3://"), f"pid {library.pid}", "direct"):
+        assert said in shown
+    assert str(library.point) in run("status").stdout, "it is found without being named"
+
+
 def test_status_names_the_source_of_each_setting(library: Mounted) -> None:
     settings = library.status()["settings"]
     assert settings["cache_dir"] == {"value": str(library.cache_dir), "from": "--cache-dir"}
     assert settings["url"]["from"] == "the command line"
     assert settings["proxy"] == {"value": "no proxy, reads go straight to the store", "from": "default"}
-
-

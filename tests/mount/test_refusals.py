@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.mount.conftest import Bucket, faulty_url
-from tests.mount.mounted import Mounter, is_mounted, within
+from tests.mount.mounted import Mounter, is_mounted
+from tests.servers import faults
 from tests.servers.in_thread import InThread
 from tests.servers.s3_faults import S3Faults
 
@@ -44,7 +45,7 @@ def test_an_empty_prefix_can_be_mounted_on_demand(mounter: Mounter, bucket: Buck
     mounted = mounter.mount(
         bucket.url("nothing/yet"), "--allow-empty", "--metadata-ttl", "0", "--negative-ttl", "0", env=bucket.env
     )
-    assert within(20, lambda: os.listdir(mounted.point)) == []
+    assert mounted.names() == []
     bucket.put("nothing/yet/late.bin", b"late")
     try:
         assert mounted.read("late.bin") == b"late"
@@ -81,8 +82,6 @@ def test_an_endpoint_that_refuses_connections(mounter: Mounter) -> None:
 
 
 def test_an_endpoint_that_is_no_s3(mounter: Mounter, faulty: InThread[S3Faults]) -> None:
-    from tests.servers import faults
-
     faulty.do(lambda: faulty.server.script(faults.status(200, {}, b"<html>hello</html>"), forever=True))
     done = mounter.refused(faulty_url(faulty), "--anonymous")
     assert "S3" in done.stderr
@@ -196,5 +195,5 @@ def test_nothing_is_left_behind(mounter: Mounter, bucket: Bucket) -> None:
     point = mounter.point()
     mounter.refused(bucket.url("libary"), env=bucket.env, point=point)
     assert not is_mounted(point)
-    assert os.listdir(point) == []
+    assert list(point.iterdir()) == []
     assert mounter.mount(bucket.url("library"), env=bucket.env, point=point).read("one.bin") == bucket.files["one.bin"]

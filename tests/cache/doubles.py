@@ -1,0 +1,123 @@
+"""Stand-ins for the fetching side, and versions whose bytes are known."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+import trio
+
+from d7yfs.cache.backing import BackingFile, MemoryBudget
+from d7yfs.cache.directory import CacheDirectory
+from d7yfs.cache.filler import FillTarget
+from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
+
+ORIGIN = "s3 http://127.0.0.1:9 models"
+MIB = 1 << 20
+BOOT = 0x5EED
+
+
+@lru_cache(maxsize=32)
+def content(key: str, size_bytes: int) -> bytes:
+    return random.Random(key).randbytes(size_bytes)
+
+
+def version(size_bytes: int, key: str = "weights.bin") -> ObjectVersion:
+    return ObjectVersion(key, size_bytes, f'"{key}"', 1)
+
+
+def data_of(of: ObjectVersion, wanted: ByteRange | None = None) -> memoryview:
+    view = memoryview(content(of.key, of.size_bytes))
+    return view[wanted.start : wanted.stop] if wanted else view
+
+
+def bytes_of(of: ObjectVersion, wanted: ByteRange) -> bytes:
+    return bytes(data_of(of, wanted))
+
+
+def directory(path: Path, *, size_limit_bytes: int = 1 << 40, min_free_bytes: int = 0) -> CacheDirectory:
+    made = CacheDirectory(path, size_limit_bytes=size_limit_bytes, min_free_bytes=min_free_bytes)
+    made.prepare()
+    return made
+
+
+@contextmanager
+def backing(
+    of: ObjectVersion,
+    within: CacheDirectory | None,
+    *,
+    boot_tag: int = BOOT,
+    room_bytes: int = 1 << 40,
+    budget: MemoryBudget | None = None,
+    wanted: frozenset[int] = frozenset(),
+) -> Iterator[BackingFile]:
+    """An open backing file; without a directory it has memory alone."""
+    room = [room_bytes]
+
+    def take_room(size_bytes: int) -> bool:
+        if room[0] < size_bytes:
+            return False
+        room[0] -= size_bytes
+        return True
+
+    file = BackingFile(
+        of,
+        within.open(ORIGIN, of) if within else None,
+        boot_tag=boot_tag,
+        budget=budget or MemoryBudget(64 * MIB),
+        take_room=take_room,
+        room_left=lambda: room[0] > 0,
+        is_wanted=wanted.__contains__,
+    )
+    try:
+        yield file
+    finally:
+        file.close()
+
+
+def fill(file: BackingFile, *indexes: int, chunk_bytes: int = 300_007) -> None:
+    """Bring whole blocks as a transfer would; all of them when none is named."""
+    for index in indexes or range(len(file.presence.blocks)):
+        block = ByteRange(index * BLOCK_BYTES, min((index + 1) * BLOCK_BYTES, file.version.size_bytes))
+        for start in range(block.start, block.stop, chunk_bytes):
+            piece = ByteRange(start, min(start + chunk_bytes, block.stop))
+            file.write(piece.start, data_of(file.version, piece))
+
+
+def read(file: BackingFile, wanted: ByteRange) -> bytearray:
+    """Bytes of a readable range."""
+    assert file.presence.first_unreadable(wanted) is None
+    buffer, cold = file.begin_read(wanted)
+    if cold:
+        file.finish_read(cold)
+    return buffer
+
+
+class ManualFiller:
+    """Brings nothing by itself: the test does, through `target`."""
+
+    def __init__(self, target: FillTarget) -> None:
+        self.target = target
+        self.requests: list[tuple[ByteRange, ByteRange | None]] = []
+        self.prefetches: list[ByteRange] = []
+        self._asked = trio.Event()
+
+    def request(self, wanted: ByteRange, ahead: ByteRange | None) -> None:
+        self.requests.append((wanted, ahead))
+        self._asked.set()
+
+    async def asked(self, times: int) -> None:
+        """Wait for so many requests since the start."""
+        with trio.fail_after(30):
+            while len(self.requests) < times:
+                self._asked = trio.Event()
+                await self._asked.wait()
+
+    def prefetch(self, ahead: ByteRange) -> None:
+        self.prefetches.append(ahead)
+
+    def bring(self, start: int, stop: int) -> None:
+        self.target.write(start, data_of(self.target.version, ByteRange(start, stop)))

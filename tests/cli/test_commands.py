@@ -1,0 +1,240 @@
+"""The commands as a user types them, where no daemon is needed: output, exit status, errors without traceback."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from d7yfs import control, mounts
+from d7yfs.cli import COMMANDS, main
+from d7yfs.cli.failures import ungrouped
+from d7yfs.cli.mount import split_arguments
+from d7yfs.cli.status import show_size_roughly
+from d7yfs.config.schema import OPTIONS
+from d7yfs.errors import ConfigError, MountError, NotFound
+from tests.servers import faults
+from tests.servers.in_thread import InThread
+from tests.servers.s3_faults import S3Faults
+
+
+def d7yfs(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [*map(str, arguments)])
+
+
+@pytest.fixture
+def store() -> Iterator[InThread[S3Faults]]:
+    objects = {"b/models/a/model.onnx": b"m" * 5000, "b/models/ü b": b"t", "b/models/x": b"", "b/models/x/y": b"1"}
+    with InThread(S3Faults(objects)) as running:
+        yield running
+
+
+@pytest.fixture
+def _nothing_mounted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(control, "runtime_directory", lambda: tmp_path / "run")
+    monkeypatch.setattr(mounts, "mount_table", list)
+
+
+def url_of(store: InThread[S3Faults], prefix: str) -> str:
+    return f"s3://127.0.0.1:{store.server.port}/b/{prefix}"
+
+
+# --- help ---
+
+
+def test_help_lists_every_command() -> None:
+    shown = d7yfs("--help")
+    assert shown.exit_code == 0
+    for name, line in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(line[:30])}", shown.output, re.MULTILINE), name
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str) -> None:
+    shown = d7yfs(name, "--help")
+    assert shown.exit_code == 0
+    assert f"{name} [OPTIONS]" in shown.output
+
+
+@pytest.mark.parametrize("name", ["mount", "check"])
+def test_help_shows_every_option_with_its_variable(name: str) -> None:
+    shown = d7yfs(name, "--help").output
+    for option in OPTIONS.values():
+        assert option.variable in shown, option.name
+    assert "--config" in shown
+
+
+def test_help_imports_neither_the_sdk_nor_the_binding() -> None:
+    program = (
+        "import sys; from d7yfs.cli import main; main(['--help'], standalone_mode=False);"
+        "print({'boto3', 'pyfuse3', 'trio'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_version() -> None:
+    assert re.fullmatch(r"d7yfs, version \d+\.\d+\.\d+\S*\n", d7yfs("--version").output)
+
+
+@pytest.mark.parametrize("arguments", [["mont"], ["mount", "--cash-size", "1"], ["ls"], ["completion", "tcsh"]])
+def test_usage_errors_are_status_2(arguments: list[str]) -> None:
+    done = d7yfs(*arguments)
+    assert done.exit_code == 2
+    assert "Usage:" in done.output
+
+
+# --- mount, as far as it goes without a daemon ---
+
+
+def test_split_arguments() -> None:
+    assert split_arguments(()) == ((), None)
+    assert split_arguments(("s3://b",)) == (("s3://b",), None)
+    assert split_arguments(("/mnt",)) == ((), Path("/mnt"))
+    assert split_arguments(("a=s3://b", "c=s3://d", "mnt")) == (("a=s3://b", "c=s3://d"), Path("mnt"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["s3://b"], "no mount point is given"),
+        (["/mnt"], "no repository is given"),
+        (["ftp://b", "/mnt"], "s3"),
+        (["s3://a", "s3://b", "/mnt"], "need a name each"),
+        (["x=s3://a", "x=s3://b", "/mnt"], "given twice"),
+        (["s3://b", "/mnt", "--cache-size", "much"], "--cache-size"),
+        (["s3://b", "/mnt", "--proxy", "https://h"], "--proxy"),
+        (["s3://b", "/mnt", "--config", "/absent.toml"], "/absent.toml"),
+    ],
+)
+def test_mount_refuses_what_cannot_be(arguments: list[str], said: str) -> None:
+    done = d7yfs("mount", *arguments)
+    assert done.exit_code == 2
+    assert done.stderr.startswith("d7yfs: error: ")
+    assert said in done.stderr
+    assert done.stdout == ""
+
+
+# --- umount, status, stat without mounts ---
+
+
+@pytest.mark.usefixtures("_nothing_mounted")
+def test_without_a_mount(tmp_path: Path) -> None:
+    assert d7yfs("umount").exit_code == 2, "which one?"
+    for command, path in (("umount", tmp_path), ("stat", tmp_path / "file"), ("status", tmp_path)):
+        done = d7yfs(command, path)
+        assert done.exit_code == 1, command
+        assert str(tmp_path) in done.stderr or "no answer" in done.stderr
+        assert done.stderr.startswith("d7yfs: error: ")
+    done = d7yfs("status")
+    assert (done.exit_code, done.stdout) == (0, "nothing is mounted\n")
+    assert json.loads(d7yfs("status", "--json").stdout) == []
+
+
+# --- ls ---
+
+
+def test_ls(store: InThread[S3Faults]) -> None:
+    done = d7yfs("ls", url_of(store, "models"), "--anonymous")
+    assert done.exit_code == 0
+    rows = [line.split(maxsplit=3) for line in done.stdout.splitlines()]
+    assert [row[-1] for row in rows] == ["a/", "x/", "ü b"]
+    etag = store.server.etag("b/models/ü b")
+    assert rows[2] == ["1", "2023-11-14T22:13:20Z", etag, "ü b"]
+    assert "1 keys cannot be shown" in done.stderr
+    assert "models/x" in done.stderr
+
+
+def test_ls_as_json(store: InThread[S3Faults]) -> None:
+    rows = json.loads(d7yfs("ls", url_of(store, "models/a/"), "--anonymous", "--json").stdout)
+    (row,) = rows
+    assert (row["name"], row["size"]) == ("model.onnx", 5000)
+
+
+def test_ls_of_one_object(store: InThread[S3Faults]) -> None:
+    (line,) = d7yfs("ls", url_of(store, "models/a/model.onnx"), "--anonymous").stdout.splitlines()
+    assert line.endswith("model.onnx")
+
+
+def test_ls_of_nothing(store: InThread[S3Faults]) -> None:
+    done = d7yfs("ls", url_of(store, "modles"), "--anonymous")
+    assert done.exit_code == 1
+    assert "b/models" in done.stderr
+    assert "Traceback" not in done.output
+
+
+# --- check ---
+
+
+def test_check(store: InThread[S3Faults], tmp_path: Path) -> None:
+    arguments = ("check", url_of(store, "models"), "--anonymous", "--cache-dir", tmp_path / "cache")
+    done = d7yfs(*arguments, "--json", "--read-timeout", "1s")
+    found = {row["probe"]: row for row in json.loads(done.stdout)}
+    assert (found["list"]["verdict"], found["read"]["verdict"]) == ("ok", "ok")
+    assert found["names"]["verdict"] == "warning"
+
+    shown = d7yfs(*arguments, "--settings")
+    assert re.search(r"^ok +read", shown.stdout, re.MULTILINE)
+    assert re.search(r"^warning +names", shown.stdout, re.MULTILINE)
+    assert f"cache_dir = {tmp_path / 'cache'}  (from --cache-dir)" in shown.stdout
+
+
+def test_check_of_what_is_broken_is_status_1(store: InThread[S3Faults], tmp_path: Path) -> None:
+    store.do(lambda: store.server.script(faults.status(403), key="b", forever=True))
+    done = d7yfs("check", url_of(store, "models"), "--anonymous", "--cache-dir", tmp_path / "cache")
+    assert done.exit_code == 1
+    failed = re.search(r"^failed +list +(.+)\n +→ (.+)", done.stdout, re.MULTILINE)
+    assert failed
+
+
+# --- completion ---
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell: str) -> None:
+    done = d7yfs("completion", shell)
+    assert done.exit_code == 0
+    assert "_D7YFS_COMPLETE" in done.stdout
+
+
+# --- parts ---
+
+
+def test_ungrouped_raises_the_expected_failure_alone() -> None:
+    nested = ExceptionGroup("outer", [ExceptionGroup("inner", [NotFound("it"), MountError("other")])])
+    with pytest.raises(NotFound, match="it"), ungrouped():
+        raise nested
+    with pytest.raises(ExceptionGroup), ungrouped():
+        raise ExceptionGroup("mixed", [NotFound("it"), ZeroDivisionError()])
+    with pytest.raises(ConfigError), ungrouped():
+        raise ConfigError("plain")
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def buggy(shell: str) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(importlib.import_module("d7yfs.cli.completion"), "get_completion_class", buggy)
+    assert isinstance(d7yfs("completion", "bash").exception, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [
+        (0, "0 B"),
+        (1023, "1.02e+03 B"),
+        (1024, "1 KiB"),
+        (20 << 20, "20 MiB"),
+        (3 << 40, "3 TiB"),
+        (5 << 50, "5120 TiB"),
+    ],
+)
+def test_sizes_for_people(size: int, shown: str) -> None:
+    assert show_size_roughly(size) == shown

@@ -1,0 +1,526 @@
+"""Reading through a (fake) dfdaemon with the real cache: one stream a version, and what happens when it does not flow."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from d7yfs.cache.cache import Cache
+from d7yfs.cache.directory import CacheDirectory
+from d7yfs.cache.version import CachedVersion
+from d7yfs.errors import AccessDenied, D7yfsError, OriginUnavailable, ProxyUnavailable, ReadTimeout, VersionGone
+from d7yfs.fetch.dragonfly import MAX_DIRECT_BYTES
+from d7yfs.fetch.fetcher import Fetcher
+from d7yfs.fetch.proxy import Proxy
+from d7yfs.fetch.stream import StreamFiller
+from d7yfs.fetch.transport import Transport
+from d7yfs.objects import BLOCK_BYTES, PART_BYTES, ByteRange
+from tests.fetch.doubles import SECRET, FakeOrigin, MemoryTarget
+from tests.servers import dfdaemon, faults
+from tests.servers.dfdaemon import FakeDfdaemon, error, wrong_total
+from tests.servers.http11 import Fault, Request
+from tests.servers.scripted import ScriptedServer
+
+MB = BLOCK_BYTES
+BIG, OTHER, SMALL = "models/m/weights.bin", "models/m/more.bin", "models/m/config.json"
+BODIES = {BIG: os.urandom(24 * MB + 17), OTHER: os.urandom(12 * MB + 5), SMALL: os.urandom(4 * MB)}
+BODY = BODIES[BIG]
+READ_TIMEOUT_S = 20.0
+
+
+@dataclass
+class World:
+    """An origin, a dfdaemon in front of it, and a cache that reads through both."""
+
+    server: ScriptedServer
+    daemon: FakeDfdaemon
+    origin: FakeOrigin
+    proxy: Proxy
+    fetcher: Fetcher
+    cache: Cache
+    nursery: trio.Nursery
+
+    def open(self, key: str = BIG) -> CachedVersion:
+        version = self.origin.version(key)
+        return self.cache.open(self.origin.identity, version, self.filler)
+
+    def filler(self, target: object) -> StreamFiller:
+        return StreamFiller(target, self.fetcher, self.nursery)  # type: ignore[arg-type]
+
+    def direct(self, key: str = BIG) -> list[Request]:
+        """Requests that came to the origin past the daemon."""
+        return [each for each in self.server.requests_for(key) if "x-dragonfly-use-p2p" not in each.headers]
+
+    async def read_all(self, key: str = BIG, *, step: int = MB) -> bytes:
+        """As a sequential reader does."""
+        cached = self.open(key)
+        try:
+            size = cached.version.size_bytes
+            return b"".join(
+                [await cached.read(ByteRange(at, min(at + step, size)), None) for at in range(0, size, step)]
+            )
+        finally:
+            cached.drop()
+
+    async def settled(self) -> None:
+        """All transfers have ended."""
+        with trio.fail_after(100):
+            while self.nursery.child_tasks:  # noqa: ASYNC110  # a nursery has no such event
+                await trio.sleep(0.1)
+        assert self.cache.statistics().open_versions == 0
+        assert self.proxy.streams.borrowed_tokens == self.proxy.registrations.borrowed_tokens == 0
+
+
+@pytest.fixture
+def clock() -> MockClock:
+    """Jumps to the next timeout when all has been silent for longer than sockets take to answer (in real seconds)."""
+    return MockClock(autojump_threshold=0.1)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    directory = CacheDirectory(tmp_path / "cache", size_limit_bytes=1 << 30, min_free_bytes=0)
+    directory.prepare()
+    cache = Cache(directory, memory_buffer_bytes=64 * MB, read_timeout_s=READ_TIMEOUT_S)
+    transport = Transport(connect_timeout_s=3, first_byte_timeout_s=5, idle_timeout_s=5)
+    through = Transport(connect_timeout_s=3, first_byte_timeout_s=3, idle_timeout_s=5)
+    async with (
+        ScriptedServer(BODIES).running() as server,
+        FakeDfdaemon(piece_bytes=4 * MB).running() as daemon,
+        trio.open_nursery() as nursery,
+    ):
+        origin = FakeOrigin(server)
+        proxy = Proxy(daemon.url, through, required=False)
+        fetcher = Fetcher(origin, transport, proxy=proxy, read_timeout_s=READ_TIMEOUT_S, max_connections=8)
+        yield World(server, daemon, origin, proxy, fetcher, cache, nursery)
+        nursery.cancel_scope.cancel()
+    await transport.aclose()
+    await through.aclose()
+
+
+# --- the way it should be ---------------------------------------------------------------------------------------------
+
+
+async def test_a_file_is_one_rangeless_get(clock: MockClock, world: World) -> None:
+    assert await world.read_all() == BODY
+    await world.settled()
+    (request,) = world.daemon.requests
+    assert "range" not in request.headers
+    assert request.absolute
+    assert len(world.daemon.tasks) == 1
+    assert sum(each.headers["range"] == "bytes=0-0" for each in world.server.requests) == 1
+    assert world.fetcher.counters.proxy_bytes == len(BODY)
+    # A look at the header, and what was read before the stream's first byte.
+    assert MB <= world.fetcher.counters.direct_bytes < len(BODY) / 2
+    assert world.server.sent_bytes[BIG] == 1 + len(BODY) + world.fetcher.counters.direct_bytes
+    assert await world.read_all() == BODY
+    assert len(world.daemon.requests) == 1, "the second read is the cache's"
+
+
+async def test_eight_readers_share_one_stream(clock: MockClock, world: World) -> None:
+    bodies = []
+
+    async def read() -> None:
+        bodies.append(await world.read_all(step=128 << 10))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(8):
+            nursery.start_soon(read)
+    assert all(body == BODY for body in bodies)
+    assert len(world.daemon.requests) == 1
+    assert world.fetcher.counters.direct_bytes < len(BODY) / 2
+
+
+async def test_small_files_go_direct_and_whole(world: World) -> None:
+    assert await world.read_all(SMALL) == BODIES[SMALL]
+    assert not world.daemon.requests
+    assert [each.headers["range"] for each in world.direct(SMALL)] == [f"bytes=0-{4 * MB - 1}"]
+
+
+async def test_a_look_at_the_header_goes_direct(world: World) -> None:
+    cached = world.open()
+    for at in (0, 1000, MB - 10):
+        assert await cached.read(ByteRange(at, at + 10), None) == BODY[at : at + 10]
+    assert not world.daemon.requests
+    assert [each.headers["range"] for each in world.direct()] == [f"bytes=0-{MB - 1}"]
+    cached.drop()
+
+
+async def test_a_look_at_the_end_goes_direct(world: World) -> None:
+    cached = world.open()
+    assert await cached.read(ByteRange(len(BODY) - 22, len(BODY)), None) == BODY[-22:]
+    assert not world.daemon.requests
+    cached.drop()
+
+
+async def test_a_reader_who_starts_inside_gets_a_stream_from_there(world: World) -> None:
+    cached = world.open()
+    assert await cached.read(ByteRange(10 * MB + 5, 10 * MB + 6), None) == BODY[10 * MB + 5 : 10 * MB + 6]
+    assert await cached.read(ByteRange(20 * MB, len(BODY)), None) == BODY[20 * MB :]
+    assert [each.headers["range"] for each in world.daemon.requests] == [f"bytes={10 * MB}-"]
+    # Now the front: what is there already is passed over.
+    assert await world.read_all() == BODY
+    cached.drop()
+    await world.settled()
+    assert all(_size(each) <= MAX_DIRECT_BYTES for each in world.direct())
+
+
+async def test_a_reader_far_ahead_gets_small_ranges_from_the_origin(world: World) -> None:
+    stuck = faults.Hang(2 * MB)
+    world.daemon.script(stuck)
+    cached = world.open()
+    await cached.read(ByteRange(0, 2 * MB), None)
+    await stuck.reached.wait()
+    for start, stop in ((20 * MB, 21 * MB), (13 * MB, 23 * MB)):
+        assert await cached.read(ByteRange(start, stop), None) == BODY[start:stop]
+    assert len(world.daemon.requests) == 1
+    assert all(_size(each) <= MAX_DIRECT_BYTES for each in world.direct())
+    stuck.resume.set()
+    cached.drop()
+    await world.settled()
+    assert await world.read_all() == BODY
+    assert len(world.daemon.requests) == 1
+
+
+async def test_a_reader_before_the_streams_start_is_served_in_full(world: World) -> None:
+    """More than one small range is needed, and the stream will never come by."""
+    stuck = faults.Hang(MB)
+    world.daemon.script(stuck)
+    target = MemoryTarget(world.origin.version(BIG))
+    filler = world.filler(target)
+    filler.request(ByteRange(12 * MB, 13 * MB), None)
+    await stuck.reached.wait()
+    target.has(5)
+    filler.request(ByteRange(0, 11 * MB), None)
+    await wait_all_tasks_blocked(0.05)
+    assert target.missing(ByteRange(0, 11 * MB)) == []
+    assert target.data[: 5 * MB] == BODY[: 5 * MB]
+    assert target.data[6 * MB : 11 * MB] == BODY[6 * MB : 11 * MB]
+    assert all(_size(each) <= MAX_DIRECT_BYTES for each in world.direct())
+
+
+async def test_nobody_waits_for_a_stream_that_has_fallen_silent(clock: MockClock, world: World) -> None:
+    stuck = faults.Hang(10 * MB)
+    world.daemon.script(stuck)
+    cached = world.open()
+    await cached.read(ByteRange(0, 9 * MB), None)
+    await stuck.reached.wait()
+    await trio.sleep(3.5)
+    before = trio.current_time()
+    assert await cached.read(ByteRange(11 * MB, 12 * MB), None) == BODY[11 * MB : 12 * MB]
+    assert trio.current_time() - before < 1
+    cached.drop()
+
+
+def _size(request: Request) -> int:
+    first, last = request.headers["range"].removeprefix("bytes=").split("-")
+    return int(last) + 1 - int(first)
+
+
+# --- when it fails ----------------------------------------------------------------------------------------------------
+
+FAILURES: dict[str, tuple[Fault, bool]] = {
+    # name: what the proxy does, and whether it is to blame
+    "silent": (faults.Hang(), True),
+    "hung up": (faults.drop, True),
+    "reset in mid-body": (faults.reset_after(5 * MB), True),
+    "dead in mid-body": (faults.cut_after(5 * MB), True),
+    "silent in mid-body": (faults.Hang(5 * MB), True),
+    "500 dfdaemon": (error(500, "dfdaemon"), True),
+    "429 proxy": (error(429, "proxy"), True),
+    "400 proxy": (error(400, "proxy"), True),
+    "502 of another proxy": (faults.status(502), True),
+    "not http": (faults.raw(b"SSH-2.0\r\n\r\n"), False),
+    "wrong total": (wrong_total, False),
+    "another size": (faults.longer_body(1), False),
+    "another version": (faults.other_etag(), False),
+    "gzip": (faults.gzipped, False),
+    "redirect": (faults.status(302), True),
+    "500 backend": (error(500, "backend"), False),
+    "403 backend": (error(403, "backend"), False),
+    "404 backend": (error(404, "backend"), False),
+    "412 backend": (error(412, "backend"), False),
+    "400 backend": (error(400, "backend"), False),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+async def test_a_failing_proxy_falls_back_to_the_origin(
+    clock: MockClock, world: World, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    fault, blamed = FAILURES[name]
+    world.daemon.script(fault, forever=True)
+    before = trio.current_time()
+    assert await world.read_all(OTHER) == BODIES[OTHER]
+    await world.settled()
+    assert world.proxy.breaker.trips == blamed
+    assert len(world.daemon.requests) <= 3
+    assert trio.current_time() - before < READ_TIMEOUT_S
+    brought = world.fetcher.counters.proxy_bytes
+    assert (brought > 0) == ("mid-body" in name)
+    if brought:
+        first = min(int(each.headers["range"][6:].split("-")[0]) for each in world.direct(OTHER)[-2:])
+        assert first >= 4 * MB, "goes on at the offset reached"
+    assert "reading on from the origin" in caplog.text
+    assert SECRET not in caplog.text
+
+
+async def test_a_dead_proxy_costs_one_try(clock: MockClock, world: World) -> None:
+    world.daemon.kill()
+    for key in (BIG, OTHER):
+        assert await world.read_all(key) == BODIES[key]
+    await world.settled()
+    assert world.fetcher.counters.proxy_requests == 1, "the breaker is open"
+    await trio.sleep(6)
+    for body in (world.server.objects[BIG][::-1], world.server.objects[BIG][1:]):
+        world.server.put(BIG, body)
+        assert await world.read_all() == body
+    assert world.fetcher.counters.proxy_requests == 2, "one probe, and the breaker is open for longer"
+    assert world.proxy.breaker.trips == 2
+
+
+async def test_the_proxy_comes_back(clock: MockClock, world: World) -> None:
+    world.daemon.script(faults.drop)
+    assert await world.read_all() == BODY
+    assert not world.proxy.usable
+    await trio.sleep(6)
+    assert await world.read_all(OTHER) == BODIES[OTHER]
+    await world.settled()
+    assert world.proxy.usable
+    assert len(world.daemon.requests) == 2
+    assert world.fetcher.counters.proxy_bytes == len(BODIES[OTHER])
+
+
+async def test_one_file_probes_while_others_read_on_direct(clock: MockClock, world: World) -> None:
+    world.daemon.script(faults.drop, faults.Hang())
+    assert await world.read_all(OTHER) == BODIES[OTHER]
+    assert world.proxy.breaker.trips == 1
+    await trio.sleep(6)
+    for number in range(5):
+        world.server.put(f"models/{number}", BODY[number : 9 * MB])
+
+    async def read(number: int) -> None:
+        assert await world.read_all(f"models/{number}") == BODY[number : 9 * MB]
+
+    async with trio.open_nursery() as nursery:
+        for number in range(5):
+            nursery.start_soon(read, number)
+    await world.settled()
+    assert len(world.daemon.requests) == 2
+    assert world.proxy.breaker.trips == 2
+
+
+async def test_a_refused_signature_is_made_anew_once(clock: MockClock, world: World) -> None:
+    world.daemon.script(error(403, "backend"))
+    assert await world.read_all() == BODY
+    await world.settled()
+    assert [fresh for presigned, fresh in world.origin.signed if presigned] == [False, True]
+    assert world.fetcher.counters.proxy_bytes == len(BODY)
+    one, other = world.daemon.requests
+    assert one.target != other.target
+    assert len(world.daemon.tasks) == 1
+
+
+async def test_a_refusal_that_is_the_origins_own(clock: MockClock, world: World) -> None:
+    world.server.script(faults.status(403), forever=True)
+    with pytest.raises(AccessDenied):
+        await world.read_all()
+    assert world.proxy.breaker.trips == 0
+
+
+async def test_an_unexpected_failure_falls_back_too(
+    clock: MockClock, world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def stream(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(world.fetcher, "stream", stream)
+    assert await world.read_all() == BODY
+    assert "failed unexpectedly" in caplog.text
+
+
+# --- versions ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_known_task_never_serves_old_bytes_for_a_new_version(world: World) -> None:
+    assert await world.read_all() == BODY
+    new = os.urandom(len(BODY))
+    world.server.put(BIG, new)
+    assert await world.read_all() == new
+    await world.settled()
+    assert len(world.daemon.tasks) == 2
+    assert world.fetcher.counters.proxy_bytes == 2 * len(BODY)
+
+
+async def test_a_daemon_that_knows_no_content_ids_never_serves_old_bytes_either(
+    clock: MockClock, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def by_url(request: Request) -> str:
+        return request.target.partition("?")[0]
+
+    monkeypatch.setattr(dfdaemon, "identify", by_url)
+    assert await world.read_all() == BODY
+    new = os.urandom(len(BODY))
+    world.server.put(BIG, new)
+    assert await world.read_all() == new
+    assert len(world.daemon.tasks) == 1, "the task is the old one"
+
+
+@pytest.mark.parametrize("same_size", [True, False])
+async def test_an_object_replaced_before_it_is_read(clock: MockClock, world: World, same_size: bool) -> None:
+    cached = world.open()
+    assert await cached.read(ByteRange(0, 10), None) == BODY[:10]
+    world.server.put(BIG, os.urandom(len(BODY) if same_size else MB))
+    with pytest.raises(VersionGone):
+        await cached.read(ByteRange(2 * MB, 3 * MB), None)
+    cached.drop()
+    await world.settled()
+    assert not world.daemon.tasks
+    assert world.proxy.breaker.trips == 0
+
+
+async def test_an_object_replaced_during_the_stream_is_never_mixed(clock: MockClock, world: World) -> None:
+    stuck = faults.Hang(4 * MB)
+    world.daemon.script(stuck)
+    cached = world.open()
+    await cached.read(ByteRange(0, 3 * MB), None)
+    world.server.put(BIG, os.urandom(len(BODY)))
+    stuck.resume.set()
+    got = bytearray()
+
+    async def read_on() -> None:
+        for at in range(0, len(BODY), MB):
+            got.extend(await cached.read(ByteRange(at, min(at + MB, len(BODY))), None))
+
+    with pytest.raises(VersionGone):
+        await read_on()
+    assert 3 * MB <= len(got) < len(BODY)
+    assert got == BODY[: len(got)]
+    cached.drop()
+
+
+# --- a required proxy -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def required(world: World) -> World:
+    world.proxy.required = True
+    return world
+
+
+async def test_a_required_proxy_brings_everything_but_small_files(required: World) -> None:
+    assert await required.read_all() == BODY
+    cached = required.open(OTHER)
+    assert await cached.read(ByteRange(12 * MB, 12 * MB + 5), None) == BODIES[OTHER][-5:]
+    cached.drop()
+    assert required.direct() == required.direct(OTHER) == []
+    assert await required.read_all(SMALL) == BODIES[SMALL]
+    assert len(required.direct(SMALL)) == 1
+
+
+@pytest.mark.parametrize("name", ["dead", "silent", "500 dfdaemon", "another version", "wrong total"])  # fmt: skip
+async def test_without_fallback_the_failure_is_the_readers(clock: MockClock, required: World, name: str) -> None:
+    if name == "dead":
+        required.daemon.kill()
+    else:
+        required.daemon.script(FAILURES[name][0], forever=True)
+    before = trio.current_time()
+    with pytest.raises(D7yfsError) as caught:
+        await required.read_all()
+    blamed = name == "dead" or FAILURES[name][1]
+    if blamed:
+        assert isinstance(caught.value, ProxyUnavailable | ReadTimeout)
+        assert READ_TIMEOUT_S <= trio.current_time() - before <= 3 * READ_TIMEOUT_S
+    assert not required.direct()
+
+
+async def test_without_fallback_readers_go_on_when_the_proxy_does(clock: MockClock, required: World) -> None:
+    required.daemon.script(*(faults.drop for _ in range(6)), faults.Hang(5 * MB), faults.cut_after(5 * MB))
+    assert await required.read_all() == BODY
+    assert not required.direct()
+
+
+async def test_a_reader_far_ahead_of_a_required_stream(required: World) -> None:
+    stuck = faults.Hang(1000)
+    required.daemon.script(stuck)
+    cached = required.open()
+    required.nursery.start_soon(cached.read, ByteRange(0, 2 * MB), None)
+    await stuck.reached.wait()
+    with trio.fail_after(5):
+        assert await cached.read(ByteRange(20 * MB, 21 * MB), None) == BODY[20 * MB : 21 * MB]
+    assert not required.direct()
+    ranges = [each.headers["range"] for each in required.daemon.requests if "range" in each.headers]
+    assert f"bytes={20 * MB}-{21 * MB - 1}" in ranges
+    stuck.resume.set()
+
+
+# --- no room, no nursery ----------------------------------------------------------------------------------------------
+
+
+async def test_a_full_cache_is_read_in_what_is_wanted(world: World) -> None:
+    target = MemoryTarget(world.origin.version(BIG), keeps=False)
+    filler = world.filler(target)
+    filler.request(ByteRange(10 * MB, 11 * MB), ByteRange(11 * MB, 19 * MB))
+    await wait_all_tasks_blocked(0.01)
+    assert target.endings == [(ByteRange(10 * MB, 11 * MB), None)]
+    assert not world.daemon.requests
+    world.proxy.required = True
+    filler.request(ByteRange(12 * MB, 13 * MB), None)
+    await wait_all_tasks_blocked(0.05)
+    assert len(world.daemon.requests) == len(world.direct()) == 1
+    assert target.written == 2 * MB
+
+
+async def test_a_cache_that_fills_up_ends_the_stream(world: World) -> None:
+    stuck = faults.Hang(5 * MB)
+    world.daemon.script(stuck)
+    target = MemoryTarget(world.origin.version(BIG))
+    filler = world.filler(target)
+    filler.request(ByteRange(2 * MB, 3 * MB), None)
+    await stuck.reached.wait()
+    await wait_all_tasks_blocked(0.01)
+    target.keeps = False
+    stuck.resume.set()
+    await wait_all_tasks_blocked(0.01)
+    assert (target.version.whole, None) in target.endings
+    assert target.holds == 0
+    assert world.proxy.breaker.trips == 0
+    # There is room again: a new stream from where the reader is.
+    target.keeps = True
+    filler.request(ByteRange(10 * MB, 11 * MB), None)
+    await wait_all_tasks_blocked(0.05)
+    assert [each.headers.get("range") for each in world.daemon.requests] == [None, f"bytes={10 * MB}-"]
+    assert target.data[10 * MB :] == BODY[10 * MB :]
+
+
+async def test_a_cancelled_stream_ends_with_an_error(world: World) -> None:
+    stuck = faults.Hang(5 * MB)
+    world.daemon.script(stuck)
+    target = MemoryTarget(world.origin.version(BIG))
+    async with trio.open_nursery() as nursery:
+        StreamFiller(target, world.fetcher, nursery).request(ByteRange(0, 2 * MB), None)
+        await stuck.reached.wait()
+        nursery.cancel_scope.cancel()
+    ((_, failure),) = [each for each in target.endings if each[0] == target.version.whole]
+    assert isinstance(failure, OriginUnavailable)
+    assert target.holds == 0
+
+
+async def test_a_prefetch_waits_for_the_stream_but_not_for_a_broken_one(clock: MockClock, world: World) -> None:
+    target = MemoryTarget(world.origin.version(BIG))
+    filler = world.filler(target)
+    filler.prefetch(ByteRange(8 * MB, 16 * MB))
+    await wait_all_tasks_blocked(0.01)
+    assert not world.server.requests
+    world.proxy.breaker.failed(trio.current_time())
+    filler.prefetch(ByteRange(8 * MB, 16 * MB))
+    await trio.sleep(1)
+    assert [_size(each) for each in world.direct()] == [PART_BYTES]

@@ -1,0 +1,156 @@
+"""The dry run: each prerequisite that fails is found, named, and leaves the others to say what they can."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from d7yfs.check import Finding, Verdict, check, check_host
+from d7yfs.config.schema import Config
+from d7yfs.config.sources import Settings, load_settings
+from tests.servers import faults
+from tests.servers.dfdaemon import FakeDfdaemon
+from tests.servers.s3_faults import S3Faults
+
+SIZE = 6 << 20
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[S3Faults]:
+    async with S3Faults({"b/models/a/model.onnx": b"m" * SIZE, "b/models/top": b"t"}).running() as running:
+        yield running
+
+
+def settings_for(store: S3Faults, tmp_path: Path, prefix: str = "models", **flags: object) -> Settings:
+    flags = {"anonymous": True, "cache_dir": tmp_path / "cache", "read_timeout": "2s", **flags}
+    point = tmp_path / "mnt"
+    point.mkdir(exist_ok=True)
+    return load_settings(flags, [f"s3://127.0.0.1:{store.port}/b/{prefix}"], point, {}, None)
+
+
+async def findings(settings: Settings) -> dict[str, Finding]:
+    """The last finding of each probe."""
+    return {finding.probe: finding async for finding in check(settings)}
+
+
+async def test_all_is_well(store: S3Faults, tmp_path: Path) -> None:
+    found = await findings(settings_for(store, tmp_path))
+    for probe in ("credentials", "list", "read", "proxy", "cache", "mount point"):
+        assert found[probe].verdict is Verdict.OK, found[probe]
+    assert "anonymous) (from --anonymous)" in found["credentials"].said
+    assert "1 directories, 1 files" in found["list"].said
+    assert "none configured" in found["proxy"].said
+    assert not (tmp_path / "cache").exists(), "a dry run makes nothing"
+    assert list((tmp_path / "mnt").iterdir()) == []
+    assert {request.method for request in store.requests} <= {"GET", "HEAD"}
+
+
+async def test_an_absent_prefix(store: S3Faults, tmp_path: Path) -> None:
+    found = await findings(settings_for(store, tmp_path, "model"))
+    assert found["list"].verdict is Verdict.FAILED
+    assert "b/models" in found["list"].hint
+    assert "read" not in found
+    assert found["cache"].verdict is Verdict.OK
+
+
+async def test_an_empty_repository_that_is_wanted(store: S3Faults, tmp_path: Path) -> None:
+    found = await findings(settings_for(store, tmp_path, "model", allow_empty=True))
+    assert found["list"].verdict is Verdict.OK
+    assert found["read"].verdict is Verdict.WARNING
+
+
+async def test_a_listing_that_is_refused(store: S3Faults, tmp_path: Path) -> None:
+    store.script(faults.status(403, {}, b"<Error><Code>AccessDenied</Code></Error>"), key="b", forever=True)
+    found = await findings(settings_for(store, tmp_path))
+    assert found["list"].verdict is Verdict.FAILED
+    assert "s3:ListBucket" in found["list"].said + found["list"].hint
+
+
+async def test_a_read_that_is_refused(store: S3Faults, tmp_path: Path) -> None:
+    store.script(faults.status(403), key="b/models/a/model.onnx", forever=True)
+    found = await findings(settings_for(store, tmp_path))
+    assert found["list"].verdict is Verdict.OK
+    assert found["read"].verdict is Verdict.FAILED
+    assert "b/models/a/model.onnx" in found["read"].said
+
+
+async def test_a_server_that_ignores_ranges(store: S3Faults, tmp_path: Path) -> None:
+    store.script(store.whole_object, key="b/models/a/model.onnx", forever=True)
+    found = await findings(settings_for(store, tmp_path))
+    assert found["read"].verdict is Verdict.FAILED
+    assert "ignores Range" in found["read"].said + found["read"].hint
+
+
+@pytest.mark.parametrize("after_body_bytes", [None, 0])
+async def test_a_server_that_hangs(store: S3Faults, tmp_path: Path, after_body_bytes: int | None) -> None:
+    store.script(faults.Hang(after_body_bytes), key="b/models/a/model.onnx", forever=True)
+    found = await findings(settings_for(store, tmp_path, read_timeout="0.2s"))
+    assert found["read"].verdict is Verdict.FAILED
+
+
+async def test_keys_that_cannot_be_shown(store: S3Faults, tmp_path: Path) -> None:
+    store.put("b/models/top/below", b"x")
+    found = await findings(settings_for(store, tmp_path))
+    assert found["names"].verdict is Verdict.WARNING
+    assert "1 keys" in found["names"].said
+    assert "models/top" in found["names"].said
+
+
+async def test_the_proxy(store: S3Faults, tmp_path: Path) -> None:
+    async with FakeDfdaemon().running() as dfdaemon:
+        settings = settings_for(store, tmp_path, proxy=dfdaemon.url)
+        found = await findings(settings)
+        assert found["proxy"].verdict is Verdict.OK, found["proxy"]
+        assert dfdaemon.url in found["proxy"].said
+        assert len(dfdaemon.requests_for("b/models/a/model.onnx")) == 1
+        dfdaemon.kill()
+        found = await findings(settings)
+        assert found["proxy"].verdict is Verdict.FAILED
+        assert found["proxy"].hint
+        assert found["read"].verdict is Verdict.OK, "the store itself is well"
+
+
+async def test_warnings_of_the_configuration(store: S3Faults, tmp_path: Path) -> None:
+    environ = {"D7YFS_CASH_SIZE": "1"}
+    url = f"s3://127.0.0.1:{store.port}/b/models"
+    flags = {"anonymous": True, "cache_dir": tmp_path}
+    found = await findings(load_settings(flags, [url], None, environ, None))
+    assert found["configuration"].verdict is Verdict.WARNING
+    assert "D7YFS_CASH_SIZE" in found["configuration"].said
+    assert "mount point" not in found
+
+
+def host(tmp_path: Path, **changes: object) -> dict[str, Finding]:
+    values: dict[str, object] = {"cache_dir": tmp_path / "cache", **changes}
+    config = Config(repositories=(), **values)  # type: ignore[arg-type]
+    return {finding.probe: finding for finding in check_host(config)}
+
+
+def test_mount_points(tmp_path: Path) -> None:
+    assert "mount point" not in host(tmp_path)
+    for point, verdict in ((tmp_path / "absent", Verdict.FAILED), (Path("/"), Verdict.FAILED)):
+        assert host(tmp_path, mountpoint=point)["mount point"].verdict is verdict
+
+
+def test_cache_directories(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert host(tmp_path, cache_dir=tmp_path / "file")["cache"].verdict is Verdict.FAILED
+    (tmp_path / "there").mkdir()
+    assert host(tmp_path, cache_dir=tmp_path / "there")["cache"].verdict is Verdict.OK
+    full = host(tmp_path, cache_dir=tmp_path / "there", cache_min_free_bytes=1 << 60)["cache"]
+    assert full.verdict is Verdict.WARNING
+    assert "--cache-min-free" in full.hint
+
+
+@pytest.mark.mount
+def test_a_cache_directory_of_somebody_else(tmp_path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("needs root")
+    (tmp_path / "theirs").mkdir()
+    os.chown(tmp_path / "theirs", 12345, 12345)
+    found = host(tmp_path, cache_dir=tmp_path / "theirs")["cache"]
+    assert found.verdict is Verdict.FAILED
+    assert "12345" in found.said

@@ -1,0 +1,145 @@
+"""The control socket between the real client and the real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from d7yfs import control
+from d7yfs.errors import MountError, NotFound
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A runtime directory of the test's own."""
+    directory = tmp_path / "run"
+    monkeypatch.setattr(control, "runtime_directory", lambda environ=None: directory)
+    return directory
+
+
+async def _echo(request: Mapping[str, Any]) -> dict[str, Any]:
+    return {"heard": dict(request)}
+
+
+async def _absent(_request: Mapping[str, Any]) -> dict[str, Any]:
+    raise NotFound("no such thing", hint="look elsewhere")
+
+
+async def _broken(_request: Mapping[str, Any]) -> dict[str, Any]:
+    raise ZeroDivisionError("secret in an unexpected text")
+
+
+HANDLERS: dict[str, control.Handler] = {"echo": _echo, "absent": _absent, "broken": _broken}
+
+
+async def _serving(nursery: trio.Nursery, path: Path) -> None:
+    await nursery.start(control.serve, path, HANDLERS)
+
+
+async def ask(path: Path, command: str, /, **arguments: Any) -> dict[str, Any]:
+    return await trio.to_thread.run_sync(partial(control.ask, path, command, **arguments))
+
+
+async def _raw(path: Path, data: bytes) -> bytes:
+    async with await trio.open_unix_socket(path) as client:
+        await client.send_all(data)
+        await client.send_eof()
+        return b"".join([chunk async for chunk in client])
+
+
+async def test_a_command_and_its_arguments(runtime: Path, nursery: trio.Nursery) -> None:
+    path = control.socket_path(Path("/mnt/models"))
+    await _serving(nursery, path)
+    assert await ask(path, "echo", path="a/ü") == {"heard": {"command": "echo", "path": "a/ü"}}
+
+
+async def test_only_its_user_may_speak_to_it(runtime: Path, nursery: trio.Nursery) -> None:
+    path = control.socket_path(Path("/mnt/models"))
+    await _serving(nursery, path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(runtime.stat().st_mode) == 0o700
+
+
+async def test_failures_come_back_in_words(
+    runtime: Path, nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = control.socket_path(Path("/mnt/models"))
+    await _serving(nursery, path)
+    with pytest.raises(MountError, match="no such thing") as caught:
+        await ask(path, "absent")
+    assert caught.value.hint == "look elsewhere"
+    with pytest.raises(MountError, match="unknown command; known: absent, broken, echo"):
+        await ask(path, "nonsense")
+    with pytest.raises(MountError, match="unexpected ZeroDivisionError; see the log") as caught:
+        await ask(path, "broken")
+    assert "secret" not in str(caught.value)
+    assert "Traceback" in caplog.text
+    assert await ask(path, "echo"), "it goes on"
+
+
+@pytest.mark.parametrize(
+    "data", [b"rubbish\n", b"[1]\n", b'"text"\n', b'{"command": 1}\n', b'{"command": "echo"', b"", b"x" * 200_000]
+)
+async def test_rubbish_is_answered_and_survived(runtime: Path, nursery: trio.Nursery, data: bytes) -> None:
+    path = control.socket_path(Path("/mnt/models"))
+    await _serving(nursery, path)
+    try:
+        answer = await _raw(path, data)
+        assert "error" in json.loads(answer)
+    except trio.BrokenResourceError:
+        assert len(data) > control.REQUEST_BYTES
+    assert await ask(path, "echo")
+
+
+async def test_the_socket_goes_with_the_server(runtime: Path) -> None:
+    path = control.socket_path(Path("/mnt/models"))
+    async with trio.open_nursery() as nursery:
+        await _serving(nursery, path)
+        assert path.exists()
+        nursery.cancel_scope.cancel()
+    assert not path.exists()
+    with pytest.raises(MountError, match="no answer from the daemon"):
+        control.ask(path, "echo")
+
+
+async def test_what_a_killed_daemon_left_is_replaced_and_not_listed(runtime: Path, nursery: trio.Nursery) -> None:
+    dead, alive = control.socket_path(Path("/mnt/dead")), control.socket_path(Path("/mnt/alive"))
+    assert dead != alive
+    await _serving(nursery, alive)
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(dead))
+    assert await trio.to_thread.run_sync(control.sockets) == [alive]
+    assert not dead.exists()
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(dead))
+    await _serving(nursery, dead)
+    assert sorted(await trio.to_thread.run_sync(control.sockets)) == sorted([alive, dead])
+
+
+async def test_a_runtime_directory_that_others_may_enter_is_refused(runtime: Path) -> None:
+    runtime.mkdir(mode=0o755)
+    runtime.chmod(0o755)
+    with pytest.raises(MountError, match="0700"):
+        await control.serve(control.socket_path(Path("/mnt/models")), HANDLERS)
+
+
+def test_socket_paths_are_short_however_long_the_mount_point(runtime: Path) -> None:
+    assert len(control.socket_path(Path("/" + "x" * 4000)).name) < 30
+
+
+def test_runtime_directory_of_an_ordinary_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert control.runtime_directory({"XDG_RUNTIME_DIR": "/run/user/1000"}) == Path("/run/user/1000/d7yfs")
+    assert control.runtime_directory({"XDG_RUNTIME_DIR": "relative"}) == Path("/tmp/d7yfs-1000")
+    assert control.runtime_directory({}) == Path("/tmp/d7yfs-1000")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert control.runtime_directory({"XDG_RUNTIME_DIR": "/run/user/0"}) == Path("/run/d7yfs")

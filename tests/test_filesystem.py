@@ -1,0 +1,474 @@
+"""The file system without a mount: the real tree and cache over a store in memory."""
+
+from __future__ import annotations
+
+import errno
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from d7yfs.cache.cache import Cache
+from d7yfs.cache.directory import CacheDirectory
+from d7yfs.cache.filler import Filler, FillTarget
+from d7yfs.errors import (
+    D7yfsError,
+    IsADirectory,
+    NotADirectory,
+    NotFound,
+    ObjectArchived,
+    OriginUnavailable,
+    ReadTimeout,
+    VersionGone,
+)
+from d7yfs.filesystem import STALE_RETRY_S, Filesystem, Source
+from d7yfs.listing import DirectoryListing
+from d7yfs.objects import BLOCK_BYTES, ByteRange, ListingPage, ObjectVersion
+from d7yfs.tree import ROOT_INODE, Repository, Tree
+
+TTL_S = 60.0
+NEGATIVE_TTL_S = 5.0
+READ_TIMEOUT_S = 30.0
+
+
+class Store:
+    """One repository in memory, and what can go wrong with it."""
+
+    def __init__(self, name: str = "", **files: bytes) -> None:
+        self.name = name
+        self.bodies: dict[tuple[str, str], bytes] = {}
+        self.versions: dict[str, ObjectVersion] = {}
+        self.listings: list[str] = []
+        self.requests: list[ByteRange] = []
+        self.aheads: list[ByteRange] = []
+        self.listing_error: Exception | None = None
+        self.fill_error: Exception | None = None
+        self.listing_gate = self.fill_gate = _open_gate()
+        for key, body in files.items():
+            self.put(key.replace("__", "/"), body)
+
+    def put(self, key: str, body: bytes, *, archived: str = "") -> None:
+        validator = f'"{hash((key, body))}"'
+        self.versions[key] = ObjectVersion(key, len(body), validator, 1_700_000_000_000_000_000, archived=archived)
+        self.bodies[key, validator] = body
+
+    @property
+    def source(self) -> Source:
+        return Source(
+            f"mem://{self.name}", f"mem {self.name}", self.list_directory, lambda target: _Filler(self, target)
+        )
+
+    async def list_directory(self, prefix: str) -> DirectoryListing:
+        self.listings.append(prefix)
+        await self.listing_gate.wait()
+        if self.listing_error is not None:
+            raise self.listing_error
+        below = [version for key, version in self.versions.items() if key.startswith(prefix)]
+        files = tuple(each for each in below if "/" not in each.key[len(prefix) :])
+        names = {each.key[len(prefix) :].partition("/")[0] for each in below if each not in files}
+        page = ListingPage(files, tuple(f"{prefix}{name}/" for name in sorted(names)), "", 1_700_000_000_000_000_000)
+        return DirectoryListing.collect(prefix, [page])
+
+
+class _Filler:
+    """Brings what is asked for from the store, in whole blocks, when its gate is open."""
+
+    def __init__(self, store: Store, target: FillTarget) -> None:
+        self._store = store
+        self._target = target
+
+    def request(self, wanted: ByteRange, ahead: ByteRange | None) -> None:
+        self._store.requests.append(wanted)
+        if ahead:
+            self._store.aheads.append(ahead)
+        self._target.hold()
+        trio.lowlevel.spawn_system_task(self._bring, wanted)
+
+    def prefetch(self, ahead: ByteRange) -> None:
+        self._store.aheads.append(ahead)
+
+    async def _bring(self, wanted: ByteRange) -> None:
+        await self._store.fill_gate.wait()
+        target, error = self._target, self._store.fill_error
+        if error is None:
+            body = self._store.bodies[target.version.key, target.version.validator]
+            for run in target.missing(wanted):
+                target.write(run.start, memoryview(body)[run.start : run.stop])
+        target.ended(wanted, error)
+        target.drop()
+
+
+def _open_gate() -> trio.Event:
+    gate = trio.Event()
+    gate.set()
+    return gate
+
+
+_: type[Filler] = _Filler
+
+
+@asynccontextmanager
+async def mounted(tmp_path: Path, *stores: Store, prefix: str = "") -> AsyncIterator[Filesystem]:
+    tree = Tree(
+        [Repository(store.name, prefix) for store in stores],
+        metadata_ttl_s=TTL_S,
+        negative_ttl_s=NEGATIVE_TTL_S,
+        created_ns=1_600_000_000_000_000_000,
+    )
+    directory = CacheDirectory(tmp_path / "cache", size_limit_bytes=1 << 30, min_free_bytes=0)
+    directory.prepare()
+    cache = Cache(directory, memory_buffer_bytes=16 << 20, read_timeout_s=READ_TIMEOUT_S)
+    async with trio.open_nursery() as nursery:
+        yield Filesystem(tree, {store.name: store.source for store in stores}, cache, nursery)
+        nursery.cancel_scope.cancel()
+
+
+async def inode_of(filesystem: Filesystem, path: str) -> int:
+    """As the kernel walks."""
+    inode = ROOT_INODE
+    for name in path.split("/"):
+        entry = await filesystem.lookup(inode, name)
+        assert entry.attributes is not None, path
+        inode = entry.attributes.inode
+    return inode
+
+
+async def names(filesystem: Filesystem, inode: int = ROOT_INODE) -> list[str]:
+    handle = await filesystem.opendir(inode)
+    found = []
+    index = 0
+    while (entry := await filesystem.entry_at(handle, index)) is not None:
+        index += 1
+        if entry[1].attributes is not None:
+            found.append(entry[0])
+    filesystem.releasedir(handle)
+    return found
+
+
+# --- names and attributes ---
+
+
+async def test_attributes_of_files_and_directories(tmp_path: Path, autojump_clock: MockClock) -> None:
+    async with mounted(tmp_path, Store(model__a=b"abc", top=b"")) as filesystem:
+        file = (await filesystem.lookup(await inode_of(filesystem, "model"), "a")).attributes
+        directory = (await filesystem.lookup(ROOT_INODE, "model")).attributes
+        assert file is not None
+        assert directory is not None
+        assert (file.is_directory, file.size_bytes, file.nlink) == (False, 3, 1)
+        assert file.mtime_ns == 1_700_000_000_000_000_000
+        assert directory.is_directory
+        assert directory.mtime_ns > 0
+        assert file.timeout_s > 1e6, "a version never changes"
+        assert directory.timeout_s <= TTL_S
+        assert (await filesystem.getattr(file.inode)) == file
+
+
+async def test_entries_live_as_long_as_what_is_left_of_their_listing(tmp_path: Path, autojump_clock: MockClock) -> None:
+    store = Store(file=b"x")
+    async with mounted(tmp_path, store) as filesystem:
+        assert (await filesystem.lookup(ROOT_INODE, "file")).timeout_s == pytest.approx(TTL_S)
+        await trio.sleep(TTL_S - 10)
+        assert (await filesystem.lookup(ROOT_INODE, "file")).timeout_s == pytest.approx(10)
+        assert len(store.listings) == 1
+        await trio.sleep(11)
+        assert (await filesystem.lookup(ROOT_INODE, "file")).timeout_s == pytest.approx(TTL_S)
+        assert len(store.listings) == 2
+
+
+async def test_an_absent_name(tmp_path: Path, autojump_clock: MockClock) -> None:
+    async with mounted(tmp_path, Store(file=b"x")) as filesystem:
+        absent = await filesystem.lookup(ROOT_INODE, "absent")
+        assert (absent.attributes, absent.timeout_s) == (None, NEGATIVE_TTL_S)
+        with pytest.raises(NotADirectory):
+            await filesystem.lookup(await inode_of(filesystem, "file"), "below")
+        with pytest.raises(VersionGone):
+            await filesystem.getattr(4711)
+        with pytest.raises(NotFound):
+            await filesystem.resolve("no/such/path")
+
+
+async def test_lookups_at_once_are_one_listing(tmp_path: Path, autojump_clock: MockClock) -> None:
+    store = Store(file=b"x")
+    store.listing_gate = trio.Event()
+    found = []
+
+    async def look(filesystem: Filesystem) -> None:
+        found.append((await filesystem.lookup(ROOT_INODE, "file")).attributes)
+
+    async with mounted(tmp_path, store) as filesystem, trio.open_nursery() as nursery:
+        with trio.move_on_after(1):
+            await look(filesystem)
+        assert not found
+        for _ in range(10):
+            nursery.start_soon(look, filesystem)
+        await trio.testing.wait_all_tasks_blocked()
+        store.listing_gate.set()
+    assert len(found) == 10
+    assert None not in found
+    assert len(store.listings) == 1, "who gave up took nothing from the others"
+
+
+async def test_a_listing_that_fails(
+    tmp_path: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store(file=b"x")
+    store.listing_error = OriginUnavailable("mem:// is away")
+    async with mounted(tmp_path, store) as filesystem:
+        with pytest.raises(OriginUnavailable, match="is away"):
+            await filesystem.lookup(ROOT_INODE, "file")
+        store.listing_error = None
+        inode = await inode_of(filesystem, "file")
+
+        await trio.sleep(TTL_S + 1)
+        store.listing_error = OriginUnavailable("mem:// is away")
+        entry = await filesystem.lookup(ROOT_INODE, "file")
+        assert entry.attributes is not None
+        assert entry.attributes.inode == inode
+        assert entry.timeout_s == pytest.approx(STALE_RETRY_S)
+        assert "serving the last listing" in caplog.text
+
+        store.listing_error = None
+        store.put("new", b"y")
+        assert await names(filesystem) == ["file"]
+        await trio.sleep(STALE_RETRY_S + 1)
+        assert await names(filesystem) == ["file", "new"]
+
+
+async def test_a_bug_below_is_an_error_to_one_caller(
+    tmp_path: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store(file=b"x")
+    store.listing_error = ZeroDivisionError("oops")
+    async with mounted(tmp_path, store) as filesystem:
+        with pytest.raises(OriginUnavailable, match="ZeroDivisionError"):
+            await filesystem.lookup(ROOT_INODE, "file")
+        assert "Traceback" in caplog.text
+        store.listing_error = None
+        assert await names(filesystem) == ["file"]
+
+
+async def test_repositories_are_directories_and_fail_apart(tmp_path: Path, autojump_clock: MockClock) -> None:
+    well, sick = Store("well", file=b"x"), Store("sick", file=b"y")
+    sick.listing_error = OriginUnavailable("away")
+    async with mounted(tmp_path, well, sick) as filesystem:
+        assert await names(filesystem) == ["well", "sick"]
+        assert await names(filesystem, await inode_of(filesystem, "well")) == ["file"]
+        with pytest.raises(OriginUnavailable):
+            await inode_of(filesystem, "sick/file")
+
+
+async def test_a_stalled_repository_does_not_hold_up_another(tmp_path: Path, autojump_clock: MockClock) -> None:
+    well, sick = Store("well", file=b"x"), Store("sick", file=b"y")
+    sick.listing_gate = trio.Event()
+    async with mounted(tmp_path, well, sick) as filesystem, trio.open_nursery() as nursery:
+        for _ in range(64):
+            nursery.start_soon(inode_of, filesystem, "sick/file")
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.fail_after(1):
+            inode = await inode_of(filesystem, "well/file")
+            assert await filesystem.read(filesystem.open(inode), 0, 10) == b"x"
+        nursery.cancel_scope.cancel()
+
+
+# --- directories ---
+
+
+async def test_an_open_directory_is_a_snapshot_without_what_is_gone(tmp_path: Path, autojump_clock: MockClock) -> None:
+    store = Store(a=b"1", b=b"2", c=b"3")
+    async with mounted(tmp_path, store) as filesystem:
+        handle = await filesystem.opendir(ROOT_INODE)
+        first = await filesystem.entry_at(handle, 0)
+        assert first is not None
+        assert first[0] == "a"
+        del store.versions["b"]
+        store.put("d", b"4")
+        await trio.sleep(TTL_S + 1)
+        assert await names(filesystem) == ["a", "c", "d"]
+        gone = await filesystem.entry_at(handle, 1)
+        assert gone is not None
+        assert gone[0] == "b"
+        assert gone[1].attributes is None
+        last = await filesystem.entry_at(handle, 2)
+        assert last is not None
+        assert last[0] == "c"
+        assert await filesystem.entry_at(handle, 3) is None
+        assert filesystem.directory_of(handle).inode == ROOT_INODE
+
+
+async def test_showing_entries_owes_the_kernel_nothing(tmp_path: Path, autojump_clock: MockClock) -> None:
+    async with mounted(tmp_path, Store(a=b"1")) as filesystem:
+        remembered = filesystem.tree.statistics()["remembered"]
+        await names(filesystem)
+        assert filesystem.tree.statistics()["remembered"] == remembered
+        inode = await inode_of(filesystem, "a")
+        assert filesystem.tree.statistics()["remembered"] == remembered + 1
+        filesystem.forget(inode, 1)
+        assert filesystem.tree.statistics()["remembered"] == remembered
+
+
+async def test_keys_that_cannot_be_shown_are_logged_once(
+    tmp_path: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with mounted(tmp_path, Store(a=b"1", a__b=b"2")) as filesystem:
+        assert await names(filesystem) == ["a"]
+        await trio.sleep(TTL_S + 1)
+        assert await names(filesystem) == ["a"]
+    assert caplog.text.count("mem:///a cannot be shown") == 1
+
+
+# --- files ---
+
+
+async def test_reads_end_at_the_end_of_the_file_and_nowhere_else(tmp_path: Path) -> None:
+    body = bytes(range(256)) * (2 * BLOCK_BYTES // 256) + b"tail"
+    store = Store(file=body)
+    async with mounted(tmp_path, store) as filesystem:
+        handle = filesystem.open(await inode_of(filesystem, "file"))
+        for offset, size in (
+            (0, 10),
+            (BLOCK_BYTES - 5, 10),
+            (len(body) - 4, 100),
+            (len(body), 1),
+            (1 << 40, 1),
+            (0, 0),
+        ):
+            assert await filesystem.read(handle, offset, size) == body[offset : offset + size], (offset, size)
+        assert await filesystem.read(handle, 0, len(body) + 1) == body
+        asked = len(store.requests)
+        assert await filesystem.read(handle, 0, len(body)) == body
+        assert len(store.requests) == asked, "a hit asks nobody"
+        assert filesystem.read_bytes > 2 * len(body)
+
+
+async def test_an_empty_file_has_no_cache_files(tmp_path: Path) -> None:
+    async with mounted(tmp_path, Store(empty=b"")) as filesystem:
+        handle = filesystem.open(await inode_of(filesystem, "empty"))
+        assert await filesystem.read(handle, 0, 4096) == b""
+        filesystem.release(handle)
+    assert list(tmp_path.rglob("*.data")) == []
+
+
+async def test_what_cannot_be_opened(tmp_path: Path) -> None:
+    store = Store(model__a=b"1")
+    store.put("cold", b"frozen", archived="DEEP_ARCHIVE")
+    async with mounted(tmp_path, store) as filesystem:
+        with pytest.raises(IsADirectory):
+            filesystem.open(await inode_of(filesystem, "model"))
+        with pytest.raises(ObjectArchived, match=r"mem:///cold.*DEEP_ARCHIVE") as caught:
+            filesystem.open(await inode_of(filesystem, "cold"))
+        assert caught.value.errno == errno.EACCES
+        assert filesystem.open_files == 0
+        assert (await filesystem.getattr(await inode_of(filesystem, "cold"))).size_bytes == 6
+
+
+@pytest.mark.parametrize("error", [VersionGone("replaced"), OriginUnavailable("away")])
+async def test_a_fills_error_is_the_readers_and_passes(tmp_path: Path, error: D7yfsError) -> None:
+    store = Store(file=b"bytes")
+    async with mounted(tmp_path, store) as filesystem:
+        handle = filesystem.open(await inode_of(filesystem, "file"))
+        store.fill_error = error
+        with pytest.raises(type(error)) as caught:
+            await filesystem.read(handle, 0, 5)
+        assert caught.value.errno == error.errno
+        store.fill_error = None
+        assert await filesystem.read(handle, 0, 5) == b"bytes"
+
+
+async def test_a_read_that_nothing_comes_for_ends(tmp_path: Path, autojump_clock: MockClock) -> None:
+    store = Store(file=b"bytes")
+    store.fill_gate = trio.Event()
+    async with mounted(tmp_path, store) as filesystem:
+        handle = filesystem.open(await inode_of(filesystem, "file"))
+        began = trio.current_time()
+        with pytest.raises(ReadTimeout):
+            await filesystem.read(handle, 0, 5)
+        assert trio.current_time() - began == pytest.approx(READ_TIMEOUT_S)
+        store.fill_gate.set()
+        assert await filesystem.read(handle, 0, 5) == b"bytes"
+
+
+async def test_a_replaced_object_is_another_inode_and_versions_never_mix(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    store = Store(file=b"old bytes")
+    async with mounted(tmp_path, store) as filesystem:
+        old = await inode_of(filesystem, "file")
+        old_handle = filesystem.open(old)
+        store.put("file", b"new bytes, and more")
+        assert await inode_of(filesystem, "file") == old, "the listing is fresh"
+        await trio.sleep(TTL_S + 1)
+        new = await inode_of(filesystem, "file")
+        assert new != old
+        new_handle = filesystem.open(new)
+        assert await filesystem.read(old_handle, 0, 100) == b"old bytes"
+        assert await filesystem.read(new_handle, 0, 100) == b"new bytes, and more"
+        assert (await filesystem.getattr(old)).size_bytes == 9
+
+        filesystem.forget(old, 2)
+        assert await filesystem.read(old_handle, 0, 3) == b"old", "an open handle keeps its inode"
+        filesystem.release(old_handle)
+        with pytest.raises(VersionGone):
+            await filesystem.getattr(old)
+
+
+async def test_restored_from_the_archive(tmp_path: Path, autojump_clock: MockClock) -> None:
+    store = Store()
+    store.put("cold", b"frozen", archived="GLACIER")
+    async with mounted(tmp_path, store) as filesystem:
+        inode = await inode_of(filesystem, "cold")
+        store.versions["cold"] = replace(store.versions["cold"], archived="")
+        await trio.sleep(TTL_S + 1)
+        assert await inode_of(filesystem, "cold") == inode, "the same bytes"
+        assert await filesystem.read(filesystem.open(inode), 0, 6) == b"frozen"
+
+
+async def test_a_sequential_reader_is_read_ahead_for_and_a_random_one_is_not(tmp_path: Path) -> None:
+    store = Store(file=bytes(40 * BLOCK_BYTES))
+    async with mounted(tmp_path, store) as filesystem:
+        handle = filesystem.open(await inode_of(filesystem, "file"))
+        for offset in (30, 3, 17, 9):
+            await filesystem.read(handle, offset * BLOCK_BYTES, 4096)
+        assert store.aheads == []
+        for offset in range(3):
+            await filesystem.read(handle, offset * BLOCK_BYTES, BLOCK_BYTES)
+        assert store.aheads
+        assert store.aheads[0].start >= 2 * BLOCK_BYTES
+
+
+async def test_handles_are_counted_and_idle_says_when_none_is_open(tmp_path: Path) -> None:
+    async with mounted(tmp_path, Store(file=b"x")) as filesystem:
+        assert filesystem.idle.is_set()
+        inode = await inode_of(filesystem, "file")
+        first, second = filesystem.open(inode), filesystem.open(inode)
+        assert first != second
+        assert (filesystem.open_files, filesystem.idle.is_set()) == (2, False)
+        filesystem.release(first)
+        assert not filesystem.idle.is_set()
+        filesystem.release(first)
+        assert not filesystem.idle.is_set(), "released twice counts once"
+        filesystem.release(second)
+        assert (filesystem.open_files, filesystem.idle.is_set()) == (0, True)
+
+
+async def test_describe(tmp_path: Path) -> None:
+    store = Store(model__a=b"abc")
+    async with mounted(tmp_path, store) as filesystem:
+        described = filesystem.describe(await filesystem.resolve("model/a"))
+        assert described == {
+            "url": "mem:///model/a",
+            "etag": store.versions["model/a"].validator,
+            "size": "3",
+            "cached_bytes": "0",
+        }
+        handle = filesystem.open(await inode_of(filesystem, "model/a"))
+        await filesystem.read(handle, 0, 1)
+        assert filesystem.describe(await filesystem.resolve("/model//a"))["cached_bytes"] == "3"
+        filesystem.release(handle)
+        assert filesystem.describe(await filesystem.resolve("model/a"))["cached_bytes"] == "3"
+        assert filesystem.describe(await filesystem.resolve("model")) == {"url": "mem:///model/"}
+        assert math.isfinite((await filesystem.getattr(ROOT_INODE)).timeout_s)

@@ -1,0 +1,158 @@
+"""The mount table, mount points, unmounting; with dead and mute FUSE mounts that no daemon stands behind."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from d7yfs import mounts
+from d7yfs.errors import MountError
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+as_root = pytest.mark.mount
+
+
+class MuteMounts:
+    """FUSE mounts whose only end is a descriptor: nobody answers while it is open, and the mount is dead once it is closed."""
+
+    def __init__(self) -> None:
+        self._points: list[Path] = []
+
+    def make(self, point: Path) -> int:
+        fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+        options = f"fd={fd},rootmode=40000,user_id=0,group_id=0".encode()
+        if _libc.mount(b"mem://mute", os.fsencode(point), b"fuse.d7yfs", 0, options):
+            raise OSError(ctypes.get_errno(), "mount")
+        self._points.append(point)
+        return fd
+
+    def close(self) -> None:
+        for point in self._points:
+            while mounts.mounted_at(point) is not None:
+                subprocess.run(["umount", "--lazy", point], check=True, timeout=20)
+
+
+@pytest.fixture
+def mute_mount() -> Iterator[Callable[[Path], int]]:
+    if os.geteuid() or not Path("/dev/fuse").exists():
+        pytest.skip("needs root and /dev/fuse")
+    made = MuteMounts()
+    yield made.make
+    made.close()
+
+
+@pytest.fixture
+def tmpfs(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid():
+        pytest.skip("needs root")
+    point = tmp_path / "with space\\and\nmore"
+    point.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "a source", point], check=True, timeout=20)
+    yield point
+    if mounts.mounted_at(point) is not None:
+        subprocess.run(["umount", "--lazy", point], check=True, timeout=20)
+
+
+def test_the_mount_table() -> None:
+    table = mounts.mount_table()
+    assert Path("/") in {mount.point for mount in table}
+    proc = next(mount for mount in table if mount.point == Path("/proc"))
+    assert proc.fstype == "proc"
+    assert mounts.mounted_at(Path("/proc")) is not None
+    assert mounts.mounted_at(Path("/proc/self")) is None
+
+
+@as_root
+def test_odd_names_in_the_mount_table(tmpfs: Path) -> None:
+    mount = mounts.mounted_at(tmpfs)
+    assert mount is not None
+    assert (mount.point, mount.fstype, mount.source) == (tmpfs, "tmpfs", "a source")
+    assert mount.device == f"{os.major(tmpfs.stat().st_dev)}:{os.minor(tmpfs.stat().st_dev)}"
+
+
+def test_an_empty_directory_can_be_mounted_on(tmp_path: Path) -> None:
+    assert mounts.prepare_mountpoint(tmp_path) is False
+    assert mounts.answers(tmp_path)
+    assert not mounts.answers(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("absent", "does not exist"), ("file", "is not a directory"), ("full", "is not empty")]
+)
+def test_what_cannot_be_mounted_on(tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").touch()
+    with pytest.raises(MountError, match=said) as caught:
+        mounts.prepare_mountpoint(tmp_path / name)
+    assert str(tmp_path / name) in caught.value.message
+    assert caught.value.hint
+
+
+@as_root
+def test_a_dead_mount_is_cleaned_up(tmp_path: Path, mute_mount: Callable[[Path], int]) -> None:
+    for _ in range(2):  # one upon the other
+        os.close(mute_mount(tmp_path))
+    with pytest.raises(OSError) as caught:  # noqa: PT011  # the errno is what matters
+        os.statvfs(tmp_path)
+    assert caught.value.errno == errno.ENOTCONN
+    assert not mounts.answers(tmp_path)
+    assert mounts.prepare_mountpoint(tmp_path) is True
+    assert mounts.mounted_at(tmp_path) is None
+    assert mounts.prepare_mountpoint(tmp_path) is False
+
+
+@as_root
+def test_a_mount_that_does_not_answer_is_left_alone(
+    tmp_path: Path, mute_mount: Callable[[Path], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fd = mute_mount(tmp_path)
+    began = time.monotonic()
+    assert not mounts.answers(tmp_path, 0.3)
+    assert time.monotonic() - began < 5
+    monkeypatch.setattr(mounts, "_stat_errno", lambda point: errno.ETIMEDOUT)
+    with pytest.raises(MountError, match=r"already mounted \(mem://mute\)") as caught:
+        mounts.prepare_mountpoint(tmp_path)
+    assert f"d7yfs umount {tmp_path}" in caught.value.hint
+    assert mounts.mounted_at(tmp_path) is not None
+    os.close(fd)
+
+
+@as_root
+def test_unmounting_what_is_in_use(tmpfs: Path) -> None:
+    user = subprocess.Popen(
+        [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"],
+        cwd=tmpfs, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert user.stdout is not None
+        assert user.stdout.readline()
+        with pytest.raises(mounts.Busy, match="is in use") as caught:
+            mounts.unmount(tmpfs)
+        assert caught.value.errno == errno.EBUSY
+        assert "--lazy" in caught.value.hint
+        mounts.unmount(tmpfs, lazy=True)
+        assert mounts.mounted_at(tmpfs) is None
+    finally:
+        user.communicate(timeout=20)
+
+
+@as_root
+def test_unmounting_what_is_not_mounted(tmp_path: Path) -> None:
+    with pytest.raises(MountError, match="could not be unmounted") as caught:
+        mounts.unmount(tmp_path)
+    assert not isinstance(caught.value, mounts.Busy)
+
+
+def test_limits_that_cannot_be_raised_are_said(tmp_path: Path) -> None:
+    (said,) = mounts.tune(tmp_path)
+    assert str(tmp_path) in said
