@@ -13,7 +13,7 @@ from d7yfs.config.schema import RepositoryConfig
 from d7yfs.config.sources import Settings
 from d7yfs.errors import NotFound
 from d7yfs.fetch.fetcher import Fetcher
-from d7yfs.fetch.proxy import FIRST_BYTE_TIMEOUT_S, Proxy
+from d7yfs.fetch.proxy import FIRST_BYTE_TIMEOUT_S, IDLE_TIMEOUT_S, Proxy
 from d7yfs.fetch.transport import Transport
 from d7yfs.listing import DirectoryListing
 from d7yfs.objects import ListingPage, ObjectVersion
@@ -107,14 +107,14 @@ def open_repositories(settings: Settings) -> list[Repository]:
 
 def _silence_s(read_timeout_s: float) -> float:
     """When a silent connection is given up: while the reader still has patience for another one."""
-    return min(MAX_SILENCE_S, read_timeout_s / 2)
+    return min(MAX_SILENCE_S, read_timeout_s / 4)
 
 
 def _proxy(settings: Settings, repository: RepositoryConfig) -> Proxy:
     transport = Transport(
         connect_timeout_s=min(settings.config.connect_timeout_s, FIRST_BYTE_TIMEOUT_S),
         first_byte_timeout_s=FIRST_BYTE_TIMEOUT_S,
-        idle_timeout_s=_silence_s(settings.config.read_timeout_s),
+        idle_timeout_s=min(IDLE_TIMEOUT_S, _silence_s(settings.config.read_timeout_s)),
         user_agent=USER_AGENT,
     )
     return Proxy(

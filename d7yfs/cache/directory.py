@@ -245,8 +245,8 @@ class CacheDirectory:
         for data_path in self._root.glob("*/*.data"):
             # Data without a map is what a crash left behind. Its name belongs to whoever holds the map's lock, so make one.
             map_path = data_path.with_suffix(".map")
-            if not map_path.exists() and not _delete_pair(map_path, os.O_CREAT):
-                used += _disk_bytes(data_path)
+            if not map_path.exists():
+                _delete_pair(map_path, os.O_CREAT)
         freed = 0
         for _, size, name in sorted(candidates):
             if used - freed <= target_bytes:

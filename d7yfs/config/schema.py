@@ -128,7 +128,12 @@ class RepositoryConfig(BaseModel):
     ] = ""
     fallback: Annotated[
         bool,
-        Opt(kinds.TRUTH, DRAGONFLY, "Fail reads while the proxy is down, instead of reading straight from the store."),
+        Opt(
+            kinds.TRUTH,
+            DRAGONFLY,
+            "Fail reads while the proxy is down, instead of reading straight from the store; only files of at most 4 MiB "
+            "still come from there.",
+        ),
     ] = True
 
 

@@ -143,6 +143,7 @@ class Fetcher:
                 await self._attempt(transfer, proxy, fresh=fresh)
                 return
             except D7yfsError as error:
+                self._name(error, transfer.version)
                 if transfer.position > reached:
                     attempt = doubtful = 0
                     resigned = False
@@ -164,6 +165,12 @@ class Fetcher:
                 log.info("%s; retry in %.1f s", error.message, pause_s)
                 attempt += 1
             await trio.sleep(pause_s)
+
+    def _name(self, error: D7yfsError, version: ObjectVersion) -> None:
+        """Have `error` say which object it is about: the transport knows host and port only."""
+        name = self.name(version)
+        if name not in error.message:
+            error.message = f"{name}: {error.message}"
 
     async def _attempt(self, transfer: _Transfer, proxy: Proxy | None, *, fresh: bool) -> None:
         """One GET from the offset reached to the end of what is wanted."""

@@ -15,6 +15,9 @@ from d7yfs.fetch.transport import Transport
 FIRST_BYTE_TIMEOUT_S = 3.0
 """A hung scheduler keeps dfdaemon silent for 10 s; nobody waits that long when the origin can answer."""
 
+IDLE_TIMEOUT_S = 10.0
+"""A stream that stalls for so long is given up: those who already wait for it would go elsewhere."""
+
 MAX_STREAMS = 32
 """Whole-object GETs in flight; each takes a connection and a buffer."""
 

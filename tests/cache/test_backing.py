@@ -8,6 +8,8 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,7 @@ def test_overlapping_and_repeated_transfers_write_each_byte_once(tmp_path: Path,
                 assert read(file, ByteRange(0, readable)) == data_of(FILE)[:readable]
         assert read(file, FILE.whole) == data_of(FILE)
         assert file.disk_bytes_written == (FILE.size_bytes if on_disk else 0)
+        assert not on_disk or all(file.matches_checksum(index) for index in range(4))
 
 
 def test_the_landed_head_of_a_block_is_readable(tmp_path: Path) -> None:
@@ -127,11 +130,13 @@ def _refuse_writes(file: BackingFile) -> None:
 
 
 def test_leaving_the_disk_keeps_what_is_in_memory(tmp_path: Path) -> None:
-    with backing(FILE, directory(tmp_path), room_bytes=2 * MIB) as file:
-        fill(file, 0, 1, 2)
+    with backing(FILE, directory(tmp_path), room_bytes=MIB + 12_345) as file:
+        fill(file, 0)
         file.write(3 * MIB, data_of(FILE)[3 * MIB : 3 * MIB + 10])
+        fill(file, 2)
         file.leave_disk(OSError(errno.EIO, "Input/output error"))
         assert list(file.presence.blocks) == [Block.ABSENT, Block.ABSENT, Block.MEMORY, Block.ABSENT]
+        assert not file.presence.arriving
         assert not file.refresh(FILE.whole)
         assert not file.keeps
         fill(file)
@@ -149,16 +154,24 @@ def test_a_backing_file_cut_off_under_us_is_an_error_not_a_short_read(tmp_path: 
             file.finish_read(cold)
 
 
+@contextmanager
+def _read_only_map(file: BackingFile) -> Iterator[None]:
+    files = file._files
+    assert files is not None
+    map_fd, files.map_fd = files.map_fd, os.open(f"/proc/self/fd/{files.map_fd}", os.O_RDONLY)
+    try:
+        yield
+    finally:
+        os.close(files.map_fd)
+        files.map_fd = map_fd
+
+
 def test_a_map_that_cannot_be_written_costs_only_the_memory_of_it(tmp_path: Path) -> None:
     cache = directory(tmp_path)
     with backing(FILE, cache) as file:
-        files = file._files
-        assert files is not None
-        read_only = os.open(f"/proc/self/fd/{files.map_fd}", os.O_RDONLY)
-        map_fd, files.map_fd = files.map_fd, read_only
-        fill(file)
+        with _read_only_map(file):
+            fill(file)
         assert read(file, FILE.whole) == data_of(FILE)
-        os.close(map_fd)
     assert cache.cached_bytes(ORIGIN, FILE) == 0
 
 
@@ -247,6 +260,16 @@ def test_a_block_that_a_power_loss_corrupted_is_detected_and_brought_again(tmp_p
         assert read(file, FILE.whole) == data_of(FILE)
     with backing(FILE, cache, boot_tag=LATER_BOOT) as file:
         assert set(file.presence.blocks) == {Block.DISK}
+
+
+def test_a_corrupt_block_that_cannot_be_struck_out_is_not_taken_over_again(tmp_path: Path) -> None:
+    cache = directory(tmp_path)
+    with backing(FILE, cache) as file:
+        fill(file)
+    with backing(FILE, cache, boot_tag=LATER_BOOT) as file, _read_only_map(file):
+        file.verified(1, good=False)
+        assert not file.refresh(FILE.whole)
+        assert file.presence.missing(FILE.whole) == [ByteRange(MIB, 2 * MIB)]
 
 
 _WRITER = """

@@ -244,9 +244,16 @@ async def test_a_cancelled_reader_harms_nobody(tmp_path: Path, nursery: trio.Nur
         await start(nursery, given_up, patient)
         given_up.scope.cancel()
         await settle()
+        assert patient.waits
         opened.filler.bring(0, 1000)
         await settle()
         assert given_up.data is None
+        given_up = Reader(opened.cached, MIB, MIB + 5)
+        await start(nursery, given_up)
+        assert opened.cached.is_wanted(1)
+        given_up.scope.cancel()
+        await settle()
+        assert not opened.cached.is_wanted(1), "nobody waits for it any more"
         assert await patient.right()
 
 
