@@ -27,7 +27,7 @@ from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.filler import Filler, FillTarget
 from d7yfs.config.schema import Config
 from d7yfs.config.sources import Settings
-from d7yfs.errors import MountError, OriginUnavailable
+from d7yfs.errors import MountError, Stopped
 from d7yfs.fetch.direct import DirectFiller
 from d7yfs.fetch.stream import StreamFiller
 from d7yfs.filesystem import Filesystem, Source
@@ -200,7 +200,7 @@ class _Mount:
         )
         await trio.to_thread.run_sync(partial(mounts.unmount, self._mountpoint, lazy=True))
         self._unmounted = True
-        self._cache.fail_waiters(OriginUnavailable("the mount is being taken down"))
+        self._cache.fail_waiters(Stopped("the mount is being taken down"))
         await trio.lowlevel.checkpoint()
 
     # --- control ---

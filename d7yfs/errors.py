@@ -120,5 +120,9 @@ class ReadTimeout(D7yfsError):
     """No byte that the reader waits for has come for `read_timeout` seconds."""
 
 
+class Stopped(D7yfsError):
+    """The mount is being taken down: nobody is going to bring the bytes any more."""
+
+
 class CacheUnusable(D7yfsError):
     """The cache directory cannot be used at all (permissions, another format, read-only)."""

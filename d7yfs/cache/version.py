@@ -19,11 +19,15 @@ import trio
 
 from d7yfs.cache.backing import BackingFile
 from d7yfs.cache.filler import Filler, NewFiller
-from d7yfs.errors import ReadTimeout
+from d7yfs.errors import OriginUnavailable, ProxyUnavailable, ReadTimeout
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 
 _Served = tuple[bytearray, list[tuple[int, memoryview]]]
 """What `BackingFile.begin_read` returns: it has copied what memory pressure may drop, and left what a thread must read from the disk."""
+
+
+_RETRY_S = 0.5
+"""A transfer that gave up did so after many tries of its own."""
 
 
 class _Waiter:
@@ -136,7 +140,7 @@ class CachedVersion:
         try:
             self._filler.request(waiter.wanted, ahead)
             while not waiter.event.is_set():
-                deadline = max(asked_at, self._last_progress) + self._read_timeout_s
+                deadline = self._deadline(asked_at)
                 if deadline <= trio.current_time():
                     raise ReadTimeout(
                         f"{self.version.key}: nothing has come for {self._read_timeout_s:g} s",
@@ -146,9 +150,18 @@ class CachedVersion:
                     await waiter.event.wait()
         finally:
             self._waiters.discard(waiter)
-        if waiter.error is not None:
-            raise waiter.error
-        return waiter.served
+        error = waiter.error
+        if error is None:
+            return waiter.served
+        # A reader who joined a transfer late gets its last error early; his own patience has only begun.
+        passing = isinstance(error, (OriginUnavailable, ProxyUnavailable)) and error.transient
+        if not passing or trio.current_time() + _RETRY_S >= self._deadline(asked_at):
+            raise error
+        await trio.sleep(_RETRY_S)
+        return None
+
+    def _deadline(self, asked_at: float) -> float:
+        return max(asked_at, self._last_progress) + self._read_timeout_s
 
     # --- FillTarget ---
 

@@ -10,7 +10,7 @@ import logging
 import trio
 
 from d7yfs.cache.filler import FillTarget
-from d7yfs.errors import D7yfsError, OriginUnavailable
+from d7yfs.errors import D7yfsError, Stopped
 from d7yfs.fetch.fetcher import Fetcher, Urgency
 from d7yfs.objects import BLOCK_BYTES, PART_BYTES, ByteRange
 
@@ -59,7 +59,7 @@ class DirectFiller:
         target = self._target
         name = self._fetcher.name(target.version)
         # What readers hear when this task is cancelled: they must not ask again.
-        error: Exception | None = OriginUnavailable(f"{name}: reading was stopped")
+        error: Exception | None = Stopped(f"{name}: reading was stopped")
         try:
             await self._fetcher.fetch(target.version, piece, target.write, urgency=urgency, proxied=proxied)
             error = None

@@ -14,7 +14,7 @@ import logging
 import trio
 
 from d7yfs.cache.filler import FillTarget
-from d7yfs.errors import D7yfsError, OriginUnavailable, ProxyUnavailable
+from d7yfs.errors import D7yfsError, ProxyUnavailable, Stopped
 from d7yfs.fetch.direct import DirectFiller
 from d7yfs.fetch.dragonfly import MAX_DIRECT_BYTES
 from d7yfs.fetch.fetcher import Fetcher
@@ -80,7 +80,7 @@ class StreamFiller:
         assert proxy is not None
         name = self._fetcher.name(target.version)
         # What readers hear when this task is cancelled: they must not ask again.
-        error: Exception | None = OriginUnavailable(f"{name}: reading was stopped")
+        error: Exception | None = Stopped(f"{name}: reading was stopped")
 
         def write(offset: int, data: memoryview) -> None:
             if not target.keeps:

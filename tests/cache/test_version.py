@@ -16,7 +16,7 @@ from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.presence import Block
 from d7yfs.cache.version import CachedVersion
-from d7yfs.errors import OriginUnavailable, ReadTimeout, VersionGone
+from d7yfs.errors import BadReply, OriginUnavailable, ReadTimeout, Stopped, VersionGone
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 from tests.cache.conftest import MountTmpfs
 from tests.cache.doubles import MIB, ORIGIN, ManualFiller, backing, bytes_of, data_of, directory, fill, version
@@ -199,10 +199,10 @@ async def test_a_reader_across_two_transfers_is_told_when_the_second_fails_first
     with Opened(tmp_path) as opened:
         reader = Reader(opened.cached, MIB - 10, MIB + 10)
         await start(nursery, reader)
-        opened.filler.target.ended(ByteRange(MIB, 2 * MIB), OriginUnavailable("503"))
+        opened.filler.target.ended(ByteRange(MIB, 2 * MIB), BadReply("no such range"))
         opened.filler.bring(0, MIB)
         await settle()
-        assert isinstance(reader.error, OriginUnavailable)
+        assert isinstance(reader.error, BadReply)
 
 
 async def test_an_ending_without_error_makes_readers_ask_again(tmp_path: Path, nursery: trio.Nursery) -> None:
@@ -272,12 +272,29 @@ async def test_shutdown_answers_everybody(tmp_path: Path, nursery: trio.Nursery)
     with Opened(tmp_path) as opened:
         readers = [Reader(opened.cached, number * MIB, number * MIB + 5) for number in range(3)]
         await start(nursery, *readers)
-        opened.cache.fail_waiters(OriginUnavailable("the mount is being taken down"))
+        opened.cache.fail_waiters(Stopped("the mount is being taken down"))
         await settle()
-        assert all(isinstance(reader.error, OriginUnavailable) for reader in readers)
+        assert all(isinstance(reader.error, Stopped) for reader in readers)
 
 
 # --- patience ---
+
+
+async def test_a_late_reader_does_not_inherit_an_early_ones_failure(
+    autojump_clock: MockClock, tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    with Opened(tmp_path) as opened:
+        early = Reader(opened.cached, 0, 10)
+        await start(nursery, early)
+        await trio.sleep(59.8)
+        late = Reader(opened.cached, 10, 20)
+        await start(nursery, late)
+        opened.filler.target.ended(ByteRange(0, MIB), OriginUnavailable("503"))
+        await trio.sleep(1)
+        assert isinstance(early.error, OriginUnavailable)
+        assert opened.filler.requests[-1] == (late.wanted, None)
+        opened.filler.bring(0, 20)
+        assert await late.right()
 
 
 async def test_the_read_timeout_counts_from_the_last_progress(

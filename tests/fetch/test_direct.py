@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from d7yfs.errors import OriginUnavailable, VersionGone
+from d7yfs.errors import OriginUnavailable, Stopped, VersionGone
 from d7yfs.fetch.direct import DirectFiller
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.transport import Transport
@@ -194,7 +194,7 @@ async def test_cancelled_transfers_end_with_an_error(
         nursery.cancel_scope.cancel()
     assert len(target.endings) == 3
     for _, error in target.endings:
-        assert isinstance(error, OriginUnavailable)
+        assert isinstance(error, Stopped)
         assert "stopped" in error.message
     assert target.holds == 0
 

@@ -15,7 +15,14 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.version import CachedVersion
-from d7yfs.errors import AccessDenied, D7yfsError, OriginUnavailable, ProxyUnavailable, ReadTimeout, VersionGone
+from d7yfs.errors import (
+    AccessDenied,
+    D7yfsError,
+    ProxyUnavailable,
+    ReadTimeout,
+    Stopped,
+    VersionGone,
+)
 from d7yfs.fetch.dragonfly import MAX_DIRECT_BYTES
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.proxy import Proxy
@@ -510,7 +517,7 @@ async def test_a_cancelled_stream_ends_with_an_error(world: World) -> None:
         await stuck.reached.wait()
         nursery.cancel_scope.cancel()
     ((_, failure),) = [each for each in target.endings if each[0] == target.version.whole]
-    assert isinstance(failure, OriginUnavailable)
+    assert isinstance(failure, Stopped)
     assert target.holds == 0
 
 
