@@ -207,6 +207,10 @@ class Mounter:
         self._made.append(mounted)
         return mounted
 
+    def _mounts(self) -> list[mounts.Mount]:
+        """The d7yfs mounts of this test; others may come and go on the machine."""
+        return [each for each in mounts.mount_table() if each.point.is_relative_to(self.directory)]
+
     def refused(
         self,
         *arguments: str,
@@ -218,12 +222,12 @@ class Mounter:
         """`d7yfs mount ARGUMENTS POINT`, which must fail with an error in words and leave nothing mounted."""
         point = point or self.point()
         cache_dir = cache_dir or self.directory / f"cache-{point.name}"
-        before = [mount for mount in mounts.mount_table() if mount.fstype == mounts.FSTYPE]
+        before = self._mounts()
         done = run("mount", *arguments, "--cache-dir", cache_dir, point, env=env, timeout_s=timeout_s)
         assert done.returncode in (1, 2), done
         assert "d7yfs: error: " in done.stderr, done
         assert "Traceback" not in done.stderr, done
-        assert before == [mount for mount in mounts.mount_table() if mount.fstype == mounts.FSTYPE]
+        assert before == self._mounts()
         return done
 
     def foreground(

@@ -48,6 +48,9 @@ class MemoryOrigin:
     async def read_request(self, version: ObjectVersion, *, presigned: bool, fresh: bool = False) -> ReadRequest:
         raise NotImplementedError
 
+    def describe(self) -> dict[str, str]:
+        return {"endpoint": "memory"}
+
     async def aclose(self) -> None: ...
 
 
