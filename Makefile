@@ -29,9 +29,9 @@ format: setup ## let ruff rewrite the tree
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: ## side by side with s3fs, rclone mount and curl; ARGS='--rounds 5 --output bench.json'
+bench: ## side by side with s3fs, rclone mount and curl; ARGS='--quick', ARGS='--rounds 5 --output bench.json'
 	@scripts/setup.sh s3fs curl
-	@$(BIN)/python -m bench.compare $(ARGS)
+	@$(BIN)/python -m bench $(ARGS)
 
 install: setup ## as root: d7yfs in /usr/local, the helper of mount -t d7yfs in /sbin, the systemd unit
 	@scripts/install.sh

@@ -12,12 +12,14 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 import trio
 
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.filler import NewFiller
 from d7yfs.cache.version import CachedVersion
+from d7yfs.density import Density
 from d7yfs.errors import D7yfsError, IsADirectory, NotFound, ObjectArchived, OriginUnavailable
 from d7yfs.inodes import Directory, File, Node
 from d7yfs.listing import DirectoryListing
@@ -100,6 +102,7 @@ class Filesystem:
         self._numbers = itertools.count(1)
         self._handles: dict[int, _Handle] = {}
         self._directory_handles: dict[int, _DirectoryHandle] = {}
+        self._densities: WeakKeyDictionary[CachedVersion, Density] = WeakKeyDictionary()
         self.read_bytes = 0
         self.idle = trio.Event()
         """Set while no file is open; replaced when one is opened."""
@@ -236,6 +239,8 @@ class Filesystem:
         cached = None
         if node.size_bytes:
             cached = self._cache.open(source.identity, node.version, source.new_filler)
+            if cached not in self._densities:
+                self._densities[cached] = Density(node.version.key, node.size_bytes)
         self.tree.remember(inode)
         handle = next(self._numbers)
         self._handles[handle] = _Handle(node, cached, Window(node.size_bytes))
@@ -252,8 +257,12 @@ class Filesystem:
         wanted = ByteRange(offset, offset + size_bytes).clip(opened.node.size_bytes)
         if not wanted:
             return b""
-        assert opened.cached is not None
-        data = await opened.cached.read(wanted, opened.window.plan(wanted.start, wanted.size))
+        cached = opened.cached
+        assert cached is not None
+        ahead = opened.window.plan(wanted.start, wanted.size, cached.window_bytes)
+        if self._densities[cached].touch(wanted):
+            cached.fill()
+        data = await cached.read(wanted, ahead)
         assert len(data) == wanted.size
         self.read_bytes += len(data)
         return data

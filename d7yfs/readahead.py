@@ -13,9 +13,6 @@ from __future__ import annotations
 
 from d7yfs.objects import PART_BYTES, ByteRange
 
-LIMIT_BYTES = 64 << 20
-"""Default for the most that is fetched ahead of one stream: enough parts in flight to fill a fast link."""
-
 KERNEL_READAHEAD_BYTES = 1 << 20
 """`read_ahead_kb` that the mount sets for itself. The kernel keeps up to two such windows in flight, in any order."""
 
@@ -41,23 +38,22 @@ class _Stream:
 
 
 class Window:
-    """The sequential streams of one handle on an object of `size_bytes`; `limit_bytes` 0 turns prefetching off."""
+    """The sequential streams of one handle on an object of `size_bytes`."""
 
-    __slots__ = ("_limit_bytes", "_size_bytes", "_streams")
+    __slots__ = ("_size_bytes", "_streams")
 
-    def __init__(self, size_bytes: int, *, limit_bytes: int = LIMIT_BYTES) -> None:
+    def __init__(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes
-        self._limit_bytes = limit_bytes
         self._streams: list[_Stream] = []  # least recently used first
 
-    def plan(self, offset: int, size: int) -> ByteRange | None:
-        """Take note of a read of `size` bytes at `offset`; the bytes to fetch ahead now, or None.
+    def plan(self, offset: int, size: int, limit_bytes: int) -> ByteRange | None:
+        """Take note of a read of `size` bytes at `offset`; the bytes to fetch ahead now, at most `limit_bytes` of them, or None.
 
         Each byte is planned once per stream. A plan ends at a multiple of PART_BYTES (or at the end of the file), and
         so reaches less than one part beyond the limit.
         """
         read = ByteRange(offset, offset + size).clip(self._size_bytes)
-        if not read or not self._limit_bytes:
+        if not read:
             return None
         stream = self._stream(read)
         stream.reads += 1
@@ -65,9 +61,9 @@ class Window:
         stream.frontier = max(stream.frontier, read.stop)
         # A reader that strides leaves holes, one that repeats itself counts bytes twice: neither is a longer run.
         run_bytes = min(stream.read_bytes, stream.frontier - stream.start)
-        if stream.reads < 2 or run_bytes < PROOF_BYTES:
+        if stream.reads < 2 or run_bytes < PROOF_BYTES or not limit_bytes:
             return None
-        window_bytes = min(PART_BYTES << (run_bytes // PART_BYTES).bit_length(), self._limit_bytes)
+        window_bytes = min(PART_BYTES << (run_bytes // PART_BYTES).bit_length(), limit_bytes)
         ahead = ByteRange(stream.frontier, stream.frontier + window_bytes).aligned(PART_BYTES, self._size_bytes)
         start = max(stream.frontier, stream.planned)
         if ahead.stop <= start:

@@ -46,6 +46,7 @@ class Store:
         self.listings: list[str] = []
         self.requests: list[ByteRange] = []
         self.aheads: list[ByteRange] = []
+        self.fills = 0
         self.listing_error: Exception | None = None
         self.fill_error: Exception | None = None
         self.listing_gate = self.fill_gate = _open_gate()
@@ -88,6 +89,11 @@ class _Filler:
             self._store.aheads.append(ahead)
         self._target.hold()
         trio.lowlevel.spawn_system_task(self._bring, wanted)
+
+    window_bytes = 64 << 20
+
+    def fill(self) -> None:
+        self._store.fills += 1
 
     def prefetch(self, ahead: ByteRange) -> None:
         self._store.aheads.append(ahead)
@@ -438,6 +444,21 @@ async def test_a_sequential_reader_is_read_ahead_for_and_a_random_one_is_not(tmp
             await filesystem.read(handle, offset * BLOCK_BYTES, BLOCK_BYTES)
         assert store.aheads
         assert store.aheads[0].start >= 2 * BLOCK_BYTES
+
+
+async def test_a_model_that_is_read_on_is_filled_whole_and_a_peek_at_its_header_is_not(tmp_path: Path) -> None:
+    store = Store()
+    store.put("model.safetensors", bytes(40 * BLOCK_BYTES))
+    async with mounted(tmp_path, store) as filesystem:
+        inode = await inode_of(filesystem, "model.safetensors")
+        peek, handle = filesystem.open(inode), filesystem.open(inode)
+        await filesystem.read(peek, 0, 2 * BLOCK_BYTES)
+        assert store.fills == 0
+        for offset in (7, 30, 12):
+            await filesystem.read(handle, offset * BLOCK_BYTES, BLOCK_BYTES)
+        assert store.fills == 1
+        await filesystem.read(handle, 20 * BLOCK_BYTES, BLOCK_BYTES)
+        assert store.fills == 1
 
 
 async def test_handles_are_counted_and_idle_says_when_none_is_open(tmp_path: Path) -> None:

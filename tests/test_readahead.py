@@ -7,12 +7,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from d7yfs import readahead
 from d7yfs.objects import PART_BYTES, ByteRange
-from d7yfs.readahead import PROOF_BYTES, SLACK_BYTES, STREAMS, Window
+from d7yfs.readahead import PROOF_BYTES, SLACK_BYTES, STREAMS
 
 MIB = 1 << 20
 READ = 128 << 10
 SIZE = 1 << 30
+
+
+class Window:
+    """A window with one limit for all its plans."""
+
+    def __init__(self, size_bytes: int, *, limit_bytes: int = 64 * MIB) -> None:
+        self._window = readahead.Window(size_bytes)
+        self._limit_bytes = limit_bytes
+
+    def plan(self, offset: int, size: int) -> ByteRange | None:
+        return self._window.plan(offset, size, self._limit_bytes)
 
 
 def sequential(window: Window, start: int, stop: int, step: int = READ) -> list[tuple[int, ByteRange]]:

@@ -91,6 +91,7 @@ class BackingFile:
         self._disk_refused = False
         self.disk_bytes_written = 0
         self.corrupt_blocks = 0
+        self.taken_over_blocks = 0
         self.presence = Presence(version.size_bytes, (self._stored_state(e) for e in files.entries) if files else ())
 
     def _stored_state(self, entry: int) -> Block:
@@ -126,6 +127,7 @@ class BackingFile:
                     self._forget_arriving(index)
                     self._files.entries[index] = entry
                     self.presence.landed(index, Block.DISK)
+                    self.taken_over_blocks += 1
                     found = True
         return found
 

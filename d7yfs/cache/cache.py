@@ -16,6 +16,7 @@ import trio
 from d7yfs.cache.backing import BackingFile, MemoryBudget
 from d7yfs.cache.directory import CacheDirectory, VersionFiles, boot_tag
 from d7yfs.cache.filler import NewFiller
+from d7yfs.cache.leases import Leases
 from d7yfs.cache.version import CachedVersion
 from d7yfs.objects import BLOCK_BYTES, ObjectVersion
 
@@ -46,6 +47,8 @@ class CacheStatistics:
     hits: int
     misses: int
     disk_bytes_written: int
+    taken_over_blocks: int
+    """Brought by other daemons on the directory while we had their file open."""
     evicted_files: int
     corrupt_blocks: int
     uncached_opens: int
@@ -62,6 +65,7 @@ class Cache:
         self._open: dict[tuple[str, str, str, int], CachedVersion] = {}
         self._evict_wanted, self._asked = trio.Event(), trio.Event()
         self._closed_hits = self._closed_misses = self._closed_written = self._closed_corrupt = 0
+        self._closed_taken_over = 0
         self._uncached_opens = 0
 
     def open(self, origin_identity: str, version: ObjectVersion, new_filler: NewFiller) -> CachedVersion:
@@ -75,15 +79,17 @@ class Cache:
                 read_timeout_s=self._read_timeout_s,
                 on_last_drop=lambda closing: self._close(key, closing),
             )
-            cached.backing = BackingFile(
+            files = self._open_files(origin_identity, version)
+            cached.backing = backing = BackingFile(
                 version,
-                self._open_files(origin_identity, version),
+                files,
                 boot_tag=self._boot_tag,
                 budget=self._budget,
                 take_room=self._take_room,
                 room_left=lambda: self._directory.has_room(BLOCK_BYTES),
                 is_wanted=cached.is_wanted,
             )
+            cached.leases = Leases(files, keeps=lambda: backing.keeps, missing=cached.missing)
             self._open[key] = cached
         cached.hold()
         return cached
@@ -109,6 +115,7 @@ class Cache:
         self._closed_misses += cached.misses
         self._closed_written += cached.backing.disk_bytes_written
         self._closed_corrupt += cached.backing.corrupt_blocks
+        self._closed_taken_over += cached.backing.taken_over_blocks
         cached.backing.close()
 
     @property
@@ -166,6 +173,7 @@ class Cache:
             hits=self._closed_hits + sum(c.hits for c in opened),
             misses=self._closed_misses + sum(c.misses for c in opened),
             disk_bytes_written=self._closed_written + sum(c.backing.disk_bytes_written for c in opened),
+            taken_over_blocks=self._closed_taken_over + sum(c.backing.taken_over_blocks for c in opened),
             evicted_files=self._directory.evicted_files,
             corrupt_blocks=self._closed_corrupt + sum(c.backing.corrupt_blocks for c in opened),
             uncached_opens=self._uncached_opens,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from d7yfs.cache.leases import Leases
 from d7yfs.objects import ByteRange, ObjectVersion
 
 
@@ -20,6 +21,14 @@ class FillTarget(Protocol):
     @property
     def keeps(self) -> bool:
         """Whether bytes that nobody waits for are kept (the disk has room). Else a filler brings only what is asked for."""
+
+    @property
+    def leases(self) -> Leases:
+        """Which of the daemons on this cache directory brings what."""
+
+    @property
+    def taken_over_blocks(self) -> int:
+        """How many blocks of this version other daemons have brought while it was open here."""
 
     def missing(self, wanted: ByteRange) -> list[ByteRange]:
         """Block-aligned runs within (and around) `wanted` that are not there yet, arriving blocks included."""
@@ -51,6 +60,13 @@ class Filler(Protocol):
 
         MUST lead to `FillTarget.write` of all missing bytes of `wanted`, or to `FillTarget.ended` of a range that holds the first of them.
         """
+
+    @property
+    def window_bytes(self) -> int:
+        """How much should be under way for a reader that takes all it can get; 0 when asking for more makes no sense."""
+
+    def fill(self) -> None:
+        """Bring all that is missing, in the background, behind whatever readers wait for. Once is enough."""
 
     def prefetch(self, ahead: ByteRange) -> None:
         """As `request`, with nobody waiting."""

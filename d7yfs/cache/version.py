@@ -19,6 +19,7 @@ import trio
 
 from d7yfs.cache.backing import BackingFile
 from d7yfs.cache.filler import Filler, NewFiller
+from d7yfs.cache.leases import Leases
 from d7yfs.errors import OriginUnavailable, ProxyUnavailable, ReadTimeout
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 
@@ -64,7 +65,8 @@ class CachedVersion:
         self._on_last_drop = on_last_drop
         self._filler: Filler = new_filler(self)
         self.backing: BackingFile
-        """Set by `Cache.open`, which needs this object's `is_wanted` to make it."""
+        self.leases: Leases
+        """Both set by `Cache.open`, which needs this object's methods to make them."""
 
     def hold(self) -> None:
         self.holds += 1
@@ -73,6 +75,16 @@ class CachedVersion:
         self.holds -= 1
         if not self.holds:
             self._on_last_drop(self)
+
+    @property
+    def window_bytes(self) -> int:
+        """How far ahead of a sequential reader it pays to fetch, as the filler has measured."""
+        return self._filler.window_bytes
+
+    def fill(self) -> None:
+        """Have the rest of the object brought in the background."""
+        if not self.backing.presence.complete:
+            self._filler.fill()
 
     def is_wanted(self, index: int) -> bool:
         """Whether a reader waits for block `index`."""
@@ -169,12 +181,17 @@ class CachedVersion:
     def keeps(self) -> bool:
         return self.backing.keeps
 
+    @property
+    def taken_over_blocks(self) -> int:
+        return self.backing.taken_over_blocks
+
     def missing(self, wanted: ByteRange) -> list[ByteRange]:
         self._refresh(wanted)
         return self.backing.presence.missing(wanted)
 
     def _refresh(self, wanted: ByteRange) -> None:
         if self.backing.refresh(wanted):
+            self._last_progress = trio.current_time()
             self._serve_all()
 
     def write(self, offset: int, data: memoryview) -> None:

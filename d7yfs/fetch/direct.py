@@ -6,44 +6,91 @@ Its tasks live in a nursery of `daemon`; every ending, good or bad, is told to t
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import trio
 
 from d7yfs.cache.filler import FillTarget
 from d7yfs.errors import D7yfsError, Stopped
 from d7yfs.fetch.fetcher import Fetcher, Urgency
+from d7yfs.fetch.turns import Turns
 from d7yfs.objects import BLOCK_BYTES, PART_BYTES, ByteRange
 
 log = logging.getLogger(__name__)
 
 
+SMALL_BYTES = 4 << 20
+"""Objects up to this size come in one request, whatever is read of them."""
+
+FIRST_BYTES = 2 << 20
+"""What the first read at an object's beginning brings: little enough to be there at once, enough for most headers."""
+
+
 class DirectFiller:
-    """Fills `target` in parts of at most PART_BYTES, cut at multiples of it."""
+    """Fills `target` in parts of at most PART_BYTES, cut at multiples of their size."""
 
     def __init__(self, target: FillTarget, fetcher: Fetcher, nursery: trio.Nursery) -> None:
         self._target = target
         self._fetcher = fetcher
         self._nursery = nursery
+        self._turns = Turns(target)
         self._in_flight: dict[int, Urgency] = {}
         """By block."""
+        self._asked_bytes = 0
+        self._filling = self._failed = False
+        self._one_ended = trio.Event()
+
+    @property
+    def window_bytes(self) -> int:
+        return self._fetcher.bandwidth.window_bytes if self._target.keeps else 0
 
     def request(self, wanted: ByteRange, ahead: ByteRange | None) -> None:
-        if self._target.keeps:
-            self.fetch(wanted.aligned(PART_BYTES, self._target.version.size_bytes), urgent=True)
-            if ahead:
-                self.prefetch(ahead)
-        else:
+        if not self._target.keeps:
             self.fetch(wanted, urgent=True)
+            return
+        size_bytes = self._target.version.size_bytes
+        if size_bytes <= SMALL_BYTES:
+            wanted = self._target.version.whole
+        elif wanted.start < FIRST_BYTES:
+            wanted = ByteRange(wanted.start, max(wanted.stop, FIRST_BYTES))
+        self.fetch(wanted, urgent=True)
+        if ahead:
+            self.prefetch(ahead)
 
     def prefetch(self, ahead: ByteRange) -> None:
         if self._target.keeps:
             self.fetch(ahead, urgent=False)
 
+    def fill(self) -> None:
+        if not self._filling and self._target.keeps:
+            self._filling = True
+            self._nursery.start_soon(self._fill)
+            self._target.hold()
+
+    async def _fill(self) -> None:
+        """Keep as much under way as the origin has use for, until nothing is missing, no room is left, or the origin fails."""
+        try:
+            for part in self._target.version.whole.split(PART_BYTES):
+                while len(self._in_flight) * BLOCK_BYTES >= self.window_bytes:
+                    if not self._target.keeps or self._failed:
+                        return
+                    await self._one_ended.wait()
+                self.fetch(part, urgent=False)
+        finally:
+            self._filling = False
+            self._target.drop()
+
+    def _part_bytes(self) -> int:
+        """Small parts first: several at once bring the first megabytes sooner than one large one; later each request should matter."""
+        if self._asked_bytes < 32 << 20:
+            return 2 << 20
+        return 4 << 20 if self._asked_bytes < 128 << 20 else PART_BYTES
+
     def fetch(self, wanted: ByteRange, *, urgent: bool, proxied: bool = False) -> None:
         """Start what is missing of `wanted` and not under way, in whole blocks; what is under way and now `urgent` leaves its queue."""
         size_bytes = self._target.version.size_bytes
         for run in self._target.missing(wanted):
-            for part in run.split(PART_BYTES):
+            for part in run.split(max(self._part_bytes(), SMALL_BYTES) if urgent else self._part_bytes()):
                 blocks = range(part.start // BLOCK_BYTES, -(-part.stop // BLOCK_BYTES))
                 if urgent:
                     for queued in {self._in_flight[index] for index in blocks if index in self._in_flight}:
@@ -51,6 +98,7 @@ class DirectFiller:
                 for first, last in _runs([index for index in blocks if index not in self._in_flight]):
                     piece = ByteRange(first * BLOCK_BYTES, min((last + 1) * BLOCK_BYTES, size_bytes))
                     urgency = Urgency(urgent=urgent)
+                    self._asked_bytes += piece.size
                     self._nursery.start_soon(self._bring, piece, urgency, proxied)
                     self._in_flight.update(dict.fromkeys(range(first, last + 1), urgency))
                     self._target.hold()
@@ -61,7 +109,8 @@ class DirectFiller:
         # What readers hear when this task is cancelled: they must not ask again.
         error: Exception | None = Stopped(f"{name}: reading was stopped")
         try:
-            await self._fetcher.fetch(target.version, piece, target.write, urgency=urgency, proxied=proxied)
+            fetch = partial(self._fetcher.fetch, target.version, piece, target.write, urgency=urgency, proxied=proxied)
+            await self._turns.bring(piece, lambda claim: fetch(claim=claim))
             error = None
         except D7yfsError as failure:
             error = failure
@@ -71,6 +120,9 @@ class DirectFiller:
         finally:
             for index in range(piece.start // BLOCK_BYTES, -(-piece.stop // BLOCK_BYTES)):
                 del self._in_flight[index]
+            self._failed = error is not None
+            self._one_ended.set()
+            self._one_ended = trio.Event()
             try:
                 target.ended(piece, error)
             finally:

@@ -20,6 +20,7 @@ import trio
 
 from d7yfs.errors import AccessDenied, BadReply, D7yfsError, ObjectArchived, OriginUnavailable, ProxyUnavailable
 from d7yfs.fetch import dragonfly
+from d7yfs.fetch.bandwidth import Bandwidth
 from d7yfs.fetch.proxy import Proxy
 from d7yfs.fetch.reply import check_head, error_of
 from d7yfs.fetch.transport import Response, Transport
@@ -35,6 +36,8 @@ _ERROR_BODY_BYTES = 16 << 10
 _MAX_DOUBTFUL = 3
 """Tries without a byte between them where patience does not help: a reply that breaks the rules is rarely an accident, and what dfdaemon
 cannot get from the origin we may."""
+_MIN_PAUSE_S = 0.001
+"""Less patience than this is none: rounding would leave ever less of it, and never nothing."""
 _URGENT_RESERVE = 4
 """Connections that prefetch may not take, so that a reader who waits never queues behind it alone."""
 
@@ -59,15 +62,20 @@ class Counters:
 class Urgency:
     """Whether a reader waits for a transfer; `raise_` when one comes while the transfer still queues as a prefetch."""
 
-    __slots__ = ("queue", "urgent")
+    __slots__ = ("_queue", "urgent")
 
     def __init__(self, *, urgent: bool) -> None:
         self.urgent = urgent
-        self.queue = trio.CancelScope()
+        self._queue = trio.CancelScope()
+
+    def queueing(self) -> trio.CancelScope:
+        """The scope of a stay in the queue for prefetches; a transfer may come back to it."""
+        self._queue = trio.CancelScope()
+        return self._queue
 
     def raise_(self) -> None:
         self.urgent = True
-        self.queue.cancel()
+        self._queue.cancel()
 
 
 class Fetcher:
@@ -79,6 +87,7 @@ class Fetcher:
         self.origin = origin
         self.proxy = proxy
         self.counters = Counters()
+        self.bandwidth = Bandwidth()
         self._transport = transport
         self.read_timeout_s = read_timeout_s
         self._connections = trio.CapacityLimiter(max_connections)
@@ -97,8 +106,11 @@ class Fetcher:
         *,
         urgency: Urgency | None = None,
         proxied: bool = False,
+        claim: Callable[[], list[ByteRange]] | None = None,
     ) -> None:
         """Bring `wanted` straight from the origin, whatever it takes within the read timeout; `proxied`: as a range through the proxy.
+
+        `claim`, asked when the transfer leaves its queue, says what is still to be brought of `wanted`.
 
         Without `urgency` a reader waits. `write` is lent the bytes for the time of its call. Raises VersionGone, AccessDenied,
         ObjectArchived at once, BadReply after a few tries, and OriginUnavailable (ProxyUnavailable) when no byte has come for the read
@@ -106,10 +118,11 @@ class Fetcher:
         """
         async with AsyncExitStack() as stack:
             if urgency is not None and not urgency.urgent:
-                with urgency.queue:
+                with urgency.queueing():
                     await stack.enter_async_context(self._prefetches)
             await stack.enter_async_context(self._connections)
-            await self._until_done(_Transfer(version, wanted, write), self.proxy if proxied else None)
+            for each in [wanted] if claim is None else claim():
+                await self._until_done(_Transfer(version, each, write), self.proxy if proxied else None)
 
     async def stream(self, version: ObjectVersion, wanted: ByteRange, write: Write) -> None:
         """Bring `wanted` through the proxy in one GET (rangeless when it is the whole object).
@@ -158,7 +171,7 @@ class Fetcher:
                     raise
                 doubtful += avoidable or isinstance(error, BadReply)
                 patience_s = self.read_timeout_s - (trio.current_time() - transfer.last_progress)
-                if doubtful >= _MAX_DOUBTFUL or patience_s <= 0:
+                if doubtful >= _MAX_DOUBTFUL or patience_s <= _MIN_PAUSE_S:
                     raise
                 self.counters.count_retry(error)
                 pause_s = min(pause_before_retry_s(attempt, error), patience_s)
@@ -183,9 +196,13 @@ class Fetcher:
         else:
             self.counters.direct_requests += 1
         transport = proxy.transport if proxy else self._transport
+        sent_at = trio.current_time()
         async with transport.get(url, headers, via=proxy.url if proxy else "") as response:
             await self._check(response, version, rest, proxy)
+            replied_at = trio.current_time()
             await self._receive(response, transfer, proxy)
+        if proxy is None:
+            self.bandwidth.replied(rest.size, replied_at - sent_at, transfer.last_progress - replied_at)
 
     def _headed(
         self, request: ReadRequest, version: ObjectVersion, rest: ByteRange, proxy: Proxy | None
@@ -238,6 +255,8 @@ class Fetcher:
                 transfer.last_progress = trio.current_time()
                 if proxy is not None:
                     proxy.breaker.succeeded()
+                else:
+                    self.bandwidth.landed(count, transfer.last_progress)
         except OriginUnavailable as error:
             if proxy is not None:
                 # A dfdaemon that dies in mid-body leaves no other mark than a short body.
@@ -288,6 +307,6 @@ class _Transfer:
 
 def pause_before_retry_s(attempt: int, error: D7yfsError) -> float:
     """Exponential from 0.1 s to 5 s with full jitter on the upper half, or what the origin asked for if that is longer."""
-    pause_s = min(0.1 * 2.0**attempt, 5.0) * random.uniform(0.5, 1.0)  # noqa: S311  # jitter, not cryptography
+    pause_s = min(0.1 * 2.0 ** min(attempt, 10), 5.0) * random.uniform(0.5, 1.0)  # noqa: S311  # jitter, not cryptography
     asked_s = error.retry_after_s if isinstance(error, OriginUnavailable) else 0.0
     return max(pause_s, asked_s)

@@ -4,8 +4,9 @@ Owns one bucket under one set of credentials: the boto3 client (replaced as a wh
 bucket turns out to be in another region) and the bounded table of signed requests. Built by the registry in
 `d7yfs.origins`, used by tree, fetcher and the `ls` and `check` commands through the `Origin` protocol.
 
-Every SDK call runs in a worker thread of a small limiter, because the SDK blocks: on the network, and on signing too when
-credentials must be refreshed. A cancelled caller abandons its thread, whose own timeouts end it.
+Every SDK call runs in a worker thread of a small limiter, because the SDK blocks: on the network, and whenever it is asked
+for credentials, which it may have to refresh. A cancelled caller abandons its thread, whose own timeouts end it. Signing is
+the exception: `s3_signing` does it in the trio thread, with credentials that a worker thread fetched within the last minute.
 
 What boto3 would take from the environment behind our back is switched off where it concerns where requests go: proxies
 (`HTTP_PROXY` & co. would hand the control plane to whatever runs there), CA bundles (`AWS_CA_BUNDLE`, `REQUESTS_CA_BUNDLE`:
@@ -24,14 +25,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import boto3
 import botocore.session
 import trio
 from botocore import UNSIGNED
-from botocore.auth import S3SigV4Auth
-from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.exceptions import ClientError, NoCredentialsError
 from botocore.loaders import create_loader
@@ -39,10 +37,11 @@ from cachetools import TLRUCache
 
 from d7yfs.config.schema import Anonymous, Credentials, Profile, RepositoryConfig, StaticKeys
 from d7yfs.config.url import normal_endpoint
-from d7yfs.errors import BadReply, ConfigError, D7yfsError
+from d7yfs.errors import BadReply, ConfigError, D7yfsError, NotFound
 from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.origins.origin import ReadRequest
 from d7yfs.origins.s3_errors import Call, WrongRegion, date_of, from_credentials, translate
+from d7yfs.origins.s3_signing import Signer, Target
 from d7yfs.trust import ca_file
 
 if TYPE_CHECKING:
@@ -50,9 +49,6 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 T = TypeVar("T")
-
-SIGNATURE_LIFE_S = 900
-"""How long a signed GET is valid: the longest that S3 grants a header signature (its clock-skew window)."""
 
 _SIGNED_MAX = 2048
 """Signed requests kept; about 2 KiB each, of which a session token is the most."""
@@ -91,7 +87,7 @@ for _name in ("boto3", "botocore", "urllib3"):
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(slots=True, repr=False, eq=False)
 class _Loaded:
     """One loading of the credentials, and the client made with them for one region."""
 
@@ -100,6 +96,8 @@ class _Loaded:
     """None: anonymous."""
     region: str
     loaded_at: float
+    signer: Signer | None = None
+    """None until the first read."""
 
 
 class S3Origin:
@@ -221,7 +219,10 @@ class S3Origin:
             raise BadReply(f"{self._subject(key)}: the reply leaves out {missing}") from None
 
     async def read_request(self, version: ObjectVersion, *, presigned: bool, fresh: bool = False) -> ReadRequest:
-        """A GET signed for SIGNATURE_LIFE_S or until the credentials expire, reused for half of that time."""
+        """A GET signed for SIGNATURE_LIFE_S or until the credentials expire, reused for half of that time.
+
+        Does not wait unless the signer is stale. Raises NotFound for a key that cannot be.
+        """
         key = (version.identity, version.version_id, presigned)
         if fresh:
             self._signed.clear()
@@ -230,9 +231,11 @@ class S3Origin:
                 await self._load(instead_of=loaded)
         elif (known := self._signed.get(key)) is not None:
             return known
-        loaded, request = await self._call(
-            version.key, "s3:GetObject", lambda loaded: self._sign(loaded, version, presigned)
-        )
+        loaded, signer = await self._signer(version.key, fresh=fresh)
+        try:
+            request = signer.sign(version, presigned=presigned, now=self._clock())
+        except ValueError:
+            raise NotFound(f"{self._subject(version.key)}: not a name that S3 allows") from None
         if loaded is self._loaded:
             self._signed[key] = request
         return request
@@ -253,6 +256,12 @@ class S3Origin:
         self._signed.clear()
         if loaded is not None:
             loaded.client.close()
+
+    async def _signer(self, key: str, *, fresh: bool) -> tuple[_Loaded, Signer]:
+        loaded = self._loaded
+        if fresh or loaded is None or loaded.signer is None or loaded.signer.is_stale(self._clock()):
+            return await self._call(key, "s3:GetObject", self._new_signer)
+        return loaded, loaded.signer
 
     async def _call(self, key: str, needs: str, operation: Callable[[_Loaded], T]) -> tuple[_Loaded, T]:
         """Run `operation` in a thread; once more when the bucket turns out to be in another region."""
@@ -358,27 +367,16 @@ class S3Origin:
         client.meta.events.register_last("before-parameter-build.s3", _follow_no_redirect)
         return _Loaded(client, credentials, self._region, self._clock())
 
-    def _sign(self, loaded: _Loaded, version: ObjectVersion, presigned: bool) -> ReadRequest:
-        """Signs for the bucket's region; Range and If-* stay unsigned, so that one signature serves every range."""
-        parameters = {"Bucket": self._bucket, "Key": version.key}
-        if version.version_id:
-            parameters["VersionId"] = version.version_id
-        now = self._clock()
-        url = loaded.client.generate_presigned_url("get_object", Params=parameters, ExpiresIn=SIGNATURE_LIFE_S)
-        headers = {"If-Match": version.validator}
-        if loaded.credentials is None:
-            return ReadRequest(url, headers, expires_at=float("inf"))
-        expires_at = min(now + SIGNATURE_LIFE_S, _expiry(loaded.credentials))
-        query = parse_qsl(urlsplit(url).query, keep_blank_values=True)
-        names = frozenset(name for name, _ in query if name.lower().startswith("x-amz-"))
-        if presigned:
-            assert dict(query)["X-Amz-SignedHeaders"] == "host"
-            return ReadRequest(url, headers, expires_at, names)
-        plain = urlencode([(name, value) for name, value in query if name not in names])
-        request = AWSRequest("GET", urlunsplit(urlsplit(url)._replace(query=plain)))
-        signer = S3SigV4Auth(loaded.credentials.get_frozen_credentials(), "s3", loaded.region)
-        signer.add_auth(request)
-        return ReadRequest(request.url or "", {**dict(request.headers.items()), **headers}, expires_at)
+    def _new_signer(self, loaded: _Loaded) -> Signer:
+        """With the credentials of this moment. Blocks: the SDK may refresh them."""
+        target = loaded.signer.target if loaded.signer is not None else Target.of(loaded.client, self._bucket)
+        taken_at, expires_at, credentials = self._clock(), float("inf"), None
+        if loaded.credentials is not None:
+            # In this order: where another thread refreshes them in between, they end later than we believe.
+            expires_at = _expiry(loaded.credentials)
+            credentials = loaded.credentials.get_frozen_credentials()
+        loaded.signer = Signer(target, credentials, taken_at=taken_at, expires_at=expires_at)
+        return loaded.signer
 
     def _ask_region(self, loaded: _Loaded) -> str:
         """HeadBucket tells the region in success and in failure."""

@@ -47,6 +47,10 @@ class UnreliableFiller:
         if self._rng.random() < 0.05:
             self._start(self._target.version.whole, set())
 
+    window_bytes = 0
+
+    def fill(self) -> None: ...
+
     def prefetch(self, ahead: ByteRange) -> None:
         if self._target.keeps:
             self._fetch(ahead)

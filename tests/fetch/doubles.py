@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from d7yfs.cache.leases import Leases
 from d7yfs.cache.presence import Block, Presence
 from d7yfs.errors import D7yfsError
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ListingPage, ObjectVersion
@@ -71,6 +72,8 @@ class MemoryTarget:
         """Bytes brought, repeated ones too."""
         self.endings: list[tuple[ByteRange, Exception | None]] = []
         self.holds = 0
+        self.leases = Leases(None, keeps=lambda: self.keeps, missing=self.missing)
+        self.taken_over_blocks = 0
         self._presence = Presence(version.size_bytes)
         self._landed: dict[int, int] = {}
 

@@ -68,24 +68,90 @@ async def test_parts_are_cut_at_multiples(server: ScriptedServer, fetcher: Fetch
         filler = DirectFiller(target, fetcher, nursery)
         filler.request(ByteRange(9 * MB + 5, 9 * MB + 6), None)
         assert target.holds == 1
-    check(target, ByteRange(8 * MB, 16 * MB))
+    check(target, ByteRange(9 * MB, 10 * MB))
     async with trio.open_nursery() as nursery:
-        DirectFiller(target, fetcher, nursery).request(ByteRange(0, SIZE), None)
-    assert asked(server) == [(0, 8 * MB), (8 * MB, 16 * MB), (16 * MB, SIZE)]
-    assert target.data == BODY
+        DirectFiller(target, fetcher, nursery).request(ByteRange(11 * MB, SIZE), None)
+    assert asked(server)[1:] == [(11 * MB, 12 * MB), (12 * MB, 16 * MB), (16 * MB, 20 * MB), (20 * MB, SIZE)]
+    assert target.data[11 * MB :] == BODY[11 * MB :]
+
+
+async def test_a_small_object_comes_whole(server: ScriptedServer, fetcher: Fetcher) -> None:
+    server.put("small", BODY[: 4 * MB])
+    target = MemoryTarget(FakeOrigin(server).version("small"))
+    async with trio.open_nursery() as nursery:
+        DirectFiller(target, fetcher, nursery).request(ByteRange(3 * MB, 3 * MB + 1), None)
+    assert target.data == BODY[: 4 * MB]
+
+
+async def test_the_beginning_brings_a_little_more(fetcher: Fetcher, target: MemoryTarget) -> None:
+    async with trio.open_nursery() as nursery:
+        DirectFiller(target, fetcher, nursery).request(ByteRange(0, 1), None)
+    check(target, ByteRange(0, 2 * MB))
+
+
+async def test_parts_grow_with_what_was_asked_for(server: ScriptedServer, fetcher: Fetcher) -> None:
+    body = bytes(256 * MB)
+    server.put("large", body)
+    target = MemoryTarget(FakeOrigin(server).version("large"))
+    async with trio.open_nursery() as nursery:
+        filler = DirectFiller(target, fetcher, nursery)
+        for start in range(0, len(body), 32 * MB):
+            filler.prefetch(ByteRange(start, start + 32 * MB))
+        nursery.cancel_scope.cancel()
+    sizes = [tried.size // MB for tried, _ in sorted(target.endings, key=lambda ending: ending[0])]
+    assert sizes == [2] * 16 + [4] * 24 + [8] * 16
+
+
+async def test_filling_keeps_no_more_under_way_than_the_window(
+    server: ScriptedServer, fetcher: Fetcher, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("d7yfs.fetch.bandwidth.LEAST_WINDOW_BYTES", 4 * MB)
+    server.script(faults.Hang(), forever=True)
+    target = MemoryTarget(FakeOrigin(server).version(KEY))
+    filler = DirectFiller(target, fetcher, nursery)
+    filler.fill()
+    filler.fill()
+    await wait_all_tasks_blocked(0.01)
+    under_way = target.holds - 1
+    assert 4 * MB <= under_way * 2 * MB <= 4 * MB + PART_BYTES
+    nursery.cancel_scope.cancel()
+
+
+async def test_filling_brings_all_that_is_missing(
+    server: ScriptedServer, fetcher: Fetcher, target: MemoryTarget
+) -> None:
+    target.has(3, 4)
+    async with trio.open_nursery() as nursery:
+        DirectFiller(target, fetcher, nursery).fill()
+    assert not target.missing(ByteRange(0, SIZE))
+    assert target.written == SIZE - 2 * MB
+    assert target.holds == 0
+
+
+async def test_filling_stops_when_the_origin_fails(
+    server: ScriptedServer, fetcher: Fetcher, target: MemoryTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("d7yfs.fetch.bandwidth.LEAST_WINDOW_BYTES", 2 * MB)
+    server.script(faults.status(404), forever=True)
+    async with trio.open_nursery() as nursery:
+        DirectFiller(target, fetcher, nursery).fill()
+    assert len(server.requests) <= 8
+    assert target.holds == 0
 
 
 async def test_what_is_there_is_not_asked_for(server: ScriptedServer, fetcher: Fetcher, target: MemoryTarget) -> None:
     target.has(0, 2, 3, 6)
     async with trio.open_nursery() as nursery:
-        DirectFiller(target, fetcher, nursery).request(ByteRange(MB, MB + 1), None)
+        DirectFiller(target, fetcher, nursery).request(ByteRange(1, 8 * MB), None)
     check(target, ByteRange(MB, 2 * MB), ByteRange(4 * MB, 6 * MB), ByteRange(7 * MB, 8 * MB))
 
 
 async def test_ahead(server: ScriptedServer, fetcher: Fetcher, target: MemoryTarget) -> None:
     async with trio.open_nursery() as nursery:
-        DirectFiller(target, fetcher, nursery).request(ByteRange(0, 1), ByteRange(8 * MB, SIZE))
-    check(target, ByteRange(0, 8 * MB), ByteRange(8 * MB, 16 * MB), ByteRange(16 * MB, SIZE))
+        DirectFiller(target, fetcher, nursery).request(ByteRange(0, 1), ByteRange(16 * MB, SIZE))
+    check(
+        target, ByteRange(0, 2 * MB), ByteRange(16 * MB, 18 * MB), ByteRange(18 * MB, 20 * MB), ByteRange(20 * MB, SIZE)
+    )
 
 
 async def test_single_flight(server: ScriptedServer, fetcher: Fetcher, target: MemoryTarget) -> None:
@@ -95,7 +161,7 @@ async def test_single_flight(server: ScriptedServer, fetcher: Fetcher, target: M
         for offset in (0, 7 * MB, 8 * MB, 15 * MB, 16 * MB):
             for _ in range(8):
                 filler.request(ByteRange(offset, offset + 1), ByteRange(0, SIZE))
-    assert asked(server) == [(0, 8 * MB), (8 * MB, 16 * MB), (16 * MB, SIZE)]
+    assert asked(server) == [*((n * MB, n * MB + 2 * MB) for n in range(0, 20, 2)), (20 * MB, SIZE)]
     assert target.data == BODY
     assert target.written == SIZE
 
@@ -103,9 +169,9 @@ async def test_single_flight(server: ScriptedServer, fetcher: Fetcher, target: M
 async def test_a_range_around_one_under_way(server: ScriptedServer, fetcher: Fetcher, target: MemoryTarget) -> None:
     async with trio.open_nursery() as nursery:
         filler = DirectFiller(target, fetcher, nursery)
-        filler.fetch(ByteRange(2 * MB, 4 * MB), urgent=True)
-        filler.request(ByteRange(0, MB), None)
-    assert asked(server) == [(0, 2 * MB), (2 * MB, 4 * MB), (4 * MB, 8 * MB)]
+        filler.fetch(ByteRange(3 * MB, 4 * MB), urgent=True)
+        filler.request(ByteRange(2 * MB, 6 * MB), None)
+    assert asked(server) == [(2 * MB, 3 * MB), (3 * MB, 4 * MB), (4 * MB, 6 * MB)]
 
 
 async def test_where_nothing_is_kept_only_what_is_wanted_comes(
@@ -125,16 +191,16 @@ async def test_a_prefetch_that_queues_is_hurried_when_a_reader_comes(
     """Six connections less four in reserve: the third part waits, until somebody waits for it."""
     server.script(*(faults.Hang() for _ in range(2)))
     filler = DirectFiller(target, fetcher, nursery)
-    filler.prefetch(ByteRange(0, 8 * MB))
-    filler.prefetch(ByteRange(8 * MB, 16 * MB))
+    filler.prefetch(ByteRange(0, 2 * MB))
+    filler.prefetch(ByteRange(8 * MB, 10 * MB))
     await wait_all_tasks_blocked(0.01)
-    filler.prefetch(ByteRange(16 * MB, SIZE))
+    filler.prefetch(ByteRange(16 * MB, 18 * MB))
     await wait_all_tasks_blocked(0.01)
     assert len(server.requests) == 2
     filler.request(ByteRange(17 * MB, 18 * MB), None)
     await wait_all_tasks_blocked(0.01)
-    assert asked(server) == [(0, 8 * MB), (8 * MB, 16 * MB), (16 * MB, SIZE)]
-    assert target.endings == [(ByteRange(16 * MB, SIZE), None)]
+    assert asked(server) == [(0, 2 * MB), (8 * MB, 10 * MB), (16 * MB, 18 * MB)]
+    assert target.endings == [(ByteRange(16 * MB, 18 * MB), None)]
     nursery.cancel_scope.cancel()
 
 
@@ -147,23 +213,23 @@ async def test_an_error_is_told_and_the_next_reader_tries_again(
         filler.request(ByteRange(0, 1), None)
         await wait_all_tasks_blocked(0.01)
         ((tried, error),) = target.endings
-        assert tried == ByteRange(0, PART_BYTES)
+        assert tried == ByteRange(0, 2 * MB)
         assert isinstance(error, VersionGone)
         assert target.holds == 0
         filler.request(ByteRange(0, 1), None)
-    assert target.endings[1:] == [(ByteRange(0, PART_BYTES), None)]
+    assert target.endings[1:] == [(ByteRange(0, 2 * MB), None)]
 
 
 async def test_what_came_before_an_error_stays(
     clock: MockClock, server: ScriptedServer, fetcher: Fetcher, target: MemoryTarget
 ) -> None:
-    server.script(faults.cut_after(3 * MB + 5), faults.status(404))
+    server.script(faults.cut_after(MB + 5), faults.status(404))
     for _ in range(2):
         async with trio.open_nursery() as nursery:
             DirectFiller(target, fetcher, nursery).request(ByteRange(0, 1), None)
-    assert asked(server) == [(0, 8 * MB), (3 * MB, 8 * MB), (3 * MB + 5, 8 * MB)], "again from the block's start"
+    assert asked(server) == [(0, 2 * MB), (MB, 2 * MB), (MB + 5, 2 * MB)], "again from the block's start"
     assert [type(error) for _, error in target.endings] == [VersionGone, type(None)]
-    assert target.data[: 8 * MB] == BODY[: 8 * MB]
+    assert target.data[: 2 * MB] == BODY[: 2 * MB]
 
 
 async def test_an_unexpected_failure_is_logged_and_told(
@@ -188,7 +254,7 @@ async def test_cancelled_transfers_end_with_an_error(
     """Without one, readers would ask a filler again whose nursery is gone."""
     server.script(faults.Hang(100), faults.Hang(), forever=True)
     async with trio.open_nursery() as nursery:
-        DirectFiller(target, fetcher, nursery).request(ByteRange(0, 1), ByteRange(8 * MB, SIZE))
+        DirectFiller(target, fetcher, nursery).request(ByteRange(0, 1), ByteRange(18 * MB, SIZE))
         if started:
             await wait_all_tasks_blocked(0.01)
         nursery.cancel_scope.cancel()

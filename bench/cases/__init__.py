@@ -1,0 +1,10 @@
+"""The cases by name, in the order in which they run. A new one is an entry in the list of its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bench.cases import names, scattered, streams
+from bench.cases.case import Case
+
+CASES: Mapping[str, Case] = {case.name: case for case in (*streams.CASES, *scattered.CASES, *names.CASES)}

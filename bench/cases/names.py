@@ -1,0 +1,84 @@
+"""Many names and many small files."""
+
+from __future__ import annotations
+
+from bench import dataset, reads
+from bench.cases.case import Case, Download, Figures, Goal, Metric, Run
+from bench.store import LOOPBACK, WAN, Profile
+
+_THREADS = 8
+_NEAR_MEMORY = Goal(1 / 0.9, "pyfuse3-memory")
+
+
+def _find(run: Run) -> float:
+    directories, files = run.sizes.tree_directories, run.sizes.tree_files
+    lines = directories * files + directories + 1
+    return run.do(reads.command, ["find"], run.directory / dataset.TREE, lines) * 1e3
+
+
+def _find_cold(run: Run) -> Figures:
+    run.do(reads.known, run.directory)  # where the tree lies, which is not the tree's cost
+    before = run.counters()
+    return {"cold": _find(run), "cold requests": (run.counters() - before).requests}
+
+
+def _find_warm(run: Run) -> Figures:
+    before = run.counters()
+    return {"warm": _find(run), "warm requests": (run.counters() - before).requests}
+
+
+def _ls(run: Run) -> float:
+    lines = run.sizes.flat_files + 1  # "total"
+    return run.do(reads.command, ["ls", "-l", "--numeric-uid-gid"], run.directory / dataset.FLAT, lines) * 1e3
+
+
+def _small(run: Run) -> Figures:
+    directory = run.directory / dataset.SMALL
+    done = run.do(reads.small_files, directory, run.sizes.small_files, _THREADS, run.limit_s)
+    run.payload_bytes = done.amount * run.sizes.small_bytes
+    return {"cold": done.per_s}
+
+
+def _small_case(name: str, title: str, profile: Profile, *goals: Goal) -> Case:
+    return Case(
+        name,
+        title,
+        (Metric("cold", "files/s", "higher", goals),),
+        _small,
+        verified=lambda sizes: [f"{dataset.SMALL}/{number:05}.bin" for number in range(0, sizes.small_files, 10)],
+        profile=profile,
+        download=Download(
+            lambda sizes: [f"{dataset.SMALL}/{number:05}.bin" for number in range(sizes.small_files)],
+            _THREADS,
+            lambda sizes, elapsed_s: {"cold": sizes.small_files / elapsed_s},
+        ),
+        references=profile is LOOPBACK,
+    )
+
+
+CASES = (
+    Case(
+        "find",
+        "find over 10,000 files",
+        (
+            Metric("cold", "ms", "lower", (Goal(1.0, "best"),)),
+            Metric("cold requests", "", "lower", (Goal(11, "constant"),)),
+            Metric("warm", "ms", "lower", (_NEAR_MEMORY,)),
+            Metric("warm requests", "", "lower", (Goal(0, "constant"),)),
+        ),
+        _find_cold,
+        _find_warm,
+    ),
+    Case(
+        "ls",
+        "ls -l of 5,000 entries",
+        (
+            Metric("cold", "ms", "lower", (Goal(1.0, "best"),)),
+            Metric("warm", "ms", "lower", (_NEAR_MEMORY,)),
+        ),
+        lambda run: {"cold": _ls(run)},
+        lambda run: {"warm": _ls(run)},
+    ),
+    _small_case("small", "128 KiB files, 8 threads", LOOPBACK, Goal(1.9, "s3fs"), Goal(0.9, "pyfuse3-memory")),
+    _small_case("wan-small", "WAN: 128 KiB files, 8 threads", WAN, Goal(1.2, "best"), Goal(2.2, "rclone")),
+)

@@ -1,0 +1,163 @@
+"""Large files, read whole: in order, side by side, by many threads or processes, and mapped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from bench import dataset, reads
+from bench.cases.case import Case, Download, Figures, Goal, Metric, Run
+from bench.dataset import Sizes
+from bench.store import LOOPBACK, LOOPBACK_TLS, WAN, WAN_TLS, Profile
+
+_MB = 1e6
+_THREADS = 8
+_PROCESSES = 8
+
+
+def _rate(name: str = "cold", *goals: Goal) -> Metric:
+    return Metric(name, "MB/s", "higher", goals)
+
+
+def _large(_: Sizes) -> Sequence[str]:
+    return (dataset.LARGE,)
+
+
+def _read(run: Run, done: reads.Done) -> Figures:
+    run.payload_bytes = done.amount
+    return {"cold": done.per_s / _MB}
+
+
+def _sequential(run: Run) -> Figures:
+    return _read(run, run.do(reads.sequential, run.directory / dataset.LARGE, run.limit_s))
+
+
+def _again(run: Run) -> Figures:
+    """A second read, and one after unmount and mount."""
+    path = run.directory / dataset.LARGE
+    second = run.do(reads.sequential, path, run.limit_s).per_s / _MB
+    run.remount()
+    before = run.counters()
+    remounted = run.do(reads.sequential, path, run.limit_s).per_s / _MB
+    return {"second": second, "remount": remounted, "remount GETs": (run.counters() - before).gets}
+
+
+def _sequential_case(
+    name: str, title: str, profile: Profile, metrics: Sequence[Metric], then: Callable[[Run], Figures] = lambda _: {}
+) -> Case:
+    return Case(
+        name,
+        title,
+        metrics,
+        _sequential,
+        then,
+        verified=_large,
+        profile=profile,
+        download=Download(_large, 1, lambda sizes, elapsed_s: {"cold": sizes.large_bytes / elapsed_s / _MB}),
+        references=profile is LOOPBACK,
+    )
+
+
+def _threads(run: Run) -> Figures:
+    done = run.do(reads.scattered_blocks, run.directory / dataset.MEDIUM, _THREADS, run.limit_s)
+    return _read(run, done)
+
+
+def _threads_case(name: str, title: str, profile: Profile, own_sequential: str) -> Case:
+    return Case(
+        name,
+        title,
+        (_rate("cold", Goal(0.9, "d7yfs", own_sequential)),),
+        _threads,
+        verified=lambda _: (dataset.MEDIUM,),
+        profile=profile,
+        references=profile is LOOPBACK,
+    )
+
+
+def _safetensors(run: Run) -> Figures:
+    run.payload_bytes = run.sizes.large_bytes
+    return {"cold": run.do(reads.safetensors, run.directory / dataset.WEIGHTS)}
+
+
+def _safetensors_case(name: str, title: str, profile: Profile, *goals: Goal) -> Case:
+    return Case(
+        name,
+        title,
+        (Metric("cold", "s", "lower", goals),),
+        _safetensors,
+        verified=lambda _: (dataset.WEIGHTS,),
+        profile=profile,
+        references=profile is LOOPBACK,
+    )
+
+
+def _four(run: Run) -> Figures:
+    paths = [run.directory / name for name in dataset.FOUR]
+    return _read(run, run.do(reads.several, paths, run.limit_s))
+
+
+def _mapped(run: Run) -> Figures:
+    return _read(run, run.do(reads.mapped, run.directory / dataset.LARGE, run.limit_s))
+
+
+def _herd(run: Run) -> Figures:
+    before = run.counters()
+    elapsed_s = run.do(reads.herd, run.directory / dataset.LARGE, _PROCESSES)
+    run.payload_bytes = run.sizes.large_bytes
+    return {"cold": elapsed_s, "origin": (run.counters() - before).bytes / run.sizes.large_bytes}
+
+
+CASES = (
+    _sequential_case(
+        "sequential",
+        "one file in order",
+        LOOPBACK,
+        (
+            _rate("cold", Goal(1.3, "best"), Goal(1.9, "s3fs"), Goal(1.0, "curl")),
+            _rate("second", Goal(1.0, "local")),
+            _rate("remount", Goal(0.9, "pyfuse3-memory", "sequential.cold")),
+            Metric("remount GETs", "", "lower", (Goal(0, "constant"),)),
+        ),
+        _again,
+    ),
+    Case(
+        "four",
+        "four files at once",
+        (_rate("cold", Goal(1.3, "best"), Goal(1.7, "s3fs")),),
+        _four,
+        verified=lambda _: dataset.FOUR,
+        download=Download(
+            lambda _: dataset.FOUR, 4, lambda sizes, elapsed_s: {"cold": 4 * sizes.four_bytes / elapsed_s / _MB}
+        ),
+    ),
+    _threads_case("threads", "one descriptor, 8 threads, scattered 1 MiB preads", LOOPBACK, "sequential.cold"),
+    Case(
+        "mmap",
+        "mmap in order",
+        (_rate("cold", Goal(1.2, "best"), Goal(1.7, "s3fs")),),
+        _mapped,
+        verified=_large,
+    ),
+    _safetensors_case(
+        "safetensors", "safetensors load_file", LOOPBACK, Goal(1.4, "constant"), Goal(1.4 / 2.12, "s3fs")
+    ),
+    Case(
+        "herd",
+        "8 processes, one file",
+        (
+            Metric("cold", "s", "lower", (Goal(0.65, "s3fs"),)),
+            Metric("origin", "× the file", "lower", (Goal(1.01, "constant"),)),
+        ),
+        _herd,
+        verified=_large,
+    ),
+    _sequential_case(
+        "wan-sequential", "WAN: one file in order", WAN, (_rate("cold", Goal(1.2, "best"), Goal(1.5, "s3fs")),)
+    ),
+    _threads_case("wan-threads", "WAN: one descriptor, 8 threads", WAN, "wan-sequential.cold"),
+    _safetensors_case("wan-safetensors", "WAN: safetensors load_file", WAN, Goal(1.7, "constant")),
+    _sequential_case(
+        "tls-sequential", "TLS: one file in order", LOOPBACK_TLS, (_rate("cold", Goal(1.3, "best"), Goal(1.0, "curl")),)
+    ),
+    _sequential_case("wan-tls-sequential", "WAN, TLS: one file in order", WAN_TLS, (_rate("cold", Goal(1.2, "best")),)),
+)

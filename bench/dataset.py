@@ -1,0 +1,101 @@
+"""The objects that the cases read: made once per run, in memory where there is room.
+
+The same directory is what the store serves, what the peer `local` reads, and what every byte is compared with.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+
+LARGE = "large.bin"
+MEDIUM = "medium.bin"
+WEIGHTS = "model.safetensors"
+FOUR = tuple(f"four/{number}.bin" for number in range(4))
+SMALL = "small"
+TREE = "tree"
+FLAT = "flat"
+TENSORS = 64
+
+_CHUNK_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How large the objects are and how many; small for `--quick`."""
+
+    large_bytes: int
+    medium_bytes: int
+    four_bytes: int
+    """Each of the four."""
+    small_files: int
+    small_bytes: int
+    tree_directories: int
+    tree_files: int
+    """In each of the directories."""
+    flat_files: int
+    random_reads: int
+
+    @property
+    def total_bytes(self) -> int:
+        files = self.tree_directories * self.tree_files + self.flat_files
+        return (
+            2 * self.large_bytes
+            + self.medium_bytes
+            + 4 * self.four_bytes
+            + self.small_files * self.small_bytes
+            + files * 4096
+        )
+
+
+FULL = Sizes(1 << 30, 512 << 20, 256 << 20, 1000, 128 << 10, 10, 1000, 5000, 8192)
+QUICK = Sizes(256 << 20, 128 << 20, 64 << 20, 400, 128 << 10, 10, 1000, 5000, 2048)
+
+
+def make(directory: Path, sizes: Sizes) -> None:
+    """Write all objects: random bytes, the same every time."""
+    source = numpy.random.default_rng(7)
+    for name, size_bytes in (
+        (LARGE, sizes.large_bytes),
+        (MEDIUM, sizes.medium_bytes),
+        *((name, sizes.four_bytes) for name in FOUR),
+        *((f"{SMALL}/{number:05}.bin", sizes.small_bytes) for number in range(sizes.small_files)),
+    ):
+        _write(directory / name, size_bytes, source)
+    _write_weights(directory / WEIGHTS, sizes.large_bytes, source)
+    for number in range(sizes.tree_directories):
+        _touch(directory / TREE / f"{number:03}", sizes.tree_files)
+    _touch(directory / FLAT, sizes.flat_files)
+
+
+def _write(path: Path, size_bytes: int, source: numpy.random.Generator, header: bytes = b"") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as out:
+        out.write(header)
+        for start in range(0, size_bytes, _CHUNK_BYTES):
+            out.write(source.bytes(min(_CHUNK_BYTES, size_bytes - start)))
+
+
+def _write_weights(path: Path, size_bytes: int, source: numpy.random.Generator) -> None:
+    """A safetensors file: length of the header, the header in JSON, the tensors' bytes (the format's README)."""
+    each_bytes = size_bytes // TENSORS
+    described = {
+        f"layer.{number}.weight": {
+            "dtype": "U8",
+            "shape": [each_bytes],
+            "data_offsets": [number * each_bytes, (number + 1) * each_bytes],
+        }
+        for number in range(TENSORS)
+    }
+    header = json.dumps(described).encode()
+    header += b" " * (-len(header) % 8)
+    _write(path, size_bytes, source, len(header).to_bytes(8, "little") + header)
+
+
+def _touch(directory: Path, count: int) -> None:
+    directory.mkdir(parents=True)
+    for number in range(count):
+        (directory / f"{number:05}.bin").write_bytes(b"%016d" % number)

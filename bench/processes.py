@@ -1,0 +1,52 @@
+"""What a peer's processes cost, read from /proc (proc(5))."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+_CLOCK_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of the process and its descendants so far, in seconds; of those that ended, what they left to their parent."""
+    ticks = 0
+    for each in tree(pid):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            # The second field is the program's name in parentheses, which may hold spaces.
+            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
+    return ticks * _CLOCK_TICK_S
+
+
+def peak_rss_bytes(pid: int) -> int:
+    """Largest resident memory so far of the process and its descendants, summed (VmHWM in /proc/PID/status)."""
+    total = 0
+    for each in tree(pid):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for line in Path(f"/proc/{each}/status").read_text().splitlines():
+                if line.startswith("VmHWM:"):
+                    total += int(line.split()[1]) << 10
+    return total
+
+
+def tree(pid: int) -> list[int]:
+    """The process and its descendants; empty when it has ended."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return [pid, *(descendant for child in children for descendant in tree(int(child)))]
+
+
+def is_mounted(mountpoint: Path) -> bool:
+    """Whether something is mounted there, without asking its file system."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return any(line.split()[4] == str(mountpoint) for line in lines)
+
+
+def drop_page_cache() -> None:
+    """Write back what the run before left behind, then empty the page cache and the caches of names."""
+    os.sync()
+    Path("/proc/sys/vm/drop_caches").write_text("3")

@@ -1,0 +1,265 @@
+"""What readers do to a mount, and how long it takes them. Every function here runs in a child (`bench.children`) and times itself.
+
+Those with a limit stop there and say how far they came: a slow peer costs the run a bounded time and still gets a rate.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import multiprocessing
+import os
+import random
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+BLOCK_BYTES = 1 << 20
+PAGE_BYTES = 4096
+_VERIFIED_CHUNK_BYTES = 4 << 20
+
+
+class Done(NamedTuple):
+    """How much of something (bytes, reads, files) in how many seconds."""
+
+    amount: int
+    elapsed_s: float
+
+    @property
+    def per_s(self) -> float:
+        return self.amount / self.elapsed_s
+
+
+def sequential(path: Path, limit_s: float) -> Done:
+    """Bytes, read in order, 1 MiB at a time. The time contains the open, and so the lookup."""
+    buffer = bytearray(BLOCK_BYTES)
+    total = 0
+    start = time.perf_counter()
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            total += count
+            if time.perf_counter() - start > limit_s:
+                return Done(total, time.perf_counter() - start)
+    elapsed_s = time.perf_counter() - start
+    _expect(total, path)
+    return Done(total, elapsed_s)
+
+
+def several(paths: Sequence[Path], limit_s: float) -> Done:
+    """Bytes of all files, each read in order by a thread of its own."""
+    return _threads([lambda path=path: sequential(path, limit_s).amount for path in paths])  # type: ignore[misc]
+
+
+def scattered_blocks(path: Path, threads: int, limit_s: float) -> Done:
+    """Bytes of the whole file: every 1 MiB block once, in an order without a pattern, by threads that share one descriptor."""
+    blocks = list(range(path.stat().st_size // BLOCK_BYTES))
+    random.Random(1).shuffle(blocks)
+    fd = os.open(path, os.O_RDONLY)
+    deadline = time.perf_counter() + limit_s
+
+    def read(mine: Sequence[int]) -> int:
+        buffer = bytearray(BLOCK_BYTES)
+        total = 0
+        for block in mine:
+            if time.perf_counter() > deadline:
+                break
+            count = os.preadv(fd, [buffer], block * BLOCK_BYTES)
+            if count != BLOCK_BYTES:
+                raise OSError(f"{path}: {count} bytes at block {block}")
+            total += count
+        return total
+
+    return _threads([lambda number=number: read(blocks[number::threads]) for number in range(threads)])  # type: ignore[misc]
+
+
+def mapped(path: Path, limit_s: float) -> Done:
+    """Bytes: one from every page of the mapped file, in order, which faults in all of it."""
+    start = time.perf_counter()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:
+        size_bytes = len(memory)
+        for block in range(0, size_bytes, BLOCK_BYTES):
+            memory[block : block + BLOCK_BYTES : PAGE_BYTES]
+            if time.perf_counter() - start > limit_s:
+                return Done(block, time.perf_counter() - start)
+    return Done(size_bytes, time.perf_counter() - start)
+
+
+def random_faults(path: Path, count: int, limit_s: float) -> Done:
+    """Page faults at random places of the mapped file, as a kernel takes them that was told of random access."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:
+        memory.madvise(mmap.MADV_RANDOM)
+        offsets = _random_pages(len(memory), count)
+        deadline = time.perf_counter() + limit_s
+        start = time.perf_counter()
+        done = 0
+        for offset in offsets:
+            memory[offset]
+            done += 1
+            if not done & 63 and time.perf_counter() > deadline:
+                break
+        return Done(done, time.perf_counter() - start)
+
+
+def random_reads(path: Path, count: int, limit_s: float) -> Done:
+    """preads of 4 KiB at random places, one after the other."""
+    fd = os.open(path, os.O_RDONLY)
+    offsets = _random_pages(path.stat().st_size, count)
+    buffers = [bytearray(PAGE_BYTES)]
+    deadline = time.perf_counter() + limit_s
+    start = time.perf_counter()
+    done = 0
+    for offset in offsets:
+        os.preadv(fd, buffers, offset)
+        done += 1
+        if not done & 63 and time.perf_counter() > deadline:
+            break
+    return Done(done, time.perf_counter() - start)
+
+
+def known(directory: Path) -> None:
+    """List the directory, so that its names are known."""
+    list(directory.iterdir())
+
+
+def first_byte(path: Path) -> float:
+    """Seconds until the first byte is there. What a peer goes on fetching is counted after it had time to."""
+    # The directory is known, as it is to whoever opens a file by a name that a listing told him.
+    known(path.parent)
+    start = time.perf_counter()
+    fd = os.open(path, os.O_RDONLY)
+    os.pread(fd, 1, 0)
+    elapsed_s = time.perf_counter() - start
+    time.sleep(0.5)
+    return elapsed_s
+
+
+def safetensors(path: Path) -> float:
+    """Seconds for safetensors' own loader to return every tensor, as numpy arrays."""
+    from safetensors.numpy import load_file
+
+    start = time.perf_counter()
+    tensors = load_file(path)
+    elapsed_s = time.perf_counter() - start
+    _expect(sum(tensor.nbytes for tensor in tensors.values()) + _header_bytes(path), path)
+    return elapsed_s
+
+
+def small_files(directory: Path, count: int, threads: int, limit_s: float) -> Done:
+    """Files, each opened, read whole and closed, by threads that take every n-th."""
+    deadline = time.perf_counter() + limit_s
+
+    def read(first: int) -> int:
+        done = 0
+        for number in range(first, count, threads):
+            if time.perf_counter() > deadline:
+                break
+            path = directory / f"{number:05}.bin"
+            _expect(len(path.read_bytes()), path)
+            done += 1
+        return done
+
+    return _threads([lambda number=number: read(number) for number in range(threads)])  # type: ignore[misc]
+
+
+def herd(path: Path, processes: int) -> float:
+    """Seconds until the last of several processes has read the whole file, all starting at once."""
+    context = multiprocessing.get_context("fork")
+    gate = context.Barrier(processes + 1)
+
+    def read() -> None:
+        gate.wait()
+        try:
+            sequential(path, 3600)
+        except OSError as error:
+            os._exit(error.errno or 1)
+
+    children = [context.Process(target=read, daemon=True) for _ in range(processes)]
+    for child in children:
+        child.start()
+    gate.wait()
+    start = time.perf_counter()
+    for child in children:
+        child.join()
+    elapsed_s = time.perf_counter() - start
+    if failed := [child.exitcode for child in children if child.exitcode]:
+        raise OSError(f"{len(failed)} of {processes} readers failed, the first with status {failed[0]}")
+    return elapsed_s
+
+
+def command(arguments: Sequence[str], directory: Path, lines: int) -> float:
+    """Seconds that a command takes which must print so many lines."""
+    start = time.perf_counter()
+    done = subprocess.run([*arguments, directory], stdin=subprocess.DEVNULL, capture_output=True, check=True)
+    elapsed_s = time.perf_counter() - start
+    if (found := done.stdout.count(b"\n")) != lines:
+        raise OSError(f"{arguments[0]} prints {found} lines instead of {lines}")
+    return elapsed_s
+
+
+def compare(pairs: Sequence[tuple[Path, Path]]) -> None:
+    """Raise OSError unless each file, read now, equals the source."""
+    ours, theirs = bytearray(_VERIFIED_CHUNK_BYTES), bytearray(_VERIFIED_CHUNK_BYTES)
+    for path, source in pairs:
+        with path.open("rb", buffering=0) as one, source.open("rb", buffering=0) as other:
+            offset = 0
+            while True:
+                count = _fill(one.readinto, ours)
+                if count != _fill(other.readinto, theirs) or not _same(ours, theirs, count):
+                    raise OSError(f"{path}: wrong bytes within {len(ours)} from {offset}")
+                if not count:
+                    break
+                offset += count
+
+
+def _fill(readinto: Callable[[memoryview], int | None], buffer: bytearray) -> int:
+    filled = 0
+    with memoryview(buffer) as view:
+        while filled < len(buffer) and (count := readinto(view[filled:])):
+            filled += count
+    return filled
+
+
+def _same(one: bytearray, other: bytearray, count: int) -> bool:
+    array = ctypes.c_char * count
+    return bool(ctypes.CDLL(None).memcmp(array.from_buffer(one), array.from_buffer(other), count) == 0)
+
+
+def _threads(work: Sequence[Callable[[], int]]) -> Done:
+    """Run all at once; the sum of what they return. The first error is raised when all have ended."""
+    counts: list[int] = []
+    errors: list[Exception] = []
+
+    def run(each: Callable[[], int]) -> None:
+        try:
+            counts.append(each())
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(each,)) for each in work]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    elapsed_s = time.perf_counter() - start
+    if errors:
+        raise errors[0]
+    return Done(sum(counts), elapsed_s)
+
+
+def _random_pages(size_bytes: int, count: int) -> list[int]:
+    source = random.Random(2)
+    return [source.randrange(size_bytes // PAGE_BYTES) * PAGE_BYTES for _ in range(count)]
+
+
+def _header_bytes(path: Path) -> int:
+    with path.open("rb") as file:
+        return 8 + int.from_bytes(file.read(8), "little")
+
+
+def _expect(found_bytes: int, path: Path) -> None:
+    if found_bytes != path.stat().st_size:
+        raise OSError(f"{path}: read {found_bytes} bytes of {path.stat().st_size}")

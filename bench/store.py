@@ -1,0 +1,158 @@
+"""The store that every case reads from, as the bench sees it: started once, shaped per case, its counters read in place.
+
+The server itself is `bench.store_server`. Its data lies in memory where there is room, so that the disk belongs to the peers' caches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import trustme
+
+from bench import dataset
+from bench.catalog import BUCKET
+from bench.store_server import Control
+
+REGION = "us-east-1"
+_CEILING_CONNECTIONS = 4
+
+
+class StoreError(Exception):
+    """The server did not start or did not answer as it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """How the store answers: over what, and how slowly."""
+
+    name: str
+    delay_s: float = 0.0
+    """Before the first byte of every answer."""
+    bytes_per_s: float = 0.0
+    """Of one body; 0 for no limit."""
+    tls: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What --store chooses by."""
+        return "wan" if self.delay_s else "loopback"
+
+
+LOOPBACK = Profile("loopback")
+WAN = Profile("wan", delay_s=0.025, bytes_per_s=90e6)
+LOOPBACK_TLS = Profile("loopback, TLS", tls=True)
+WAN_TLS = Profile("wan, TLS", delay_s=0.025, bytes_per_s=90e6, tls=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What the store has answered. Subtract two to know what lies between."""
+
+    gets: int
+    heads: int
+    lists: int
+    bytes: int
+    """Of objects' bodies, as the kernel took them for sending."""
+
+    @property
+    def requests(self) -> int:
+        return self.gets + self.heads + self.lists
+
+    def __sub__(self, other: Counters) -> Counters:
+        return Counters(
+            self.gets - other.gets, self.heads - other.heads, self.lists - other.lists, self.bytes - other.bytes
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """The running server. `data` is the bucket's content as a local directory."""
+
+    data: Path
+    ca_file: Path
+    plain_port: int
+    tls_port: int
+    control: Control
+
+    def endpoint_url(self, profile: Profile) -> str:
+        return f"https://127.0.0.1:{self.tls_port}" if profile.tls else f"http://127.0.0.1:{self.plain_port}"
+
+    def url(self, profile: Profile, key: str) -> str:
+        """The object's own; any signature is accepted, and none."""
+        return f"{self.endpoint_url(profile)}/{BUCKET}/{key}"
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Credentials as AWS's own clients read them: any will do."""
+        return {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench", "AWS_REGION": REGION}
+
+    def shape(self, profile: Profile) -> None:
+        """From the next request on."""
+        self.control.set_shape(profile.delay_s, profile.bytes_per_s)
+
+    def counters(self) -> Counters:
+        return Counters(*self.control.totals())
+
+    def ceiling_bytes_per_s(self, profile: Profile = LOOPBACK) -> float:
+        """What a client gets that throws every byte away: no peer can be faster on this machine."""
+        self.shape(profile)
+        size_bytes = (self.data / dataset.LARGE).stat().st_size
+        path = f"/{BUCKET}/{dataset.LARGE}"
+        threads = [threading.Thread(target=_discard, args=(self.plain_port, path)) for _ in range(_CEILING_CONNECTIONS)]
+        start = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return _CEILING_CONNECTIONS * size_bytes / (time.perf_counter() - start)
+
+
+@contextlib.contextmanager
+def running(sizes: dataset.Sizes, scratch: Path) -> Iterator[Store]:
+    """The store with its objects, gone at the end. Raises StoreError."""
+    memory = Path("/dev/shm")
+    roomy = memory.is_dir() and shutil.disk_usage(memory).free > 2 * sizes.total_bytes
+    with tempfile.TemporaryDirectory(prefix="d7yfs-bench-store-", dir=memory if roomy else scratch) as name:
+        directory = Path(name)
+        data = directory / "data"
+        dataset.make(data, sizes)
+        authority = trustme.CA()
+        authority.cert_pem.write_to_path(directory / "ca.pem")
+        certificate = directory / "server.pem"
+        authority.issue_cert("127.0.0.1", "localhost").private_key_and_cert_chain_pem.write_to_path(certificate)
+        workers = os.cpu_count() or 1
+        control = directory / "control"
+        control.write_bytes(bytes(Control.size_bytes(workers)))
+        command = [sys.executable, "-m", "bench.store_server", str(data), str(control), str(workers), str(certificate)]
+        root = Path(__file__).resolve().parent.parent
+        with subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdin
+            assert server.stdout
+            try:
+                line = server.stdout.readline()
+                if not line:
+                    raise StoreError(f"the store ended with status {server.wait(10)}")
+                ports = json.loads(line)
+                yield Store(data, directory / "ca.pem", ports["plain"], ports["tls"], Control(control))
+            finally:
+                server.stdin.close()
+
+
+def _discard(port: int, path: str) -> None:
+    buffer = bytearray(1 << 20)
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: store\r\nConnection: close\r\n\r\n".encode())
+        while connection.recv_into(buffer):
+            pass

@@ -1,0 +1,112 @@
+"""Who brings a block, among the daemons on one cache directory: locks on byte ranges of a version's map file.
+
+A lease on block i is a lock on the eight bytes of its entry, the stream's lease one on the first byte of the header. They are open file
+description locks (fcntl(2), F_OFD_SETLK): they belong to the descriptor that each daemon has of the map, the kernel releases them when the
+daemon ends however it ends, and they know nothing of the `flock` that openers hold on the same file. Nothing here waits.
+
+A lease saves bytes and guards nothing: two daemons that bring the same block write the same bytes. So where the file system has no such
+locks everybody gets every lease, and a lease may be passed over.
+
+Made by `BackingFile`, used by fillers through `FillTarget.leases`.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Callable
+
+from d7yfs.cache.directory import ENTRY_BYTES, HEADER_BYTES, VersionFiles
+from d7yfs.objects import BLOCK_BYTES, ByteRange
+
+_FLOCK = struct.Struct("hhqqi")
+"""struct flock on 64-bit Linux: l_type, l_whence (SEEK_SET), l_start, l_len, l_pid (0 for such locks)."""
+
+
+class Leases:
+    """The leases of one open version; without `files`, or while `keeps` says no, all are free.
+
+    `missing(wanted)` says what is absent, having looked at what other daemons have written.
+    """
+
+    def __init__(
+        self, files: VersionFiles | None, *, keeps: Callable[[], bool], missing: Callable[[ByteRange], list[ByteRange]]
+    ) -> None:
+        self._files = files
+        self._keeps = keeps
+        self._missing = missing
+
+    def take(self, wanted: ByteRange, *, anyway: bool = False) -> tuple[list[ByteRange], list[ByteRange]]:
+        """Lease what is missing of `wanted`, in whole blocks, and tell what is ours to bring from what another daemon brings.
+
+        `anyway`: all of it is ours, leased or not. Ends with `release` of (at least) `wanted`.
+        """
+        runs = self._missing(wanted)
+        if self._files is None or not self._keeps():
+            return runs, []
+        ours: list[ByteRange] = []
+        theirs: list[ByteRange] = []
+        for run in runs:
+            if self._lock(run) or anyway:
+                ours.append(run)
+                continue
+            for block in run.split(BLOCK_BYTES):
+                _append(ours if self._lock(block) else theirs, block)
+        # What another daemon has ended in the moment between our look and our lock is there now.
+        return [run for each in ours for run in self._missing(each)], theirs
+
+    def release(self, wanted: ByteRange) -> None:
+        """End whatever leases we have on the blocks of `wanted`."""
+        if self._files is not None:
+            _set_lock(self._files.map_fd, fcntl.F_UNLCK, *_entries(wanted))
+
+    def take_stream(self) -> bool:
+        """Lease the stream of the whole object. False while another daemon has one under way."""
+        if self._files is None or not self._keeps():
+            return True
+        return _set_lock(self._files.map_fd, fcntl.F_WRLCK, 0, 1)
+
+    def release_stream(self) -> None:
+        """End the stream's lease."""
+        if self._files is not None:
+            _set_lock(self._files.map_fd, fcntl.F_UNLCK, 0, 1)
+
+    def written_to(self, offset: int) -> int:
+        """Where the data file's next hole is, from `offset` on: moves while another daemon writes there, long before a block is whole.
+
+        lseek(2), SEEK_HOLE; a file system that knows no holes answers with the end of the file.
+        """
+        if self._files is None:
+            return offset
+        try:
+            return os.lseek(self._files.data_fd, offset, os.SEEK_HOLE)
+        except OSError:
+            return offset
+
+    def _lock(self, blocks: ByteRange) -> bool:
+        assert self._files is not None
+        return _set_lock(self._files.map_fd, fcntl.F_WRLCK, *_entries(blocks))
+
+
+def _append(runs: list[ByteRange], block: ByteRange) -> None:
+    if runs and runs[-1].stop == block.start:
+        runs[-1] = ByteRange(runs[-1].start, block.stop)
+    else:
+        runs.append(block)
+
+
+def _entries(wanted: ByteRange) -> tuple[int, int]:
+    """Offset and size of the entries of the blocks that `wanted` touches."""
+    first, stop = wanted.start // BLOCK_BYTES, -(-wanted.stop // BLOCK_BYTES)
+    return HEADER_BYTES + first * ENTRY_BYTES, (stop - first) * ENTRY_BYTES
+
+
+def _set_lock(fd: int, kind: int, start: int, size_bytes: int) -> bool:
+    """Whether no other descriptor stands in the way."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, 0, start, size_bytes, 0))
+    except OSError as error:
+        return error.errno not in (errno.EAGAIN, errno.EACCES)
+    return True

@@ -1,0 +1,187 @@
+"""Signer against botocore itself: the same URL for every key, the same signature for every moment, key pair and token."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import boto3
+import pytest
+from botocore import UNSIGNED
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.config import Config
+from botocore.credentials import ReadOnlyCredentials
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from d7yfs.errors import ConfigError
+from d7yfs.objects import ObjectVersion
+from d7yfs.origins.s3_signing import SIGNATURE_LIFE_S, Signer, Target
+from tests.contract.test_list_and_stat import ODD_NAMES
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+STORES: dict[str, dict[str, Any]] = {
+    "path": {"endpoint_url": "http://127.0.0.1:9000", "style": "path", "region": "us-east-1"},
+    "path-tls": {"endpoint_url": "https://store.example", "style": "path", "region": "eu-west-3"},
+    "path-below": {"endpoint_url": "http://store.example:80/s3/", "style": "path", "region": "us-east-1"},
+    "path-ipv6": {"endpoint_url": "http://[::1]:9000", "style": "path", "region": "us-east-1"},
+    "virtual": {"endpoint_url": "http://Store.example:9000", "style": "virtual", "region": "us-east-1"},
+    "aws": {"endpoint_url": None, "style": "auto", "region": "us-east-1"},
+    "aws-china": {"endpoint_url": None, "style": "auto", "region": "cn-north-1"},
+    "aws-path": {"endpoint_url": None, "style": "path", "region": "ap-south-1"},
+    "aws-dots": {"endpoint_url": None, "style": "auto", "region": "us-west-2", "bucket": "models.example.com"},
+}
+"""Each way that an endpoint and an addressing style make URLs."""
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)
+KEYS = TEXT | st.text("/.~%+?#&= '\"\\\x00é", min_size=1, max_size=20) | st.sampled_from(ODD_NAMES)
+# Header values, so neither control characters nor blanks at the ends.
+SECRETS = st.text(string.ascii_letters + string.digits + "+/=", min_size=1, max_size=60)
+TOKENS = st.none() | SECRETS
+MOMENTS = st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1))
+STORE = st.sampled_from(sorted(STORES))
+
+
+@cache
+def opened(store: str, *, anonymous: bool = False) -> tuple[S3Client, str]:
+    """A client of `store` as the origin has it, and the bucket."""
+    options = STORES[store]
+    client = boto3.client(
+        "s3",
+        region_name=options["region"],
+        endpoint_url=options["endpoint_url"],
+        aws_access_key_id="template",
+        aws_secret_access_key="template",
+        config=Config(
+            signature_version=UNSIGNED if anonymous else "s3v4",
+            s3={"addressing_style": options["style"]},
+        ),
+    )
+    return client, options.get("bucket", "models")
+
+
+@cache
+def target(store: str, *, anonymous: bool = False) -> Target:
+    return Target.of(*opened(store, anonymous=anonymous))
+
+
+@contextmanager
+def signing_as(client: S3Client, credentials: ReadOnlyCredentials, moment: datetime) -> Iterator[None]:
+    """While it lasts, `client` signs with `credentials`, and all of botocore at `moment`."""
+    held = client._request_signer._credentials  # type: ignore[attr-defined]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("botocore.auth.get_current_datetime", lambda: moment)
+        patch.setattr(held, "get_frozen_credentials", lambda: credentials)
+        yield
+
+
+def version(key: str, version_id: str = "") -> ObjectVersion:
+    return ObjectVersion(key, 3, '"abc"', 0, version_id)
+
+
+@example("path", "/lead", "", "AKID", "secret", None, datetime(2026, 1, 1))
+@example("path", "a//b/../c/./d", "v/1 +", "AKID", "secret", "t+/=", datetime(2026, 1, 1))
+@example("virtual", "..", "", "AKID/x", "secret", None, datetime(2026, 1, 1))
+@given(STORE, KEYS, st.just("") | TEXT, SECRETS, SECRETS, TOKENS, MOMENTS)
+@settings(deadline=None, max_examples=300)
+def test_presigned_is_botocores(
+    store: str, key: str, version_id: str, key_id: str, secret: str, token: str | None, moment: datetime
+) -> None:
+    client, bucket = opened(store)
+    credentials = ReadOnlyCredentials(key_id, secret, token)
+    signer = Signer(target(store), credentials, taken_at=0.0, expires_at=float("inf"))
+    parameters = {"Bucket": bucket, "Key": key} | ({"VersionId": version_id} if version_id else {})
+    with signing_as(client, credentials, moment):
+        expected = client.generate_presigned_url("get_object", Params=parameters, ExpiresIn=SIGNATURE_LIFE_S)
+        request = signer.sign(version(key, version_id), presigned=True, now=0.0)
+    assert request.url == expected
+    assert dict(request.headers) == {"If-Match": '"abc"'}
+    assert ("X-Amz-Security-Token" in request.signature_params) == (token is not None)
+    assert {"X-Amz-Signature", "X-Amz-Credential"} <= request.signature_params
+    assert "versionId" not in request.signature_params
+
+
+@given(STORE, KEYS, st.just("") | TEXT, SECRETS, SECRETS, TOKENS, MOMENTS)
+@settings(deadline=None, max_examples=300)
+def test_signed_is_botocores(
+    store: str, key: str, version_id: str, key_id: str, secret: str, token: str | None, moment: datetime
+) -> None:
+    client, bucket = opened(store, anonymous=True)
+    credentials = ReadOnlyCredentials(key_id, secret, token)
+    signer = Signer(target(store), credentials, taken_at=0.0, expires_at=float("inf"))
+    parameters = {"Bucket": bucket, "Key": key} | ({"VersionId": version_id} if version_id else {})
+    expected = AWSRequest("GET", client.generate_presigned_url("get_object", Params=parameters))
+    with signing_as(opened(store)[0], credentials, moment):
+        S3SigV4Auth(credentials, "s3", STORES[store]["region"]).add_auth(expected)
+        request = signer.sign(version(key, version_id), presigned=False, now=0.0)
+    assert request.url == expected.url
+    assert dict(request.headers) == {**expected.headers, "If-Match": '"abc"'}
+    assert not request.signature_params
+
+
+@given(STORE, KEYS, st.booleans())
+@settings(deadline=None, max_examples=50)
+def test_anonymous_is_botocores(store: str, key: str, presigned: bool) -> None:
+    client, bucket = opened(store, anonymous=True)
+    signer = Signer(target(store, anonymous=True), None, taken_at=0.0, expires_at=float("inf"))
+    request = signer.sign(version(key), presigned=presigned, now=0.0)
+    assert request.url == client.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": key})
+    assert dict(request.headers) == {"If-Match": '"abc"'}
+
+
+@pytest.mark.parametrize("key", ["", "\ud800"])
+def test_key_that_has_no_url(key: str) -> None:
+    signer = Signer(target("path"), None, taken_at=0.0, expires_at=float("inf"))
+    with pytest.raises(ValueError, match=r"key|surrogate"):
+        signer.sign(version(key), presigned=False, now=0.0)
+
+
+def test_scope_is_the_one_that_the_endpoint_asks_for() -> None:
+    client, _ = opened("aws")
+    access_point = Target.of(client, "arn:aws:s3-object-lambda:us-east-1:123456789012:accesspoint/models")
+    assert (access_point.region, access_point.service) == ("us-east-1", "s3-object-lambda")
+
+
+def test_directory_bucket_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, _ = opened("aws")
+    url = "https://b--x-s3.s3express-a.r.amazonaws.com/k?X-Amz-S3session-Token=t&X-Amz-Credential=K%2F20260101%2Fr%2Fs3express%2Faws4_request"
+    monkeypatch.setattr(client, "generate_presigned_url", lambda *_, **__: url)
+    with pytest.raises(ConfigError, match="directory buckets") as caught:
+        Target.of(client, "b--x-s3")
+    assert "session" not in str(caught.value).lower()
+
+
+@pytest.mark.parametrize(
+    ("expires_at", "now", "stale"),
+    [
+        (float("inf"), 1000.0, False),
+        (float("inf"), 1059.0, False),
+        (float("inf"), 1060.0, True),
+        (float("inf"), 999.0, True),
+        (1020.0, 1009.0, False),
+        (1020.0, 1010.0, True),
+        (990.0, 1000.0, True),
+    ],
+)
+def test_stale(expires_at: float, now: float, stale: bool) -> None:
+    signer = Signer(target("path"), ReadOnlyCredentials("K", "s", None), taken_at=1000.0, expires_at=expires_at)
+    assert signer.is_stale(now) == stale
+
+
+def test_anonymous_is_never_stale() -> None:
+    signer = Signer(target("path"), None, taken_at=1000.0, expires_at=float("inf"))
+    assert not signer.is_stale(0.0)
+    assert not signer.is_stale(1e10)
+
+
+def test_secrets_stay_out_of_the_repr() -> None:
+    signer = Signer(target("path"), ReadOnlyCredentials("K", "s3cr3t", "t0ken"), taken_at=0.0, expires_at=1.0)
+    assert "s3cr3t" not in repr(signer)
+    assert "t0ken" not in repr(signer)
