@@ -82,7 +82,8 @@ def launch(arguments: Sequence[str]) -> dict[str, Any]:
     """Run `d7yfs` with the same arguments as a daemon and wait for its word: `{"ready": …, "warnings": […]}`. Raises Failed."""
     read_fd, write_fd = os.pipe()
     child = subprocess.Popen(  # noqa: S603
-        [sys.executable, "-m", "d7yfs", *arguments],
+        # -P: a directory called d7yfs where the user happens to stand is not this program.
+        [sys.executable, "-P", "-m", "d7yfs", *arguments],
         stdin=subprocess.DEVNULL,
         pass_fds=[write_fd],
         env=os.environ | {READY_FD_VARIABLE: str(write_fd)},

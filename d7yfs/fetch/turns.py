@@ -60,6 +60,8 @@ class Turns:
                     await fetch(claim)
                     leases.release(piece)
                     continue
+                if not waiting:
+                    return  # another has brought the last of it since we looked
                 last, sign = sign, (sum(each.size for each in waiting), leases.written_to(waiting[0].start))
                 now = trio.current_time()
                 if sign != last:

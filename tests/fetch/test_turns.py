@@ -239,19 +239,23 @@ async def test_a_slow_daemon_is_no_hung_one(clock: MockClock, server: ScriptedSe
     """A block takes longer than anybody's patience, but its bytes are seen to come."""
     one, other = two
     slow = faults.Tap(200_000)
-    server.script(slow)
-    one.nursery.start_soon(one.read, 0, 2 * MB)
+    server.script(slow, forever=True)
+    one.nursery.start_soon(one.read, 0, MB)
     await wait_all_tasks_blocked(0.01)
+    before = len(server.requests)
 
     async def trickle() -> None:
-        for _ in range(2 * MB // 200_000 + 1):
+        while True:
             await trio.sleep(PATIENCE_S * 0.6)
-            slow.flow()
+            slow.flow(before)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trickle)
-        nursery.start_soon(other.read, 0, 2 * MB)
-    assert len(server.requests) == 1
+        began = trio.current_time()
+        await other.read(0, MB)
+        assert trio.current_time() - began > 3 * PATIENCE_S
+        assert len(server.requests) == before
+        nursery.cancel_scope.cancel()
 
 
 async def test_what_queues_as_a_prefetch_holds_up_nobody(
