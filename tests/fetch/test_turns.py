@@ -22,6 +22,7 @@ from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.filler import Filler, FillTarget
 from d7yfs.cache.version import CachedVersion
 from d7yfs.errors import VersionGone
+from d7yfs.fetch import turns
 from d7yfs.fetch.direct import DirectFiller
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.proxy import Proxy
@@ -40,7 +41,7 @@ KEY = "models/m/weights.bin"
 BODY = os.urandom(32 * MB + 17)
 SIZE = len(BODY)
 AHEAD_BYTES = 16 * MB
-SOON_S = 0.5
+SOON_S = 1.0
 
 
 @dataclass
@@ -115,8 +116,10 @@ async def _nursery(task_status: trio.TaskStatus[trio.Nursery]) -> None:
 
 
 @pytest.fixture
-def clock() -> MockClock:
-    return MockClock(autojump_threshold=0.1)
+def clock(monkeypatch: pytest.MonkeyPatch) -> MockClock:
+    """Jumps to the next timeout when all has been silent for longer than sockets take to answer, which polls must not make many."""
+    monkeypatch.setattr(turns, "POLL_S", 0.25)
+    return MockClock(autojump_threshold=0.05)
 
 
 @pytest.fixture

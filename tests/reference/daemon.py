@@ -1,0 +1,120 @@
+"""One d7yfs without FUSE: everything from `Filesystem` down, as `d7yfs.daemon` puts it together, and a way to kill it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields
+from pathlib import Path
+
+import trio
+
+from d7yfs.cache.cache import Cache
+from d7yfs.cache.directory import CacheDirectory, VersionFiles
+from d7yfs.cache.filler import Filler, FillTarget
+from d7yfs.fetch.direct import DirectFiller
+from d7yfs.fetch.fetcher import Fetcher
+from d7yfs.fetch.transport import Transport
+from d7yfs.filesystem import Filesystem, Source
+from d7yfs.objects import ObjectVersion
+from d7yfs.tree import Repository, Tree
+from tests.fetch.doubles import FakeOrigin
+from tests.reference.faults import SILENCE_S
+from tests.reference.program import Setup
+from tests.reference.store import IDENTITY, READ_TIMEOUT_S, Store
+
+METADATA_TTL_S = 1.0
+
+
+class _Directory(CacheDirectory):
+    """Knows which descriptors it has handed out."""
+
+    def __init__(self, path: Path, size_limit_bytes: int) -> None:
+        super().__init__(path, size_limit_bytes=size_limit_bytes, min_free_bytes=0)
+        self.opened: set[_Files] = set()
+
+    def open(self, origin_identity: str, version: ObjectVersion) -> VersionFiles:
+        files = super().open(origin_identity, version)
+        return _Files(self, *(getattr(files, field.name) for field in fields(files)))
+
+
+class _Files(VersionFiles):
+    __hash__ = object.__hash__
+
+    def __init__(self, directory: _Directory, *values: object) -> None:
+        super().__init__(*values)  # type: ignore[arg-type]
+        self._directory = directory
+        directory.opened.add(self)
+
+    def close(self) -> None:
+        self._directory.opened.remove(self)
+        super().close()
+
+    def descriptors(self) -> list[int]:
+        return [getattr(self, field.name) for field in fields(VersionFiles) if field.name.endswith("_fd")]
+
+
+class Daemon:
+    """Runs in `run`, which a nursery starts; `filesystem` and `cache` are there from then on."""
+
+    def __init__(self, path: Path, store: Store, setup: Setup) -> None:
+        self.dead = False
+        self.filesystem: Filesystem
+        self.cache: Cache
+        self.nursery: trio.Nursery
+        self._directory = _Directory(path, setup.cache_bytes)
+        self._store = store
+        self._setup = setup
+        self._gone = trio.Event()
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        self._directory.prepare()
+        self.cache = Cache(self._directory, memory_buffer_bytes=self._setup.memory_bytes, read_timeout_s=READ_TIMEOUT_S)
+        transport = Transport(first_byte_timeout_s=SILENCE_S, idle_timeout_s=SILENCE_S)
+        fetcher = Fetcher(
+            FakeOrigin(self._store),
+            transport,
+            proxy=None,
+            read_timeout_s=READ_TIMEOUT_S,
+            max_connections=self._setup.max_connections,
+        )
+        tree = Tree([Repository("", "")], metadata_ttl_s=METADATA_TTL_S, negative_ttl_s=5.0, created_ns=1)
+        try:
+            async with trio.open_nursery() as self.nursery:
+
+                def new_filler(target: FillTarget) -> Filler:
+                    return DirectFiller(target, fetcher, self.nursery)
+
+                source = Source("s3://models", IDENTITY, self._store.list_directory, new_filler)
+                self.filesystem = Filesystem(tree, {"": source}, self.cache, self.nursery)
+                self.nursery.start_soon(self.cache.run)
+                task_status.started()
+                await trio.sleep_forever()
+        finally:
+            await transport.aclose()
+            self._gone.set()
+
+    async def stop(self) -> None:
+        """An orderly end."""
+        self.nursery.cancel_scope.cancel()
+        await self._gone.wait()
+
+    async def kill(self) -> None:
+        """What a SIGKILL does: descriptors and locks are gone at once, and nothing that runs on the way out reaches the disk."""
+        self.dead = True
+        grave = os.memfd_create("grave")
+        for files in self._directory.opened:
+            for descriptor in files.descriptors():
+                os.dup2(grave, descriptor, inheritable=False)
+        os.close(grave)
+        await self.stop()
+
+    def fill_disk(self, *, full: bool) -> None:
+        self._directory.min_free_bytes = 1 << 62 if full else 0
+
+    def break_disk(self, refuses: str) -> None:
+        """Every read, or write, of a data file that is open now fails from now on."""
+        for files in self._directory.opened:
+            flags = os.O_WRONLY if refuses == "reads" else os.O_RDONLY
+            crippled = os.open(f"/proc/self/fd/{files.data_fd}", flags)
+            os.dup2(crippled, files.data_fd, inheritable=False)
+            os.close(crippled)

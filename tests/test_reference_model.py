@@ -1,0 +1,61 @@
+"""The whole read path without FUSE against a dict of bytes: random programs of readers, faults, replacements, evictions and deaths.
+
+Whatever happens, a read gives exactly the bytes of the version that its handle pinned, all that were asked for, or an error for which
+the origin has given reason. `tests/reference/` holds the language of the programs and the world that runs them.
+
+A failing program is printed, shrunk; `@example` it here when its bug is mended. For a long run:
+
+    REFERENCE_MODEL_EXAMPLES=5000 python -m pytest tests/test_reference_model.py
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import strategies as st
+
+from tests.reference import world
+from tests.reference.program import Open, Pass, Program, Read, Release, Setup, Spoil, programs
+
+_LONG = int(os.environ.get("REFERENCE_MODEL_EXAMPLES", "0"))
+
+
+@settings(
+    max_examples=_LONG or 110,
+    derandomize=not _LONG,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    phases=[Phase.explicit, Phase.generate, Phase.shrink],
+    report_multiple_bugs=False,
+)
+@given(program=programs(max_stories=12), seed=st.integers(0, 2**16))
+@example(
+    # The other daemon had brought the last of a range between two looks of this one at its leases.
+    program=Program(
+        setup=Setup(daemons=2),
+        steps=(
+            Spoil("model.safetensors", ("slow",), forever=True),
+            Open(2, 1, "model.safetensors"),
+            Read(2, 0, 1, wait=False),
+            Pass(0.0),
+            Release(2),
+            Read(2, 0, 1, wait=False),
+        ),
+    ),
+    seed=0,
+)
+def test_a_reader_gets_the_bytes_of_his_version_or_an_error_with_a_reason(
+    tmp_path: Path, program: Program, seed: int
+) -> None:
+    random.seed(seed)
+    path = Path(tempfile.mkdtemp(dir=tmp_path))
+    try:
+        world.run(program, path)
+    finally:
+        shutil.rmtree(path)
