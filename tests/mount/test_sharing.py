@@ -1,0 +1,70 @@
+"""Two daemons on one cache directory: what they read together is fetched once, and neither is stuck with the other's end."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass
+
+import pytest
+
+from tests.mount.conftest import MIB, bytes_of, faulty_url
+from tests.mount.mounted import Mounted, Mounter, in_background, until
+from tests.servers import faults
+from tests.servers.in_thread import InThread
+from tests.servers.s3_faults import S3Faults
+
+pytestmark = [pytest.mark.mount]
+
+SIZE = 48 * MIB + 17
+
+
+@dataclass
+class Pair:
+    """Two mounts of one store with one cache directory, and what the store's only file holds."""
+
+    store: InThread[S3Faults]
+    one: Mounted
+    other: Mounted
+    body: bytes
+
+    @property
+    def sent_bytes(self) -> int:
+        return self.store.server.sent_bytes.get("b/file", 0)
+
+
+@pytest.fixture
+def pair(mounter: Mounter, faulty: InThread[S3Faults]) -> Pair:
+    body = bytes_of(5, SIZE)
+    faulty.do(faulty.server.put, "b/file", body)
+    one = mounter.mount(faulty_url(faulty), "--anonymous")
+    return Pair(faulty, one, mounter.mount(faulty_url(faulty), "--anonymous", cache_dir=one.cache_dir), body)
+
+
+def test_a_cold_file_that_two_daemons_read_at_once_is_fetched_once(pair: Pair) -> None:
+    readers = [in_background(lambda mounted=each: mounted.read("file", timeout_s=60)) for each in (pair.one, pair.other)]
+    assert [each.result(60) == pair.body for each in readers] == [True, True]
+    assert pair.sent_bytes <= 1.05 * SIZE
+    assert sum(each.status()["cache"]["taken_over_blocks"] for each in (pair.one, pair.other)) > 0
+
+
+@pytest.mark.parametrize(("number", "limit_s"), [(signal.SIGKILL, 1.5), (signal.SIGSTOP, 5.0)])
+def test_a_daemon_that_ends_in_the_middle_is_replaced(pair: Pair, number: signal.Signals, limit_s: float) -> None:
+    """Within a second where its end is known and three where it cannot be, and in the time that reading takes."""
+    stuck = faults.Hang(after_body_bytes=MIB + 1000)
+    pair.store.do(lambda: pair.store.server.script(stuck, key="b/file"))
+    held = in_background(lambda: pair.one.pread("file", 0, 2 * MIB, timeout_s=60))
+    pair.store.wait(stuck.reached)
+    reader = in_background(lambda: pair.other.read("file", timeout_s=60))
+    until(lambda: pair.other.status()["cache"]["misses"] > 0, "a reader who waits for the other daemon")
+    assert pair.sent_bytes <= SIZE
+    pair.one.kill(number)
+    ended_at = time.monotonic()
+    try:
+        assert reader.result(60) == pair.body
+        assert time.monotonic() - ended_at < limit_s
+        assert pair.sent_bytes <= 1.05 * SIZE + 2 * MIB, "what the other had begun comes twice"
+    finally:
+        pair.one.kill(signal.SIGKILL)
+    with pytest.raises(OSError):  # noqa: PT011  # which one depends on where it was
+        held.result(20)
