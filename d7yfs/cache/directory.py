@@ -24,8 +24,10 @@ import hashlib
 import json
 import logging
 import os
+import random
 import stat
 import struct
+import time
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +43,8 @@ _HEADER = struct.Struct(
 )  # magic, header bytes, block bytes, object size, data st_dev, data st_ino, identity length
 HEADER_BYTES = 4096
 ENTRY_BYTES = 8
+_STEP_S = 0.002
+"""How far openers of one new pair are moved apart: longer than making it takes."""
 _DISK_UNIT_BYTES = 4096
 
 log = logging.getLogger(__name__)
@@ -123,6 +127,8 @@ class CacheDirectory:
             if files is not None:
                 _touch(map_fd)
                 return files
+            # Two who find the same unfinished pair stand in each other's way: each sees the other's lock. Out of step, one is first.
+            time.sleep(random.uniform(0, _STEP_S))  # noqa: S311  # jitter, not cryptography
         raise OSError(errno.EBUSY, "another process has damaged cache files of this version open", str(map_path))
 
     def cached_bytes(self, origin_identity: str, version: ObjectVersion) -> int:
