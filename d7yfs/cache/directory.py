@@ -37,10 +37,9 @@ from d7yfs.errors import CacheUnusable
 from d7yfs.objects import BLOCK_BYTES, ObjectVersion
 
 FORMAT = "v1"
-_MAGIC = b"d7yfsmap"
-_HEADER = struct.Struct(
-    "<8sIIQQQI"
-)  # magic, header bytes, block bytes, object size, data st_dev, data st_ino, identity length
+MAGIC = b"d7yfsmap"
+HEADER = struct.Struct("<8sIIQQQI")
+"""Magic, header bytes, block bytes, object size, the data file's st_dev and st_ino, length of the identity that follows."""
 HEADER_BYTES = 4096
 ENTRY_BYTES = 8
 _STEP_S = 0.002
@@ -155,7 +154,7 @@ class CacheDirectory:
         """The pair behind `map_fd`, or None when the pair was replaced under us and must be opened again."""
         data_path = map_path.with_suffix(".data")
         fcntl.flock(map_fd, fcntl.LOCK_SH)
-        if not _same_file(map_path, map_fd):
+        if not same_file(map_path, map_fd):
             return None
         entries = _read_map(map_fd, data_path, identity, size_bytes)
         if entries is not None:
@@ -167,7 +166,7 @@ class CacheDirectory:
             fcntl.flock(map_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return None  # another opener is at the same point: look again at what it makes
-        if not _same_file(map_path, map_fd):
+        if not same_file(map_path, map_fd):
             return None
         if _read_map(map_fd, data_path, identity, size_bytes) is not None:
             return None  # made by another opener between our two locks
@@ -193,7 +192,7 @@ class CacheDirectory:
             raise
         # flock(2): a conversion lets go of the old lock first, so an evictor may slip in between.
         fcntl.flock(map_fd, fcntl.LOCK_SH)
-        if not _same_file(map_path, map_fd):
+        if not same_file(map_path, map_fd):
             os.close(data_fd)
             return None
         self.take(HEADER_BYTES + count * ENTRY_BYTES)
@@ -252,12 +251,12 @@ class CacheDirectory:
             # Data without a map is what a crash left behind. Its name belongs to whoever holds the map's lock, so make one.
             map_path = data_path.with_suffix(".map")
             if not map_path.exists():
-                _delete_pair(map_path, os.O_CREAT)
+                delete_pair(map_path, os.O_CREAT)
         freed = 0
         for _, size, name in sorted(candidates):
             if used - freed <= target_bytes:
                 break
-            if _delete_pair(Path(name)):
+            if delete_pair(Path(name)):
                 freed += size
                 self.evicted_files += 1
         self._scan = (used - freed, taken_bytes)
@@ -289,7 +288,8 @@ def _touch(fd: int) -> None:
         os.utime(fd)
 
 
-def _same_file(path: Path, fd: int) -> bool:
+def same_file(path: Path, fd: int) -> bool:
+    """Whether `path` still names the file that `fd` is."""
     try:
         return os.path.samestat(path.stat(), os.fstat(fd))
     except FileNotFoundError:
@@ -304,9 +304,7 @@ def _disk_bytes(path: Path) -> int:
 
 
 def _header(data: os.stat_result, identity: bytes, size_bytes: int) -> bytes:
-    head = (
-        _HEADER.pack(_MAGIC, HEADER_BYTES, BLOCK_BYTES, size_bytes, data.st_dev, data.st_ino, len(identity)) + identity
-    )
+    head = HEADER.pack(MAGIC, HEADER_BYTES, BLOCK_BYTES, size_bytes, data.st_dev, data.st_ino, len(identity)) + identity
     if len(head) > HEADER_BYTES:
         raise OSError(errno.ENAMETOOLONG, "the object's key is too long for the cache's map")
     return head.ljust(HEADER_BYTES, b"\0")
@@ -327,7 +325,7 @@ def _read_map(map_fd: int, data_path: Path, identity: bytes, size_bytes: int) ->
     return array("Q", stored[HEADER_BYTES:])
 
 
-def _delete_pair(map_path: Path, create: int = 0) -> bool:
+def delete_pair(map_path: Path, create: int = 0) -> bool:
     """Delete a version that nobody has open. False when somebody has, or it is gone already."""
     try:
         map_fd = os.open(map_path, os.O_RDWR | os.O_CLOEXEC | create, 0o600)
@@ -335,7 +333,7 @@ def _delete_pair(map_path: Path, create: int = 0) -> bool:
         return False
     try:
         fcntl.flock(map_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not _same_file(map_path, map_fd):
+        if not same_file(map_path, map_fd):
             return False
         map_path.with_suffix(".data").unlink(missing_ok=True)
         map_path.unlink()

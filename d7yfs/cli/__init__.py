@@ -22,6 +22,7 @@ COMMANDS = {
     "check": "Try a repository without mounting it: what is wrong, and what to do.",
     "ls": "List a repository without mounting it.",
     "stat": "ETag, version and cached bytes of a file in a mount.",
+    "cache": "List, verify and drop what is cached, with or without a daemon.",
     "completion": "Print the completion script for a shell.",
 }
 """Subcommands with the line that the help shows; NAME is the command NAME in the module d7yfs.cli.NAME."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import signal
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
 from tests.mount.conftest import MIB, bytes_of, faulty_url
-from tests.mount.mounted import Mounted, Mounter, in_background, until
+from tests.mount.mounted import Mounted, Mounter, in_background, run, until
 from tests.servers import faults
 from tests.servers.in_thread import InThread
 from tests.servers.s3_faults import S3Faults
@@ -42,7 +43,7 @@ def pair(mounter: Mounter, faulty: InThread[S3Faults]) -> Pair:
 
 
 def test_a_cold_file_that_two_daemons_read_at_once_is_fetched_once(pair: Pair) -> None:
-    readers = [in_background(lambda mounted=each: mounted.read("file", timeout_s=60)) for each in (pair.one, pair.other)]
+    readers = [in_background(partial(each.read, "file", timeout_s=60)) for each in (pair.one, pair.other)]
     assert [each.result(60) == pair.body for each in readers] == [True, True]
     assert pair.sent_bytes <= 1.05 * SIZE
     assert sum(each.status()["cache"]["taken_over_blocks"] for each in (pair.one, pair.other)) > 0
@@ -68,3 +69,25 @@ def test_a_daemon_that_ends_in_the_middle_is_replaced(pair: Pair, number: signal
         pair.one.kill(signal.SIGKILL)
     with pytest.raises(OSError):  # noqa: PT011  # which one depends on where it was
         held.result(20)
+
+
+def test_cache_commands_beside_a_live_mount(pair: Pair) -> None:
+    assert pair.one.read("file") == pair.body
+    directory = ("--cache-dir", pair.one.cache_dir)
+    assert "100%" in run("cache", "ls", *directory).stdout
+    assert run("cache", "verify", "--md5", *directory).stdout.startswith(
+        "1 files, 49 blocks: 0 bad, 1 MD5 sums compared"
+    )
+    (data,) = pair.one.cache_dir.rglob("*.data")
+    with data.open("r+b") as file:
+        file.seek(5 * MIB)
+        file.write(b"spoilt")
+    found = run("cache", "verify", *directory)
+    assert (found.returncode, "1 bad" in found.stdout) == (1, True), found
+    before = pair.sent_bytes
+    assert pair.one.read_anew("file") == pair.body
+    assert pair.sent_bytes == before + MIB
+    assert run("cache", "verify", *directory).returncode == 0
+    until(lambda: run("cache", "drop", "--all", *directory).returncode == 0, "nobody who has the file open")
+    assert not list(pair.one.cache_dir.rglob("*.data"))
+    assert pair.other.read("file") == pair.body

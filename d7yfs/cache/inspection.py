@@ -1,0 +1,289 @@
+"""The cache directory as a person sees it: what lies there, whether it is right, and away with it. For use beside running daemons.
+
+Rules that make that safe: a map is read without its lock (its header never changes); a pair is deleted only as eviction does it, under the
+exclusive lock that no opener leaves room for; and of a pair in use only entries are cleared, which costs the block and never its reader. A
+daemon that has the version open remembers a block as present, though: it looks at the map again when the last handle is closed.
+
+Called by the command line. Blocks on local files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import struct
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import crc32c
+
+from d7yfs.cache.directory import ENTRY_BYTES, FORMAT, HEADER, HEADER_BYTES, MAGIC, delete_pair, same_file
+from d7yfs.cache.presence import Block, Presence, block_count, block_range
+from d7yfs.config.url import RepositoryUrl
+from d7yfs.errors import CacheUnusable
+from d7yfs.objects import BLOCK_BYTES
+
+_WORKERS = 4
+_JOB_BLOCKS = 64
+_PLAIN_MD5 = re.compile(r'"?([0-9a-f]{32})"?')
+_ABSENT = bytes(ENTRY_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """What a map file says, the entries aside."""
+
+    origin: str
+    """`Origin.identity`: scheme, endpoint, bucket."""
+    key: str
+    validator: str
+    size_bytes: int
+    data_file: tuple[int, int]
+    """st_dev and st_ino of the data file that it speaks of."""
+
+    @classmethod
+    def parse(cls, header: bytes) -> Map | None:
+        """Read the first HEADER_BYTES of a map; None when that is no map of ours."""
+        try:
+            magic, header_bytes, block_bytes, size_bytes, device, inode, length = HEADER.unpack_from(header)
+            if (magic, header_bytes, block_bytes) != (MAGIC, HEADER_BYTES, BLOCK_BYTES):
+                return None
+            text = header[HEADER.size : HEADER.size + length].decode(errors="surrogatepass")
+            identity = json.loads(text)
+            found = cls(identity["origin"], identity["key"], identity["validator"], size_bytes, (device, inode))
+            return found if found.url else None
+        except (struct.error, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    @property
+    def url(self) -> RepositoryUrl:
+        """Where the object lies."""
+        scheme, endpoint, bucket = self.origin.split(" ", 2)
+        return RepositoryUrl(scheme, endpoint if "://" in endpoint else "", bucket, self.key)
+
+    def lies_in(self, place: RepositoryUrl) -> bool:
+        """Whether `place` is this object or above it. Without an endpoint `place` means all of them."""
+        url = self.url
+        if not place.endpoint_url:
+            url = RepositoryUrl(url.scheme, "", url.bucket, url.prefix)
+        return place.covers(url)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One version in the directory."""
+
+    map_path: Path
+    map: Map
+    cached_bytes: int
+    disk_bytes: int
+    used_at: float
+    """When it was opened or closed last, in seconds since the epoch."""
+    in_use: bool
+    """Some process has it open."""
+
+    @property
+    def name(self) -> str:
+        return str(self.map.url)
+
+    @property
+    def complete(self) -> bool:
+        return self.cached_bytes == self.map.size_bytes
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What `verify` found out about one version."""
+
+    stored: Stored
+    checked_blocks: int = 0
+    bad_blocks: list[int] = field(default_factory=list)
+    md5: bool | None = None
+    """Whether the bytes make the MD5 that is the object's ETag; None where that was not to be compared."""
+
+    @property
+    def good(self) -> bool:
+        return not self.bad_blocks and self.md5 is not False
+
+
+def stored(directory: Path) -> list[Stored]:
+    """All versions in the directory, by name. Raises CacheUnusable when it cannot be read."""
+    found = (_look(path) for path in _maps(directory))
+    return sorted((each for each in found if each), key=lambda each: (each.name, -each.used_at))
+
+
+def verify(chosen: Iterable[Stored], advance: Callable[[int], None], *, md5: bool = False) -> list[Verdict]:
+    """Compare every present block with its checksum and clear the entries of bad ones, so that they are fetched again.
+
+    `advance` is told of bytes as they are done, in this thread. `md5`: compare whole files with ETags that look like their MD5 too.
+    """
+    verdicts = [Verdict(each) for each in chosen]
+    with ThreadPoolExecutor(_WORKERS) as workers:
+        jobs = {
+            workers.submit(_check_blocks, verdict.stored, first, first + _JOB_BLOCKS): verdict
+            for verdict in verdicts
+            for first in range(0, block_count(verdict.stored.map.size_bytes), _JOB_BLOCKS)
+        }
+        for job in as_completed(jobs):
+            checked, bad, checked_bytes = job.result()
+            jobs[job].checked_blocks += checked
+            jobs[job].bad_blocks += bad
+            advance(checked_bytes)
+        if md5:
+            sums = {
+                workers.submit(_matches_md5, verdict.stored): verdict for verdict in verdicts if not verdict.bad_blocks
+            }
+            for compared in as_completed(sums):
+                sums[compared].md5 = compared.result()
+    for verdict in verdicts:
+        verdict.bad_blocks.sort()
+    return verdicts
+
+
+def drop(chosen: Iterable[Stored]) -> tuple[list[Stored], list[Stored]]:
+    """Delete versions that nobody has open; returns those that are gone and those that are in use."""
+    gone: list[Stored] = []
+    kept: list[Stored] = []
+    for each in chosen:
+        (gone if delete_pair(each.map_path) or not each.map_path.exists() else kept).append(each)
+    return gone, kept
+
+
+def drop_remains(directory: Path) -> None:
+    """Delete what no map speaks of any more: damaged pairs and data that a crash left behind, unless somebody has them open."""
+    for map_path in _maps(directory):
+        if _look(map_path) is None:
+            delete_pair(map_path)
+    for data_path in (directory / FORMAT).glob("*/*.data"):
+        if not data_path.with_suffix(".map").exists():
+            delete_pair(data_path.with_suffix(".map"), os.O_CREAT)
+
+
+def _maps(directory: Path) -> Iterator[Path]:
+    root = directory / FORMAT
+    try:
+        folders = sorted(each for each in root.iterdir() if each.is_dir())
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise CacheUnusable(
+            f"cache directory {directory} cannot be read: {error.strerror}",
+            hint="it belongs to the user who mounts; ask as that user or name another with --cache-dir",
+        ) from error
+    for folder in folders:
+        yield from folder.glob("*.map")
+
+
+def _look(map_path: Path) -> Stored | None:
+    """The version behind one map; None when it is gone, damaged, or without the data it speaks of."""
+    with contextlib.suppress(OSError, ValueError), _opened(map_path, os.O_RDONLY) as map_fd:
+        found = Map.parse(os.pread(map_fd, HEADER_BYTES, 0))
+        if found is None:
+            return None
+        data = map_path.with_suffix(".data").stat()
+        if (data.st_dev, data.st_ino) != found.data_file or data.st_size != found.size_bytes:
+            return None
+        entries = _entries(map_fd, 0, block_count(found.size_bytes))
+        if len(entries) != block_count(found.size_bytes):
+            return None
+        present = Presence(found.size_bytes, (Block.DISK if entry else Block.ABSENT for entry in entries))
+        status = os.fstat(map_fd)
+        return Stored(
+            map_path=map_path,
+            map=found,
+            cached_bytes=present.cached_bytes,
+            disk_bytes=(status.st_blocks + data.st_blocks) * 512,
+            used_at=status.st_mtime,
+            in_use=not _lock(map_fd, fcntl.LOCK_EX),
+        )
+    return None
+
+
+def _check_blocks(stored: Stored, first: int, stop: int) -> tuple[int, list[int], int]:
+    """How many of these blocks are present, which of them are bad, and their bytes. For a worker thread."""
+    bad: list[int] = []
+    checked = checked_bytes = 0
+    with contextlib.suppress(OSError, ValueError), _opened_pair(stored, os.O_RDWR) as (map_fd, data_fd):
+        size_bytes = stored.map.size_bytes
+        entries = _entries(map_fd, first, min(stop, block_count(size_bytes)))
+        for index, entry in enumerate(entries, first):
+            if not entry & 0xFFFFFFFF:
+                continue
+            checked += 1
+            block = block_range(index, size_bytes)
+            checked_bytes += block.size
+            if _is_good(data_fd, block.start, block.size, entry):
+                continue
+            # Once more: a daemon may have been writing the block anew.
+            if _entries(map_fd, index, index + 1)[0] == entry and not _is_good(data_fd, block.start, block.size, entry):
+                bad.append(index)
+                os.pwrite(map_fd, _ABSENT, HEADER_BYTES + index * ENTRY_BYTES)
+    return checked, bad, checked_bytes
+
+
+def _is_good(data_fd: int, start: int, size_bytes: int, entry: int) -> bool:
+    try:
+        data = os.pread(data_fd, size_bytes, start)
+    except OSError:
+        return False
+    return len(data) == size_bytes and crc32c.crc32c(data) == entry >> 32
+
+
+def _matches_md5(stored: Stored) -> bool | None:
+    """Whether a complete file has the MD5 that its ETag claims; None when there is nothing to compare. For a worker thread."""
+    claimed = _PLAIN_MD5.fullmatch(stored.map.validator)
+    if not claimed or not stored.complete:
+        return None
+    with contextlib.suppress(OSError), _opened_pair(stored, os.O_RDONLY) as (_, data_fd):
+        md5 = hashlib.md5(usedforsecurity=False)
+        position = 0
+        while data := os.pread(data_fd, BLOCK_BYTES, position):
+            md5.update(data)
+            position += len(data)
+        return md5.hexdigest() == claimed[1]
+    return None
+
+
+def _entries(map_fd: int, first: int, stop: int) -> array[int]:
+    return array("Q", os.pread(map_fd, (stop - first) * ENTRY_BYTES, HEADER_BYTES + first * ENTRY_BYTES))
+
+
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    fd = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _opened_pair(stored: Stored, flags: int) -> Iterator[tuple[int, int]]:
+    """Map and data, held as an opener holds them, so that nobody deletes them meanwhile. Raises OSError when the pair is another by now."""
+    with (
+        _opened(stored.map_path, flags) as map_fd,
+        _opened(stored.map_path.with_suffix(".data"), os.O_RDONLY) as data_fd,
+    ):
+        data = os.fstat(data_fd)
+        if (
+            not _lock(map_fd, fcntl.LOCK_SH)
+            or not same_file(stored.map_path, map_fd)
+            or (data.st_dev, data.st_ino) != stored.map.data_file
+        ):
+            raise FileNotFoundError(stored.map_path)
+        yield map_fd, data_fd
+
+
+def _lock(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,141 @@
+"""`d7yfs cache` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from d7yfs.cli import main
+from tests.cache.doubles import MIB, backing, directory, fill, version
+
+WEIGHTS, CONFIG = version(2 * MIB + 5, "llm/weights.bin"), version(3 * MIB, "llm/config.json")
+URL = "s3://http://127.0.0.1:9/models"
+
+
+def cache(*arguments: str | Path, env: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(main, ["cache", *map(str, arguments)], env=env)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A cache directory with a complete file and a third of another."""
+    made = tmp_path / "cache"
+    within = directory(made)
+    with backing(WEIGHTS, within) as weights, backing(CONFIG, within) as config:
+        fill(weights)
+        fill(config, 1)
+    return made
+
+
+def spoil(path: Path) -> None:
+    (data,) = (each for each in path.rglob("*.data") if each.stat().st_size == WEIGHTS.size_bytes)
+    with data.open("r+b") as file:
+        file.write(b"spoilt")
+
+
+def test_ls(path: Path) -> None:
+    done = cache("ls", "--cache-dir", path)
+    assert done.exit_code == 0
+    config, weights, total = done.stdout.splitlines()
+    assert re.fullmatch(rf" +1 MiB +33%  \d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\dZ +{URL}/llm/config.json", config)
+    assert re.fullmatch(rf" +2 MiB +100%  \S+ +{URL}/llm/weights.bin", weights)
+    assert total == f"2 files, 3 MiB cached, 3.02 MiB on disk in {path}"
+
+
+def test_ls_of_what_is_in_use_and_below_a_url(path: Path) -> None:
+    with backing(WEIGHTS, directory(path)):
+        done = cache("ls", f"{URL}/llm/weights.bin", "--cache-dir", path)
+    assert len(done.stdout.splitlines()) == 2
+    assert "Z  in use  s3://" in done.stdout
+
+
+def test_ls_as_json(path: Path) -> None:
+    told = json.loads(cache("ls", "--json", "--cache-dir", path).stdout)
+    assert told["directory"] == str(path)
+    config, weights = told["files"]
+    assert (config["size_bytes"], config["cached_bytes"], config["in_use"]) == (3 * MIB, MIB, False)
+    assert weights["name"] == f"{URL}/llm/weights.bin"
+    assert weights["validator"] == WEIGHTS.validator
+
+
+def test_the_directory_comes_from_flag_variable_file_or_default(path: Path, tmp_path: Path) -> None:
+    config = tmp_path / "d7yfs.toml"
+    config.write_text('cache_dir = "cache"\nsource = "s3://b"\n')
+    ways: list[tuple[list[str | Path], dict[str, str]]] = [
+        (["--cache-dir", path], {}),
+        ([], {"D7YFS_CACHE_DIR": str(path)}),
+        (["--config", config], {}),
+        ([], {"D7YFS_CONFIG": str(config)}),
+        (["--cache-dir", path], {"D7YFS_CACHE_DIR": "/nowhere"}),
+        ([], {"D7YFS_CACHE_DIR": str(path), "D7YFS_CONFIG": "/absent.toml"}),
+    ]
+    for arguments, env in ways:
+        done = cache("ls", *arguments, env=env)
+        assert (done.exit_code, len(done.stdout.splitlines())) == (0, 3), (arguments, env)
+    assert cache("ls", "--config", "/absent.toml").exit_code == 2
+
+
+def test_an_empty_directory(tmp_path: Path) -> None:
+    done = cache("ls", "--cache-dir", tmp_path / "absent")
+    assert (done.exit_code, done.stdout) == (0, f"0 files, 0 B cached, 0 B on disk in {tmp_path / 'absent'}\n")
+    assert cache("verify", "--cache-dir", tmp_path).exit_code == 0
+
+
+def test_verify(path: Path) -> None:
+    done = cache("verify", "--md5", "--cache-dir", path)
+    assert done.exit_code == 0
+    assert done.stdout.startswith("2 files, 4 blocks: 0 bad, 0 MD5 sums compared, in ")
+
+
+def test_verify_finds_what_is_bad_once(path: Path) -> None:
+    spoil(path)
+    done = cache("verify", "--cache-dir", path)
+    assert done.exit_code == 1
+    assert f"{URL}/llm/weights.bin: 1 bad blocks, to be fetched again\n" in done.stdout
+    assert "4 blocks: 1 bad" in done.stdout
+    assert cache("verify", "--cache-dir", path).exit_code == 0
+
+
+def test_verify_as_json_and_in_use(path: Path) -> None:
+    spoil(path)
+    with backing(WEIGHTS, directory(path)):
+        done = cache("verify", URL, "--json", "--cache-dir", path)
+    assert done.exit_code == 1
+    _, weights = json.loads(done.stdout)
+    assert weights == {
+        "name": f"{URL}/llm/weights.bin",
+        "validator": WEIGHTS.validator,
+        "in_use": True,
+        "checked_blocks": 3,
+        "bad_blocks": [0],
+        "md5": None,
+    }
+    spoil(path)
+
+
+def test_drop_below_a_url(path: Path) -> None:
+    done = cache("drop", f"{URL}/llm/config.json", "--cache-dir", path)
+    assert (done.exit_code, done.stdout) == (0, "1 files dropped, 1.01 MiB freed\n")
+    assert cache("drop", f"{URL}/other", "--cache-dir", path).stdout == "0 files dropped, 0 B freed\n"
+    assert "weights.bin" in cache("ls", "--cache-dir", path).stdout
+
+
+def test_drop_all_but_what_is_in_use(path: Path) -> None:
+    with backing(WEIGHTS, directory(path)):
+        done = cache("drop", "--all", "--cache-dir", path)
+        assert done.exit_code == 1
+        assert done.stdout == f"in use, kept: {URL}/llm/weights.bin\n1 files dropped, 1.01 MiB freed\n"
+    assert cache("drop", "--all", "--cache-dir", path).exit_code == 0
+    assert not [each for each in path.rglob("*") if each.is_file()]
+
+
+@pytest.mark.parametrize("arguments", [["drop"], ["drop", "--all", URL], ["drop", "ftp://b"], ["ls", "nonsense"]])
+def test_what_cannot_be(path: Path, arguments: list[str]) -> None:
+    done = cache(*arguments, "--cache-dir", path)
+    assert done.exit_code == 2
+    assert done.stderr.startswith("d7yfs: error: ")
+    assert len(list(path.rglob("*.map"))) == 2
