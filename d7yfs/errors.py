@@ -65,12 +65,6 @@ class IsADirectory(D7yfsError):
     errno = errno.EISDIR
 
 
-class ReadOnly(D7yfsError):
-    """The mount never changes an object."""
-
-    errno = errno.EROFS
-
-
 class AccessDenied(D7yfsError):
     """The origin refused the credentials, or there are none."""
 

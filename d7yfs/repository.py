@@ -84,7 +84,9 @@ def open_repositories(settings: Settings) -> list[Repository]:
         proxy = None
         if repository.proxy:
             key = (repository.proxy, repository.fallback)
-            proxy = proxies.setdefault(key, _proxy(settings, repository))
+            proxy = proxies.get(key)
+            if proxy is None:
+                proxy = proxies[key] = _proxy(settings, repository)
         origin = open_origin(repository, settings.credentials[repository.name])
         transport = Transport(
             connect_timeout_s=config.connect_timeout_s,

@@ -33,7 +33,6 @@ DEFAULT_FILTERED_PARAMS = (
 """Sent explicitly, because our list replaces the one of dfdaemon's rule; the origin's own signature parameters are added."""
 
 ERROR_TYPE_HEADER = "x-dragonfly-error-type"
-TASK_ID_HEADER = "x-dragonfly-task-id"
 
 
 class Blame(Enum):

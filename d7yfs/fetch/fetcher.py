@@ -4,7 +4,7 @@ A `Fetcher` belongs to one repository's origin. It moves each byte once, from th
 to the caller's `write`, and never hands on a byte of a reply that `check_head` did not accept. What has been written stays written: a
 retry goes on at the offset reached.
 
-Called by the fillers, in tasks of their own; built by `daemon`.
+Called by the fillers, in tasks of their own; built by `repository`.
 """
 
 from __future__ import annotations
