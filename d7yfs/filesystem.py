@@ -26,6 +26,7 @@ from d7yfs.listing import DirectoryListing
 from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.readahead import Window
 from d7yfs.tree import ROOT_INODE, Absent, Expired, Found, Tree
+from d7yfs.walk import SMALL_FILE_BYTES, Walk
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +104,8 @@ class Filesystem:
         self._handles: dict[int, _Handle] = {}
         self._directory_handles: dict[int, _DirectoryHandle] = {}
         self._densities: WeakKeyDictionary[CachedVersion, Density] = WeakKeyDictionary()
+        self._walks: WeakKeyDictionary[Directory, tuple[dict[str, Node], Walk]] = WeakKeyDictionary()
+        """By directory, with the children that the walk is about: another listing has others."""
         self.read_bytes = 0
         self.idle = trio.Event()
         """Set while no file is open; replaced when one is opened."""
@@ -259,6 +262,8 @@ class Filesystem:
             return b""
         cached = opened.cached
         assert cached is not None
+        if not wanted.start and opened.node.size_bytes <= SMALL_FILE_BYTES:
+            self._fetch_neighbours(opened.node)
         ahead = opened.window.plan(wanted.start, wanted.size, cached.window_bytes)
         if self._densities[cached].touch(wanted):
             cached.fill()
@@ -266,6 +271,27 @@ class Filesystem:
         assert len(data) == wanted.size
         self.read_bytes += len(data)
         return data
+
+    def _fetch_neighbours(self, node: File) -> None:
+        """Have the small files fetched that whoever reads this one will read next, if a directory is being read file by file."""
+        walk = self._walk(node)
+        for each in walk.plan(node.inode) if walk else ():
+            if not each.version.archived:
+                source = self._sources[each.repository]
+                cached = self._cache.open(source.identity, each.version, source.new_filler)
+                cached.fill()
+                cached.drop()
+
+    def _walk(self, node: File) -> Walk | None:
+        """None while the directory's entries are not known."""
+        directory = self.tree.parent(node)
+        if directory is None or directory.children is None:
+            return None
+        children, walk = self._walks.get(directory, (None, None))
+        if walk is None or children is not directory.children:
+            walk = Walk(directory.children.values())
+            self._walks[directory] = (directory.children, walk)
+        return walk
 
     def release(self, handle: int) -> None:
         opened = self._handles.pop(handle, None)

@@ -17,13 +17,15 @@ FOREVER_S = 365 * 86400.0
 class File:
     """One version of one object. `version` may be refreshed, but never its identity, size or mtime."""
 
-    __slots__ = ("inode", "linked", "lookups", "repository", "version")
+    __slots__ = ("inode", "linked", "lookups", "parent", "repository", "version")
 
     is_directory = False
     nlink = 1
 
-    def __init__(self, inode: int, repository: str, version: ObjectVersion) -> None:
+    def __init__(self, inode: int, repository: str, version: ObjectVersion, parent: int) -> None:
         self.inode = inode
+        self.parent = parent
+        """Inode of the directory that it is an entry of, or was last."""
         self.repository = repository
         self.version = version
         self.lookups = 0
@@ -54,6 +56,7 @@ class Directory:
     """One directory, listed or not (yet, or any more): then `children` is None."""
 
     __slots__ = (
+        "__weakref__",
         "asked_at",
         "children",
         "expires_at",

@@ -1,70 +1,83 @@
-"""What a handle will read soon, judged from what it has read: one `Window` per open handle. Pure.
+"""What will be read soon, judged from what has been read: one `Window` per open handle. Pure.
 
-The filesystem asks `plan` at every read and hands the answer to the cache as a prefetch, which nobody waits for. Bytes
-that a reader wants now are not the window's business.
+The filesystem asks `plan` at every read and hands the answer to the cache as a prefetch, which nobody waits for. What
+a reader wants now is not the window's business.
 
-Only a proven sequential run is worth fetching ahead: at least two reads, and PROOF_BYTES of them in one place. A look at
-a header or one page fault makes the kernel read up to its own readahead size around it, so anything smaller would start
+Only a proven sequential run is worth fetching ahead: at least two reads, and the scale's `proof` of them in one place. A look
+at a header or one page fault makes the kernel read up to its own readahead size around it, so anything smaller would start
 a prefetch for every fault of a random reader. From then on the window grows with the run, to at most twice its length
 (and at least one part), so that a wrong guess never costs much more than the reading that led to it.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from d7yfs.objects import PART_BYTES, ByteRange
 
 KERNEL_READAHEAD_BYTES = 1 << 20
 """`read_ahead_kb` that the mount sets for itself. The kernel keeps up to two such windows in flight, in any order."""
 
-PROOF_BYTES = 2 * KERNEL_READAHEAD_BYTES
-"""A run shorter than this may be one fault with the kernel's readahead around it."""
-
-SLACK_BYTES = 2 * KERNEL_READAHEAD_BYTES
-"""How far from a stream's frontier a read still belongs to it."""
-
 STREAMS = 8
-"""Sequential runs followed on one handle (threads that share a descriptor, each loading its own part of the file)."""
+"""Sequential runs followed at once (threads that share a descriptor, each loading its own part of the file)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What a window counts in, and what is much of it."""
+
+    proof: int
+    """A run shorter than this proves nothing."""
+    slack: int
+    """How far from a stream's frontier a read still belongs to it."""
+    part: int
+    """The least to plan; plans end at multiples of it."""
+
+
+BYTES = Scale(proof=2 * KERNEL_READAHEAD_BYTES, slack=2 * KERNEL_READAHEAD_BYTES, part=PART_BYTES)
+"""A run of bytes may be one fault with the kernel's readahead around it."""
 
 
 class _Stream:
-    """One run of reads: `[start, frontier)`, of which `read_bytes` were really asked for."""
+    """One run of reads: `[start, frontier)`, of which `amount` was really asked for."""
 
-    __slots__ = ("frontier", "planned", "read_bytes", "reads", "start")
+    __slots__ = ("amount", "frontier", "planned", "reads", "start")
 
     def __init__(self, start: int) -> None:
         self.start = self.frontier = self.planned = start
-        self.read_bytes = 0
-        self.reads = 0
+        self.amount = self.reads = 0
 
 
 class Window:
-    """The sequential streams of one handle on an object of `size_bytes`."""
+    """The sequential streams of one handle on an object of `total` bytes, or on whatever `scale` counts."""
 
-    __slots__ = ("_size_bytes", "_streams")
+    __slots__ = ("_scale", "_streams", "_total")
 
-    def __init__(self, size_bytes: int) -> None:
-        self._size_bytes = size_bytes
+    def __init__(self, total: int, scale: Scale = BYTES) -> None:
+        self._total = total
+        self._scale = scale
         self._streams: list[_Stream] = []  # least recently used first
 
-    def plan(self, offset: int, size: int, limit_bytes: int) -> ByteRange | None:
-        """Take note of a read of `size` bytes at `offset`; the bytes to fetch ahead now, at most `limit_bytes` of them, or None.
+    def plan(self, offset: int, size: int, limit: int) -> ByteRange | None:
+        """Take note of a read of `size` bytes at `offset`; the bytes to fetch ahead now, at most `limit` of them, or None.
 
-        Each byte is planned once per stream. A plan ends at a multiple of PART_BYTES (or at the end of the file), and
+        Each byte is planned once per stream. A plan ends at a multiple of the scale's part (or at the end of the file), and
         so reaches less than one part beyond the limit.
         """
-        read = ByteRange(offset, offset + size).clip(self._size_bytes)
+        scale = self._scale
+        read = ByteRange(offset, offset + size).clip(self._total)
         if not read:
             return None
         stream = self._stream(read)
         stream.reads += 1
-        stream.read_bytes += read.size
+        stream.amount += read.size
         stream.frontier = max(stream.frontier, read.stop)
         # A reader that strides leaves holes, one that repeats itself counts bytes twice: neither is a longer run.
-        run_bytes = min(stream.read_bytes, stream.frontier - stream.start)
-        if stream.reads < 2 or run_bytes < PROOF_BYTES or not limit_bytes:
+        run = min(stream.amount, stream.frontier - stream.start)
+        if stream.reads < 2 or run < scale.proof or not limit:
             return None
-        window_bytes = min(PART_BYTES << (run_bytes // PART_BYTES).bit_length(), limit_bytes)
-        ahead = ByteRange(stream.frontier, stream.frontier + window_bytes).aligned(PART_BYTES, self._size_bytes)
+        window = min(scale.part << (run // scale.part).bit_length(), limit)
+        ahead = ByteRange(stream.frontier, stream.frontier + window).aligned(scale.part, self._total)
         start = max(stream.frontier, stream.planned)
         if ahead.stop <= start:
             return None
@@ -73,7 +86,7 @@ class Window:
 
     def _stream(self, read: ByteRange) -> _Stream:
         """The latest stream whose frontier is near `read`, else a new one in place of the least recently used."""
-        stream = next((s for s in reversed(self._streams) if abs(read.start - s.frontier) <= SLACK_BYTES), None)
+        stream = next((s for s in reversed(self._streams) if abs(read.start - s.frontier) <= self._scale.slack), None)
         if stream:
             self._streams.remove(stream)
         else:

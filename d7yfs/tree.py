@@ -147,6 +147,11 @@ class Tree:
             return node
         raise NotADirectory(f"{node.version.key} is an object, not a directory")
 
+    def parent(self, file: File) -> Directory | None:
+        """The directory that `file` is an entry of; None when it is none any more."""
+        node = self._nodes.get(file.parent) if file.linked else None
+        return node if isinstance(node, Directory) else None
+
     def lookup(self, parent: int, name: str, now: float, *, asked_at: float | None = None) -> Found | Absent | Expired:
         """The entry `name` of the directory `parent`; answered from a listing that lives at `asked_at` (default: now).
 
@@ -309,11 +314,12 @@ class Tree:
                     key, validator, size_bytes = version.identity
                     node = self._relink((repository, key, validator, str(size_bytes)))
                 if isinstance(node, File):
+                    node.parent = directory.inode
                     # Restored from the archive, or moved there: the same bytes, and so the same inode.
                     if node.version.archived != version.archived:
                         node.version = replace(node.version, archived=version.archived)
                 else:
-                    node = self._add(File(next(self._numbers), repository, version))
+                    node = self._add(File(next(self._numbers), repository, version, directory.inode))
             children[name] = node
         return children, subdirectories
 

@@ -47,6 +47,7 @@ class Store:
         self.requests: list[ByteRange] = []
         self.aheads: list[ByteRange] = []
         self.fills = 0
+        self.filled: list[str] = []
         self.listing_error: Exception | None = None
         self.fill_error: Exception | None = None
         self.listing_gate = self.fill_gate = _open_gate()
@@ -94,6 +95,7 @@ class _Filler:
 
     def fill(self) -> None:
         self._store.fills += 1
+        self._store.filled.append(self._target.version.key)
 
     def prefetch(self, ahead: ByteRange) -> None:
         self._store.aheads.append(ahead)
@@ -459,6 +461,33 @@ async def test_a_model_that_is_read_on_is_filled_whole_and_a_peek_at_its_header_
         assert store.fills == 1
         await filesystem.read(handle, 20 * BLOCK_BYTES, BLOCK_BYTES)
         assert store.fills == 1
+
+
+async def test_who_reads_a_directory_file_by_file_finds_the_next_files_on_their_way(tmp_path: Path) -> None:
+    store = Store()
+    for index in range(100):
+        store.put(f"d/{index:03}", bytes(5), archived="GLACIER" if index == 10 else "")
+    async with mounted(tmp_path, store) as filesystem:
+        for name in ("000", "001", "002"):
+            assert await filesystem.read(filesystem.open(await inode_of(filesystem, f"d/{name}")), 0, 5) == bytes(5)
+        assert store.filled == []
+        handle = filesystem.open(await inode_of(filesystem, "d/003"))
+        await filesystem.read(handle, 0, 5)
+        assert store.filled == [f"d/{index:03}" for index in range(4, 16) if index != 10]
+        await filesystem.read(handle, 0, 5)
+        assert len(store.filled) == 11, "each once"
+
+
+async def test_a_small_file_that_is_no_entry_any_more_is_read_all_the_same(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    store = Store(a=b"a", b=b"b")
+    async with mounted(tmp_path, store) as filesystem:
+        handle = filesystem.open(await inode_of(filesystem, "a"))
+        del store.versions["a"]
+        await trio.sleep(TTL_S + 1)
+        assert await names(filesystem) == ["b"]
+        assert await filesystem.read(handle, 0, 1) == b"a"
 
 
 async def test_handles_are_counted_and_idle_says_when_none_is_open(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from d7yfs import readahead
 from d7yfs.objects import PART_BYTES, ByteRange
-from d7yfs.readahead import PROOF_BYTES, SLACK_BYTES, STREAMS
+from d7yfs.readahead import BYTES, STREAMS
 
 MIB = 1 << 20
 READ = 128 << 10
@@ -35,15 +35,15 @@ def sequential(window: Window, start: int, stop: int, step: int = READ) -> list[
 
 def test_a_look_at_the_header_starts_nothing() -> None:
     window = Window(SIZE)
-    assert window.plan(0, PROOF_BYTES) is None  # one read, however large
+    assert window.plan(0, BYTES.proof) is None  # one read, however large
     window = Window(SIZE)
-    assert sequential(window, 0, PROOF_BYTES - READ) == []
+    assert sequential(window, 0, BYTES.proof - READ) == []
     assert window.plan(8 << 20, READ) is None
 
 
 def test_grows_from_one_part_to_the_limit_and_stays_there() -> None:
     plans = sequential(Window(SIZE), 0, 256 * MIB)
-    assert plans[0] == (PROOF_BYTES, ByteRange(PROOF_BYTES, 16 * MIB))
+    assert plans[0] == (BYTES.proof, ByteRange(BYTES.proof, 16 * MIB))
     assert all(a.stop == b.start for (_, a), (_, b) in itertools.pairwise(plans)), "each byte once, no gap"
     ahead = {end: plan.stop - end for end, plan in plans}
     for end, ahead_bytes in ahead.items():
@@ -109,7 +109,7 @@ def test_repeating_the_same_bytes_is_not_a_run() -> None:
 @given(st.randoms(use_true_random=False))
 def test_kernel_readahead_out_of_order_is_still_sequential(rng: random.Random) -> None:
     offsets = list(range(0, 96 * MIB, READ))
-    per_window = SLACK_BYTES // READ
+    per_window = BYTES.slack // READ
     shuffled: list[int] = []
     for i in range(0, len(offsets), per_window):
         batch = offsets[i : i + per_window]
@@ -118,7 +118,7 @@ def test_kernel_readahead_out_of_order_is_still_sequential(rng: random.Random) -
     window = Window(SIZE)
     plans = [plan for offset in shuffled if (plan := window.plan(offset, READ))]
     assert all(a.stop <= b.start for a, b in itertools.pairwise(plans))
-    assert plans[-1].stop >= 96 * MIB + 64 * MIB - SLACK_BYTES
+    assert plans[-1].stop >= 96 * MIB + 64 * MIB - BYTES.slack
     assert plans[0].stop <= 24 * MIB
 
 
@@ -149,7 +149,7 @@ def test_streams_are_bounded_and_the_oldest_gives_way() -> None:
     sequential(window, 0, 32 * MIB)
     for i in range(1, STREAMS + 1):
         window.plan(i * SIZE, READ)
-    assert sequential(window, 32 * MIB, 32 * MIB + PROOF_BYTES - READ) == [], "it has to prove itself again"
+    assert sequential(window, 32 * MIB, 32 * MIB + BYTES.proof - READ) == [], "it has to prove itself again"
 
 
 @given(
@@ -169,4 +169,4 @@ def test_plans_are_inside_the_file_ahead_of_the_reader_and_bounded(
                 assert plan
                 assert plan.stop <= size_bytes
                 assert plan.start >= min(end, size_bytes)
-                assert plan.stop <= end + SLACK_BYTES + 4 * MIB + limit_bytes + PART_BYTES
+                assert plan.stop <= end + BYTES.slack + 4 * MIB + limit_bytes + PART_BYTES

@@ -62,7 +62,9 @@ class DirectFiller:
             self.fetch(ahead, urgent=False)
 
     def fill(self) -> None:
-        if not self._filling and self._target.keeps:
+        if self._target.version.size_bytes <= SMALL_BYTES:
+            self.prefetch(self._target.version.whole)
+        elif not self._filling and self._target.keeps:
             self._filling = True
             self._nursery.start_soon(self._fill)
             self._target.hold()

@@ -80,7 +80,7 @@ class StreamFiller:
         return self._direct.window_bytes if self._is_direct else 0
 
     def fill(self) -> None:
-        if self._is_direct:
+        if self._is_direct or self._target.version.size_bytes <= MAX_DIRECT_BYTES:
             self._direct.fill()
 
     def prefetch(self, ahead: ByteRange) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from dataclasses import dataclass
 from functools import partial
 
@@ -49,9 +48,9 @@ def test_a_cold_file_that_two_daemons_read_at_once_is_fetched_once(pair: Pair) -
     assert sum(each.status()["cache"]["taken_over_blocks"] for each in (pair.one, pair.other)) > 0
 
 
-@pytest.mark.parametrize(("number", "limit_s"), [(signal.SIGKILL, 1.5), (signal.SIGSTOP, 5.0)])
-def test_a_daemon_that_ends_in_the_middle_is_replaced(pair: Pair, number: signal.Signals, limit_s: float) -> None:
-    """Within a second where its end is known and three where it cannot be, and in the time that reading takes."""
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_daemon_that_ends_in_the_middle_is_replaced(pair: Pair, number: signal.Signals) -> None:
+    """How soon is for tests/fetch/test_turns.py to say, which has the clock in its hand; here the kernel says that a daemon has died."""
     stuck = faults.Hang(after_body_bytes=MIB + 1000)
     pair.store.do(lambda: pair.store.server.script(stuck, key="b/file"))
     held = in_background(lambda: pair.one.pread("file", 0, 2 * MIB, timeout_s=60))
@@ -60,11 +59,12 @@ def test_a_daemon_that_ends_in_the_middle_is_replaced(pair: Pair, number: signal
     until(lambda: pair.other.status()["cache"]["misses"] > 0, "a reader who waits for the other daemon")
     assert pair.sent_bytes <= SIZE
     pair.one.kill(number)
-    ended_at = time.monotonic()
     try:
         assert reader.result(60) == pair.body
-        assert time.monotonic() - ended_at < limit_s
-        assert pair.sent_bytes <= 1.05 * SIZE + 2 * MIB, "what the other had begun comes twice"
+        after = pair.other.status()
+        (fetched,) = (repository["fetched"] for repository in after["repositories"])
+        once = fetched["direct_bytes"] + after["cache"]["taken_over_blocks"] * MIB
+        assert SIZE <= once < SIZE + MIB, "twice comes only what the daemon that ended had under way"
     finally:
         pair.one.kill(signal.SIGKILL)
     with pytest.raises(OSError):  # noqa: PT011  # which one depends on where it was
