@@ -139,12 +139,22 @@ async def _some_object(repository: Repository, prefix: str) -> ObjectVersion | N
     return None
 
 
+class _Nowhere:
+    """Only that bytes come is of interest."""
+
+    async def write(self, offset: int, data: memoryview) -> None:
+        pass
+
+    def awaited(self, arrived: ByteRange) -> bool:  # noqa: ARG002
+        return False
+
+
 async def _ranged_read(repository: Repository, version: ObjectVersion) -> Finding:
     wanted = ByteRange(0, min(_PROBE_BYTES, version.size_bytes))
     name = repository.fetcher.name(version)
     try:
         with trio.fail_after(repository.fetcher.read_timeout_s):
-            await repository.fetcher.fetch(version, wanted, lambda _offset, _data: None)
+            await repository.fetcher.fetch(version, wanted, _Nowhere())
     except D7yfsError as error:
         return _failed("read", error)
     except trio.TooSlowError:
@@ -165,7 +175,7 @@ async def _check_proxy(repository: Repository, version: ObjectVersion) -> AsyncG
         lives = f"no dfdaemon on health port {HEALTH_PORT}, which may be another one"
     wanted = ByteRange(0, min(_PROBE_BYTES, version.size_bytes))
     try:
-        await repository.fetcher.stream(version, wanted, lambda _offset, _data: None)
+        await repository.fetcher.stream(version, wanted, _Nowhere())
     except D7yfsError as error:
         hint = "is dfdaemon running there, with its proxy on this port (4001 by default)?"
         yield Finding("proxy", Verdict.FAILED, f"{error.message}; {lives}", error.hint or hint)

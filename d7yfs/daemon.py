@@ -30,8 +30,10 @@ from d7yfs.config.sources import Settings
 from d7yfs.errors import MountError, Stopped
 from d7yfs.fetch.direct import DirectFiller
 from d7yfs.fetch.stream import StreamFiller
+from d7yfs.fetch.verification import Verifier
 from d7yfs.filesystem import Filesystem, Source
 from d7yfs.fuse.pyfuse3_adapter import Adapter, Appearance
+from d7yfs.objects import ObjectVersion
 from d7yfs.readiness import Readiness
 from d7yfs.repository import Repository, open_repositories
 
@@ -103,6 +105,8 @@ class _Mount:
         async with trio.open_nursery() as nursery:
             self._build(nursery)
             nursery.start_soon(self._cache.run)
+            for repository, _ in self._repositories:
+                nursery.start_soon(repository.fetcher.prepare)
             handlers: dict[str, control.Handler] = {"status": self._status, "stat": self._stat}
             await nursery.start(control.serve, control.socket_path(self._mountpoint), handlers)
             try:
@@ -138,11 +142,20 @@ class _Mount:
         self._adapter = Adapter(self._filesystem, appearance, deadline_s=config.read_timeout_s)
 
     def _source(self, repository: Repository, nursery: trio.Nursery) -> Source:
+        full = self._config.verify == "full"
+        verifier = Verifier(repository.fetcher, nursery, full=full, forget_pages=self._forget_pages)
+
         def new_filler(target: FillTarget) -> Filler:
+            if self._config.verify != "off":
+                verifier.watch(target)
             filler = StreamFiller if repository.fetcher.proxy is not None else DirectFiller
             return filler(target, repository.fetcher, nursery)
 
         return Source(repository.origin.url, repository.origin.identity, repository.list_directory, new_filler)
+
+    async def _forget_pages(self, version: ObjectVersion) -> None:
+        for inode in self._filesystem.tree.inodes_of(version):
+            await trio.to_thread.run_sync(Adapter.forget_pages, inode, abandon_on_cancel=True)
 
     def _mount_options(self) -> list[str]:
         source = ";".join(f"{each.config.name}={each.config.url}".removeprefix("=") for each, _ in self._repositories)

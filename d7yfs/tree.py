@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from d7yfs.errors import NotADirectory, VersionGone
 from d7yfs.inodes import Directory, File, Node
 from d7yfs.listing import HIDDEN_SAMPLE, DirectoryListing, HiddenKey, name_fault
+from d7yfs.objects import ObjectVersion
 
 ROOT_INODE = 1
 """FUSE_ROOT_ID in linux/fuse.h."""
@@ -151,6 +152,14 @@ class Tree:
         """The directory that `file` is an entry of; None when it is none any more."""
         node = self._nodes.get(file.parent) if file.linked else None
         return node if isinstance(node, Directory) else None
+
+    def inodes_of(self, version: ObjectVersion) -> list[int]:
+        """The numbers under which `version` is remembered, in whatever repository. Looks at every node."""
+        return [
+            node.inode
+            for node in self._nodes.values()
+            if isinstance(node, File) and node.lookups and node.version.identity == version.identity
+        ]
 
     def lookup(self, parent: int, name: str, now: float, *, asked_at: float | None = None) -> Found | Absent | Expired:
         """The entry `name` of the directory `parent`; answered from a listing that lives at `asked_at` (default: now).

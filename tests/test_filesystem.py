@@ -30,6 +30,7 @@ from d7yfs.filesystem import STALE_RETRY_S, Filesystem, Source
 from d7yfs.listing import DirectoryListing
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ListingPage, ObjectVersion
 from d7yfs.tree import ROOT_INODE, Repository, Tree
+from tests.cache.doubles import steady_pace
 
 TTL_S = 60.0
 NEGATIVE_TTL_S = 5.0
@@ -106,7 +107,7 @@ class _Filler:
         if error is None:
             body = self._store.bodies[target.version.key, target.version.validator]
             for run in target.missing(wanted):
-                target.write(run.start, memoryview(body)[run.start : run.stop])
+                await target.write(run.start, memoryview(body)[run.start : run.stop])
         target.ended(wanted, error)
         target.drop()
 
@@ -130,7 +131,7 @@ async def mounted(tmp_path: Path, *stores: Store, prefix: str = "") -> AsyncIter
     )
     directory = CacheDirectory(tmp_path / "cache", size_limit_bytes=1 << 30, min_free_bytes=0)
     directory.prepare()
-    cache = Cache(directory, memory_buffer_bytes=16 << 20, read_timeout_s=READ_TIMEOUT_S)
+    cache = Cache(directory, memory_buffer_bytes=16 << 20, read_timeout_s=READ_TIMEOUT_S, pace=steady_pace())
     async with trio.open_nursery() as nursery:
         yield Filesystem(tree, {store.name: store.source for store in stores}, cache, nursery)
         nursery.cancel_scope.cancel()
@@ -375,7 +376,9 @@ async def test_what_cannot_be_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [VersionGone("replaced"), OriginUnavailable("away")])
-async def test_a_fills_error_is_the_readers_and_passes(tmp_path: Path, error: D7yfsError) -> None:
+async def test_a_fills_error_is_the_readers_and_passes(
+    tmp_path: Path, autojump_clock: MockClock, error: D7yfsError
+) -> None:
     store = Store(file=b"bytes")
     async with mounted(tmp_path, store) as filesystem:
         handle = filesystem.open(await inode_of(filesystem, "file"))

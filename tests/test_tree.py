@@ -290,6 +290,21 @@ def test_a_changed_object_is_another_inode_and_the_old_one_lives_while_remembere
         mount.tree.remember(old.inode)
 
 
+def test_the_numbers_of_a_version_are_those_that_somebody_remembers() -> None:
+    mount = Mount(make_tree(), version("m/a"), version("m/b"))
+    inode = mount.find("a").inode
+    assert mount.tree.inodes_of(version("m/a")) == []
+    mount.tree.remember(inode)
+    assert mount.tree.inodes_of(version("m/a")) == [inode]
+    assert mount.tree.inodes_of(version("m/a", etag="f")) == []
+    mount.expire()
+    mount.delete("m/a")
+    mount.list()
+    assert mount.tree.inodes_of(version("m/a")) == [inode], "it is no entry any more, but may be open"
+    mount.tree.forget(inode)
+    assert mount.tree.inodes_of(version("m/a")) == []
+
+
 def test_a_replaced_version_that_nobody_remembers_is_gone_at_once() -> None:
     mount = Mount(make_tree(), version("m/a"))
     old = mount.find("a")

@@ -17,6 +17,7 @@ from d7yfs.cache.backing import BackingFile, MemoryBudget
 from d7yfs.cache.directory import CacheDirectory, VersionFiles, boot_tag
 from d7yfs.cache.filler import NewFiller
 from d7yfs.cache.leases import Leases
+from d7yfs.cache.pace import Pace
 from d7yfs.cache.version import CachedVersion
 from d7yfs.objects import BLOCK_BYTES, ObjectVersion
 
@@ -51,21 +52,31 @@ class CacheStatistics:
     """Brought by other daemons on the directory while we had their file open."""
     evicted_files: int
     corrupt_blocks: int
+    checksum_mismatches: int
+    """Whole files that were not what the provider had recorded."""
     uncached_opens: int
 
 
 class Cache:
     """The open versions over `directory`, which must be prepared."""
 
-    def __init__(self, directory: CacheDirectory, *, memory_buffer_bytes: int, read_timeout_s: float) -> None:
+    def __init__(
+        self,
+        directory: CacheDirectory,
+        *,
+        memory_buffer_bytes: int,
+        read_timeout_s: float,
+        pace: Pace | None = None,
+    ) -> None:
         self._directory = directory
+        self._pace = pace or Pace()
         self._budget = MemoryBudget(memory_buffer_bytes)
         self._read_timeout_s = read_timeout_s
         self._boot_tag = boot_tag()
         self._open: dict[tuple[str, str, str, int], CachedVersion] = {}
         self._evict_wanted, self._asked = trio.Event(), trio.Event()
         self._closed_hits = self._closed_misses = self._closed_written = self._closed_corrupt = 0
-        self._closed_taken_over = 0
+        self._closed_taken_over = self._closed_mismatches = 0
         self._uncached_opens = 0
 
     def open(self, origin_identity: str, version: ObjectVersion, new_filler: NewFiller) -> CachedVersion:
@@ -77,6 +88,7 @@ class Cache:
                 version,
                 new_filler=new_filler,
                 read_timeout_s=self._read_timeout_s,
+                pace=self._pace,
                 on_last_drop=lambda closing: self._close(key, closing),
             )
             files = self._open_files(origin_identity, version)
@@ -116,6 +128,7 @@ class Cache:
         self._closed_written += cached.backing.disk_bytes_written
         self._closed_corrupt += cached.backing.corrupt_blocks
         self._closed_taken_over += cached.backing.taken_over_blocks
+        self._closed_mismatches += cached.backing.checksum_mismatches
         cached.backing.close()
 
     @property
@@ -176,5 +189,6 @@ class Cache:
             taken_over_blocks=self._closed_taken_over + sum(c.backing.taken_over_blocks for c in opened),
             evicted_files=self._directory.evicted_files,
             corrupt_blocks=self._closed_corrupt + sum(c.backing.corrupt_blocks for c in opened),
+            checksum_mismatches=self._closed_mismatches + sum(c.backing.checksum_mismatches for c in opened),
             uncached_opens=self._uncached_opens,
         )

@@ -2,8 +2,8 @@
 
 Layout, version 1 (`FORMAT` names the directory, so daemons of another format never meet these files):
 
-    CACHE_DIR/v1/ab/abcdef….data    sparse, as long as the object: the bytes
-    CACHE_DIR/v1/ab/abcdef….map     header (identity, the data file's st_dev and st_ino), then 8 bytes a block
+    CACHE_DIR/v1/a/abcdef….data    sparse, as long as the object: the bytes
+    CACHE_DIR/v1/a/abcdef….map     header (identity, the data file's st_dev and st_ino), then 8 bytes a block
 
 The name is the SHA-256 of the version's identity: origin, key, validator, size. Two daemons of one uid may use one directory.
 
@@ -98,6 +98,10 @@ class CacheDirectory:
             probe.write_bytes(b"")
             probe.unlink()
             self._on_tmpfs = _is_tmpfs(self._root)
+            # Now, because making one would be most of what the first open of a file costs. So few, because each that is not in the
+            # kernel's cache costs a look at the disk.
+            for shard in "0123456789abcdef":
+                (self._root / shard).mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise CacheUnusable(
                 f"cache directory {self.path} cannot be used: {error.strerror}",
@@ -148,7 +152,7 @@ class CacheDirectory:
 
     def _map_path(self, identity: bytes) -> Path:
         digest = hashlib.sha256(identity).hexdigest()
-        return self._root / digest[:2] / f"{digest}.map"
+        return self._root / digest[0] / f"{digest}.map"
 
     def _open_locked(self, map_path: Path, map_fd: int, identity: bytes, size_bytes: int) -> VersionFiles | None:
         """The pair behind `map_fd`, or None when the pair was replaced under us and must be opened again."""
@@ -182,8 +186,8 @@ class CacheDirectory:
         try:
             os.ftruncate(data_fd, size_bytes)
             count = block_count(size_bytes)
-            os.posix_fallocate(map_fd, 0, HEADER_BYTES + count * ENTRY_BYTES)
-            os.pwrite(map_fd, _header(os.fstat(data_fd), identity, size_bytes), 0)
+            # Zeros rather than a hole: the disk is full now or never, and who looks at the entries finds them in memory.
+            _write_whole(map_fd, _header(os.fstat(data_fd), identity, size_bytes) + bytes(count * ENTRY_BYTES))
         except BaseException:
             # Not even an empty pair fits. Leave nothing that the next opener would have to distrust.
             os.close(data_fd)
@@ -308,6 +312,11 @@ def _header(data: os.stat_result, identity: bytes, size_bytes: int) -> bytes:
     if len(head) > HEADER_BYTES:
         raise OSError(errno.ENAMETOOLONG, "the object's key is too long for the cache's map")
     return head.ljust(HEADER_BYTES, b"\0")
+
+
+def _write_whole(fd: int, data: bytes) -> None:
+    if os.pwrite(fd, data, 0) < len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _read_map(map_fd: int, data_path: Path, identity: bytes, size_bytes: int) -> array[int] | None:

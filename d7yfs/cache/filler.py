@@ -13,7 +13,7 @@ from d7yfs.objects import ByteRange, ObjectVersion
 
 
 class FillTarget(Protocol):
-    """What a filler may do with the version it fills. Synchronous, called from the trio thread."""
+    """What a filler, and who checks its work, may do with the version it fills. Called from the trio thread."""
 
     @property
     def version(self) -> ObjectVersion: ...
@@ -33,15 +33,30 @@ class FillTarget(Protocol):
     def missing(self, wanted: ByteRange) -> list[ByteRange]:
         """Block-aligned runs within (and around) `wanted` that are not there yet, arriving blocks included."""
 
-    def write(self, offset: int, data: memoryview) -> None:
-        """`data` has arrived at `offset`; wakes the readers that it completes.
+    async def write(self, offset: int, data: memoryview) -> None:
+        """`data` has arrived at `offset`; wakes the readers that it completes. `data` must stay as it is until this returns.
 
         MUST be called contiguously from a block's start on. Bytes that are there already are skipped, so a transfer may pass over
         what another has brought; bytes behind a gap are ignored.
         """
 
+    def awaited(self, arrived: ByteRange) -> bool:
+        """Whether a reader waits for bytes that end within `arrived`: once all before it are written, only these keep him waiting."""
+
     def ended(self, tried: ByteRange, error: Exception | None) -> None:
         """A transfer of `tried` is over: readers that still lack bytes inside it get `error`, or ask again when it is None."""
+
+    def when_whole(self, tell: Callable[[], None]) -> None:
+        """Call `tell`, once, when the last block that lacks lands on disk, whoever has brought it. Replaces an earlier `tell`."""
+
+    def whole_crc32c(self) -> int | None:
+        """CRC32C of the object as it lies on disk; None when not all of it does. For a worker thread, while held."""
+
+    def read_back(self, piece: ByteRange) -> bytearray:
+        """Bytes that lie on disk. For a worker thread, while held. Raises OSError."""
+
+    def mismatched(self, *, strike_out: bool) -> None:
+        """What lies on disk is not what the provider says it is: counted and, if so told, forgotten, so that it is fetched again."""
 
     def hold(self) -> None:
         """Keep the version open although its last reader may leave; balanced by `drop`."""
@@ -56,7 +71,8 @@ class Filler(Protocol):
     def request(self, wanted: ByteRange, ahead: ByteRange | None) -> None:
         """A reader waits for `wanted` (non-empty, some of it missing); `ahead` will probably be asked for next. Never blocks.
 
-        Asked again for the same reader when its first missing byte has moved to a block that is not arriving, also from within `write`.
+        Asked again for the same reader when its first missing byte has moved to a block that is not arriving, also from within
+        `FillTarget.write`.
 
         MUST lead to `FillTarget.write` of all missing bytes of `wanted`, or to `FillTarget.ended` of a range that holds the first of them.
         """

@@ -14,7 +14,6 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import struct
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -26,13 +25,13 @@ import crc32c
 
 from d7yfs.cache.directory import ENTRY_BYTES, FORMAT, HEADER, HEADER_BYTES, MAGIC, delete_pair, same_file
 from d7yfs.cache.presence import Block, Presence, block_count, block_range
+from d7yfs.checksum import plain_md5
 from d7yfs.config.url import RepositoryUrl
 from d7yfs.errors import CacheUnusable
 from d7yfs.objects import BLOCK_BYTES
 
 _WORKERS = 4
 _JOB_BLOCKS = 64
-_PLAIN_MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 _ABSENT = bytes(ENTRY_BYTES)
 
 
@@ -238,7 +237,7 @@ def _is_good(data_fd: int, start: int, size_bytes: int, entry: int) -> bool:
 
 def _matches_md5(stored: Stored) -> bool | None:
     """Whether a complete file has the MD5 that its ETag claims; None when there is nothing to compare. For a worker thread."""
-    claimed = _PLAIN_MD5.fullmatch(stored.map.validator)
+    claimed = plain_md5(stored.map.validator)
     if not claimed or not stored.complete:
         return None
     with contextlib.suppress(OSError), _opened_pair(stored, os.O_RDONLY) as (_, data_fd):
@@ -247,7 +246,7 @@ def _matches_md5(stored: Stored) -> bool | None:
         while data := os.pread(data_fd, BLOCK_BYTES, position):
             md5.update(data)
             position += len(data)
-        return md5.hexdigest() == claimed[1]
+        return md5.hexdigest() == claimed
     return None
 
 

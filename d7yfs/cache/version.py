@@ -20,6 +20,7 @@ import trio
 from d7yfs.cache.backing import BackingFile
 from d7yfs.cache.filler import Filler, NewFiller
 from d7yfs.cache.leases import Leases
+from d7yfs.cache.pace import Pace
 from d7yfs.errors import OriginUnavailable, ProxyUnavailable, ReadTimeout
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 
@@ -53,6 +54,7 @@ class CachedVersion:
         *,
         new_filler: NewFiller,
         read_timeout_s: float,
+        pace: Pace,
         on_last_drop: Callable[[CachedVersion], None],
     ) -> None:
         self.version = version
@@ -61,8 +63,12 @@ class CachedVersion:
         self.holds = 0
         self._waiters: set[_Waiter] = set()
         self._read_timeout_s = read_timeout_s
+        self._pace = pace
+        self._writing = trio.CapacityLimiter(1)
+        """The kernel writes to one file one write at a time: more threads would only spin on its lock."""
         self._last_progress = 0.0
         self._on_last_drop = on_last_drop
+        self._when_whole: Callable[[], None] | None = None
         self._filler: Filler = new_filler(self)
         self.backing: BackingFile
         self.leases: Leases
@@ -193,14 +199,41 @@ class CachedVersion:
         if self.backing.refresh(wanted):
             self._last_progress = trio.current_time()
             self._serve_all()
+            self._tell_whole()
 
-    def write(self, offset: int, data: memoryview) -> None:
-        self.backing.write(offset, data)
+    async def write(self, offset: int, data: memoryview) -> None:
+        landings = self.backing.begin_write(offset, data)
+        if landings:
+            await self._pace.write(lambda: self.backing.store(landings), self._writing)
+        self.backing.finish_write(landings)
         self._last_progress = trio.current_time()
         if self._waiters:
             stop = offset + len(data)
             for waiter in [w for w in self._waiters if offset <= w.needs < stop]:
                 self._serve(waiter)
+        self._tell_whole()
+
+    def _tell_whole(self) -> None:
+        if self._when_whole is not None and self.backing.is_whole:
+            tell, self._when_whole = self._when_whole, None
+            tell()
+
+    def when_whole(self, tell: Callable[[], None]) -> None:
+        self._when_whole = tell
+
+    def whole_crc32c(self) -> int | None:
+        return self.backing.whole_crc32c()
+
+    def read_back(self, piece: ByteRange) -> bytearray:
+        return self.backing.read_back(piece)
+
+    def mismatched(self, *, strike_out: bool) -> None:
+        self.backing.checksum_mismatches += 1
+        if strike_out:
+            self.backing.strike_out()
+
+    def awaited(self, arrived: ByteRange) -> bool:
+        return any(arrived.start < waiter.wanted.stop <= arrived.stop for waiter in self._waiters)
 
     def _serve_all(self) -> None:
         """Presence has changed otherwise than by a write."""

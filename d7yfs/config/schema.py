@@ -164,6 +164,15 @@ class Config(BaseModel):
     memory_buffer_bytes: Annotated[
         int, Opt(kinds.BUFFER_SIZE, CACHE, "Memory for data that does not fit into the cache.")
     ] = 64 << 20
+    verify: Annotated[
+        str,
+        Opt(
+            kinds.one_of("off", "checksum", "full"),
+            CACHE,
+            "Compare files over 4 MiB, once they are cached whole, with the CRC32C that the store recorded at their upload; "
+            "full also takes the MD5, which costs reading each file again, and smaller files. Wrong bytes are fetched anew.",
+        ),
+    ] = "checksum"
 
     metadata_ttl_s: Annotated[
         float,
@@ -179,7 +188,7 @@ class Config(BaseModel):
         float, Opt(kinds.TIMEOUT, READING, "Give up one attempt to connect after this time.")
     ] = 5.0
     max_connections: Annotated[int, Opt(kinds.CONNECTIONS, READING, "Most connections for file data to one store.")] = (
-        16
+        32
     )
 
     allow_other: Annotated[

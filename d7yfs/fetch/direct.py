@@ -111,7 +111,7 @@ class DirectFiller:
         # What readers hear when this task is cancelled: they must not ask again.
         error: Exception | None = Stopped(f"{name}: reading was stopped")
         try:
-            fetch = partial(self._fetcher.fetch, target.version, piece, target.write, urgency=urgency, proxied=proxied)
+            fetch = partial(self._fetcher.fetch, target.version, piece, target, urgency=urgency, proxied=proxied)
             await self._turns.bring(piece, lambda claim: fetch(claim=claim))
             error = None
         except D7yfsError as failure:

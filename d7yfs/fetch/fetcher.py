@@ -1,7 +1,7 @@
 """Gets ranges of object versions: sign, GET, verify, write, retry. The only place where bodies enter d7yfs.
 
 A `Fetcher` belongs to one repository's origin. It moves each byte once, from the socket into a buffer of its own pool and from there
-to the caller's `write`, and never hands on a byte of a reply that `check_head` did not accept. What has been written stays written: a
+to the caller's sink, and never hands on a byte of a reply that `check_head` did not accept. What has been written stays written: a
 retry goes on at the offset reached.
 
 Called by the fillers, in tasks of their own; built by `repository`.
@@ -10,11 +10,12 @@ Called by the fillers, in tasks of their own; built by `repository`.
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Protocol, Self
 
 import trio
 
@@ -24,14 +25,26 @@ from d7yfs.fetch.bandwidth import Bandwidth
 from d7yfs.fetch.proxy import Proxy
 from d7yfs.fetch.reply import check_head, error_of
 from d7yfs.fetch.transport import Response, Transport
-from d7yfs.objects import ByteRange, ObjectVersion
+from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 from d7yfs.origins.origin import Origin, ReadRequest
 
 log = logging.getLogger(__name__)
 
-Write = Callable[[int, memoryview], None]
 
-BUFFER_BYTES = 1 << 20
+class Sink(Protocol):
+    """Where bytes go."""
+
+    async def write(self, offset: int, data: memoryview) -> None:
+        """Take `data`, which is lent until this returns; calls of one transfer follow each other without a gap."""
+
+    def awaited(self, arrived: ByteRange) -> bool:
+        """Whether `arrived`, which has not been written yet, should be written now rather than together with what follows."""
+
+
+BUFFER_BYTES = BLOCK_BYTES
+"""What is written at once, but for the last of a transfer and what is awaited: a whole block, so that writing costs one call for it."""
+_HOLD_BACK_S = 1.0
+"""Bytes of a slow reply are written after this time at the latest: they are progress, also in the eyes of other daemons."""
 _ERROR_BODY_BYTES = 16 << 10
 _MAX_DOUBTFUL = 3
 """Tries without a byte between them where patience does not help: a reply that breaks the rules is rarely an accident, and what dfdaemon
@@ -40,6 +53,10 @@ _MIN_PAUSE_S = 0.001
 """Less patience than this is none: rounding would leave ever less of it, and never nothing."""
 _URGENT_RESERVE = 4
 """Connections that prefetch may not take, so that a reader who waits never queues behind it alone."""
+
+
+_ANY_VERSION = ObjectVersion("-", 1, '"-"', 0)
+"""Never asked for."""
 
 
 @dataclass(slots=True)
@@ -88,6 +105,8 @@ class Fetcher:
         self.proxy = proxy
         self.counters = Counters()
         self.bandwidth = Bandwidth()
+        self.suspects: set[tuple[str, str, int]] = set()
+        """Identities of versions that once came with wrong bytes: where the store may stand in, the proxy is not asked for them again."""
         self._transport = transport
         self.read_timeout_s = read_timeout_s
         self._connections = trio.CapacityLimiter(max_connections)
@@ -98,11 +117,22 @@ class Fetcher:
         """How people know the object."""
         return f"{self.origin.url}/{version.key}"
 
+    async def prepare(self) -> None:
+        """Do now what the first read would wait for: the signing key, a connection, a buffer. A failure is that read's to tell."""
+        self._buffers.append(bytearray(BUFFER_BYTES))
+        proxy = self.proxy
+        try:
+            request = await self.origin.read_request(_ANY_VERSION, presigned=proxy is not None)
+            transport = proxy.transport if proxy else self._transport
+            await transport.connect(request.url, via=proxy.url if proxy else "")
+        except D7yfsError as error:
+            log.debug("%s: nothing is prepared for the first read: %s", self.origin.url, error.message)
+
     async def fetch(
         self,
         version: ObjectVersion,
         wanted: ByteRange,
-        write: Write,
+        sink: Sink,
         *,
         urgency: Urgency | None = None,
         proxied: bool = False,
@@ -112,7 +142,7 @@ class Fetcher:
 
         `claim`, asked when the transfer leaves its queue, says what is still to be brought of `wanted`.
 
-        Without `urgency` a reader waits. `write` is lent the bytes for the time of its call. Raises VersionGone, AccessDenied,
+        Without `urgency` a reader waits. Raises VersionGone, AccessDenied,
         ObjectArchived at once, BadReply after a few tries, and OriginUnavailable (ProxyUnavailable) when no byte has come for the read
         timeout.
         """
@@ -122,9 +152,9 @@ class Fetcher:
                     await stack.enter_async_context(self._prefetches)
             await stack.enter_async_context(self._connections)
             for each in [wanted] if claim is None else claim():
-                await self._until_done(_Transfer(version, each, write), self.proxy if proxied else None)
+                await self._until_done(_Transfer(version, each, sink), self.proxy if proxied else None)
 
-    async def stream(self, version: ObjectVersion, wanted: ByteRange, write: Write) -> None:
+    async def stream(self, version: ObjectVersion, wanted: ByteRange, sink: Sink) -> None:
         """Bring `wanted` through the proxy in one GET (rangeless when it is the whole object).
 
         Raises ProxyUnavailable when the proxy fails before the first byte or for the second time; where it is required, when no byte has
@@ -133,12 +163,7 @@ class Fetcher:
         """
         assert self.proxy is not None
         async with self.proxy.streams, _Held(self.proxy.registrations) as registration:
-
-            def write_registered(offset: int, data: memoryview) -> None:
-                registration.release()
-                write(offset, data)
-
-            transfer = _Transfer(version, wanted, write_registered)
+            transfer = _Transfer(version, wanted, sink, on_first_byte=registration.release)
             try:
                 await self._until_done(transfer, self.proxy)
             except ProxyUnavailable:
@@ -239,24 +264,11 @@ class Fetcher:
 
     async def _receive(self, response: Response, transfer: _Transfer, proxy: Proxy | None) -> None:
         buffer = self._buffers.pop() if self._buffers else bytearray(BUFFER_BYTES)
-        view, surplus = memoryview(buffer), memoryview(bytearray(1))
-        start = transfer.position
+        start, stop = transfer.position, transfer.wanted.stop
         try:
-            while transfer.position < transfer.wanted.stop:
-                count = await response.receive_into(view[: transfer.wanted.stop - transfer.position])
-                if not count:
-                    raise OriginUnavailable(
-                        f"{self.name(transfer.version)}: cut off {transfer.wanted.stop - transfer.position} bytes before the end"
-                    )
-                if transfer.position + count == transfer.wanted.stop and await response.receive_into(surplus):
-                    raise BadReply(f"{self.name(transfer.version)}: more bytes than were asked for")
-                transfer.write(transfer.position, view[:count])
-                transfer.position += count
-                transfer.last_progress = trio.current_time()
-                if proxy is not None:
-                    proxy.breaker.succeeded()
-                else:
-                    self.bandwidth.landed(count, transfer.last_progress)
+            while transfer.position < stop:
+                room = min(BUFFER_BYTES - transfer.position % BUFFER_BYTES, stop - transfer.position)
+                await self._receive_some(response, transfer, memoryview(buffer)[:room], proxy)
         except OriginUnavailable as error:
             if proxy is not None:
                 # A dfdaemon that dies in mid-body leaves no other mark than a short body.
@@ -269,6 +281,44 @@ class Fetcher:
                 self.counters.proxy_bytes += received
             else:
                 self.counters.direct_bytes += received
+
+    async def _receive_some(
+        self, response: Response, transfer: _Transfer, buffer: memoryview, proxy: Proxy | None
+    ) -> None:
+        """Receive and write what fills `buffer`, or less if that is awaited. What came before an error is written too."""
+        filled = 0
+        stop = transfer.wanted.stop
+        hold_until = math.inf
+        try:
+            while filled < len(buffer):
+                count = None
+                if filled:
+                    with trio.move_on_at(hold_until):
+                        count = await response.receive_into(buffer[filled:])
+                    if count is None:
+                        break
+                else:
+                    count = await response.receive_into(buffer)
+                if not count:
+                    missing = stop - transfer.position - filled
+                    raise OriginUnavailable(f"{self.name(transfer.version)}: cut off {missing} bytes before the end")
+                if transfer.position + filled + count == stop and await response.receive_into(memoryview(bytearray(1))):
+                    raise BadReply(f"{self.name(transfer.version)}: more bytes than were asked for")
+                transfer.last_progress = trio.current_time()
+                if not filled:
+                    transfer.on_first_byte()
+                    hold_until = transfer.last_progress + _HOLD_BACK_S
+                filled += count
+                if proxy is not None:
+                    proxy.breaker.succeeded()
+                else:
+                    self.bandwidth.landed(count, transfer.last_progress)
+                if transfer.sink.awaited(ByteRange(transfer.position, transfer.position + filled)):
+                    break
+        except D7yfsError:
+            await transfer.write(buffer[:filled])
+            raise
+        await transfer.write(buffer[:filled])
 
 
 class _Held:
@@ -295,14 +345,29 @@ class _Held:
 class _Transfer:
     """A range on its way: `position` is the next byte that is wanted."""
 
-    __slots__ = ("last_progress", "position", "version", "wanted", "write")
+    __slots__ = ("last_progress", "on_first_byte", "position", "sink", "version", "wanted")
 
-    def __init__(self, version: ObjectVersion, wanted: ByteRange, write: Write) -> None:
+    def __init__(
+        self,
+        version: ObjectVersion,
+        wanted: ByteRange,
+        sink: Sink,
+        *,
+        on_first_byte: Callable[[], None] = lambda: None,
+    ) -> None:
         self.version = version
         self.wanted = wanted
-        self.write = write
+        self.sink = sink
+        self.on_first_byte = on_first_byte
+        """Called at least once, when bytes have come."""
         self.position = wanted.start
         self.last_progress = trio.current_time()
+
+    async def write(self, data: memoryview) -> None:
+        """Hand on what has come next."""
+        if data:
+            await self.sink.write(self.position, data)
+            self.position += len(data)
 
 
 def pause_before_retry_s(attempt: int, error: D7yfsError) -> float:

@@ -92,7 +92,8 @@ class StreamFiller:
         """The proxy has no part in this version, for now or at all; a stream would bring whatever is asked for ahead."""
         proxy = self._fetcher.proxy
         assert proxy is not None
-        return self._refused or not (proxy.usable or self._running)
+        suspect = not proxy.required and self._target.version.identity in self._fetcher.suspects
+        return self._refused or suspect or not (proxy.usable or self._running)
 
     def _is_behind_another_daemons_stream(self, missing: ByteRange) -> bool:
         """Whether another daemon on the cache directory has a stream under way, and has probably come as far as `missing`."""
@@ -141,16 +142,11 @@ class StreamFiller:
         # What readers hear when this task is cancelled: they must not ask again.
         error: Exception | None = Stopped(f"{name}: reading was stopped")
 
-        def write(offset: int, data: memoryview) -> None:
-            if not target.keeps:
-                raise _NoRoom("no room to keep the rest")
-            running.advance(offset + len(data))
-            target.write(offset, data)
-
         try:
             await self._follow(running)
             if running.position < running.wanted.stop:
-                await self._fetcher.stream(target.version, ByteRange(running.position, running.wanted.stop), write)
+                rest = ByteRange(running.position, running.wanted.stop)
+                await self._fetcher.stream(target.version, rest, _StreamSink(target, running))
             error = None
         except _NoRoom:
             error = None
@@ -178,6 +174,23 @@ class StreamFiller:
 
 class _NoRoom(D7yfsError):
     """The cache is full: a stream would only push out of memory what readers wait for."""
+
+
+class _StreamSink:
+    """Writes to `target` what a stream brings, as long as there is room to keep it."""
+
+    def __init__(self, target: FillTarget, running: _Running) -> None:
+        self._target = target
+        self._running = running
+
+    async def write(self, offset: int, data: memoryview) -> None:
+        if not self._target.keeps:
+            raise _NoRoom("no room to keep the rest")
+        self._running.advance(offset + len(data))
+        await self._target.write(offset, data)
+
+    def awaited(self, arrived: ByteRange) -> bool:
+        return self._target.awaited(arrived)
 
 
 class _Running:

@@ -249,6 +249,12 @@ class Transport:
             else:
                 self._discard(connection)
 
+    async def connect(self, url: str, *, via: str = "") -> None:
+        """Have an idle connection ready for the first `get` of something like `url`. Raises as `get`."""
+        peer, _ = _request(url, {}, via, self._user_agent)
+        if not self._closed and all(connection.peer != peer for connection in self._idle):
+            self._put_idle(await self._connect(peer))
+
     def statistics(self) -> TransportStatistics:
         """A snapshot."""
         return TransportStatistics(
@@ -272,13 +278,17 @@ class Transport:
                 return await self._exchange(connection, request), connection
             except _NoReply:
                 pass  # The peer closed it while it was idle, as it may at any time; a GET can be repeated.
-        connection = await Connection.open(peer, self._tls() if peer.tls else None, timeout_s=self._connect_timeout_s)
-        self._open.add(connection)
-        self._opened_total += 1
+        connection = await self._connect(peer)
         try:
             return await self._exchange(connection, request), connection
         except _NoReply as closed:
             raise peer.failure(f"{peer} closed the connection without a reply") from closed.__cause__
+
+    async def _connect(self, peer: Peer) -> Connection:
+        connection = await Connection.open(peer, self._tls() if peer.tls else None, timeout_s=self._connect_timeout_s)
+        self._open.add(connection)
+        self._opened_total += 1
+        return connection
 
     async def _exchange(self, connection: Connection, request: h11.Request) -> Response:
         """Send `request` and receive the head of its reply. Whatever goes wrong closes the connection."""

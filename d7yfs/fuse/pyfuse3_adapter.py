@@ -122,6 +122,15 @@ class Adapter(pyfuse3.Operations):
         """Close the session; who still has files open gets ENOTCONN. Does not unmount."""
         pyfuse3.close(unmount=False)
 
+    @staticmethod
+    def forget_pages(inode: int) -> None:
+        """Have the kernel drop what it has cached of a file. For a worker thread: it waits for reads that only we can answer."""
+        try:
+            pyfuse3.invalidate_inode(InodeT(inode))
+        except OSError as error:
+            if error.errno != errno.ENOENT:  # which means that it knows no such inode any more
+                log.warning("the kernel's pages of inode %d could not be dropped: %s", inode, error.strerror)
+
     # --- names ---
 
     @_answered
@@ -199,9 +208,9 @@ class Adapter(pyfuse3.Operations):
     async def release(self, fh: FileHandleT) -> None:
         self._filesystem.release(fh)
 
-    @_answered
     async def flush(self, fh: FileHandleT) -> None:
-        """Nothing is ever written, so there is nothing to flush."""
+        """Nothing is ever written, so the kernel need not ask at every close; after this answer it does not (fuse_lowlevel.h)."""
+        raise FUSEError(errno.ENOSYS)
 
     @_answered
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:

@@ -1,4 +1,4 @@
-"""What d7yfs asks of a provider: list, stat, and a signed GET for one object version. The contract suite is its test.
+"""What d7yfs asks of a provider: list, stat, checksums, and a signed GET for one object version. The contract suite is its test.
 
 Control plane only: an origin never moves a body. Implementations call the provider's own SDK in worker threads, so
 every method may be awaited from the trio thread without blocking it, and none sends a mutating request.
@@ -29,6 +29,15 @@ class ReadRequest:
     """Names of the query parameters that belong to the signature, not to the object's identity."""
 
 
+@dataclass(frozen=True, slots=True)
+class Checksums:
+    """What the provider recorded of a whole object's bytes when it was uploaded; None for what it did not."""
+
+    crc32c: int | None = None
+    md5: str | None = None
+    """In lower-case hex."""
+
+
 class Origin(Protocol):
     """One bucket (or container) under one set of credentials.
 
@@ -55,6 +64,9 @@ class Origin(Protocol):
 
         Cached and reused until shortly before it expires; `fresh` signs anew with reloaded credentials (after a 403).
         """
+
+    async def checksums(self, version: ObjectVersion) -> Checksums:
+        """Of `version`; none when another one has taken its place. One request. Raises NotFound."""
 
     def describe(self) -> Mapping[str, str]:
         """What the origin has found out about itself (endpoint, region, whence the credentials), in words without secrets."""

@@ -33,13 +33,15 @@ from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.exceptions import ClientError, NoCredentialsError
 from botocore.loaders import create_loader
+from botocore.utils import parse_timestamp
 from cachetools import TLRUCache
 
 from d7yfs.config.schema import Anonymous, Credentials, Profile, RepositoryConfig, StaticKeys
 from d7yfs.config.url import normal_endpoint
 from d7yfs.errors import BadReply, ConfigError, D7yfsError, NotFound
 from d7yfs.objects import ListingPage, ObjectVersion
-from d7yfs.origins.origin import ReadRequest
+from d7yfs.origins.origin import Checksums, ReadRequest
+from d7yfs.origins.s3_checksum import recorded
 from d7yfs.origins.s3_errors import Call, WrongRegion, date_of, from_credentials, translate
 from d7yfs.origins.s3_signing import Signer, Target
 from d7yfs.trust import ca_file
@@ -240,6 +242,18 @@ class S3Origin:
             self._signed[key] = request
         return request
 
+    async def checksums(self, version: ObjectVersion) -> Checksums:
+        """One HeadObject, compared by its ETag: a store that ignores If-Match would answer for another version."""
+        pin: dict[str, Any] = {"VersionId": version.version_id} if version.version_id else {}
+        _, head = await self._call(
+            version.key,
+            "s3:GetObject",
+            lambda loaded: loaded.client.head_object(
+                Bucket=self._bucket, Key=version.key, ChecksumMode="ENABLED", **pin
+            ),
+        )
+        return recorded(head) if _quoted(head.get("ETag", "")) == version.validator else Checksums()
+
     def describe(self) -> dict[str, str]:
         """Endpoint, region and where the SDK found the credentials, as far as it has looked."""
         found = {"endpoint": self._endpoint_url or "the provider's own", "region": self._region}
@@ -321,6 +335,8 @@ class S3Origin:
     def _new_session(self) -> boto3.session.Session:
         core = botocore.session.Session()
         core.register_component("data_loader", _SERVICE_MODELS)
+        # For every entry of a listing one; botocore's own parser takes any format, and most of the listing's time.
+        core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_timestamp)
         match self._source:
             case Profile(name=name):
                 return boto3.session.Session(botocore_session=core, profile_name=name)
@@ -434,6 +450,14 @@ def _listed(entry: Any) -> ObjectVersion:
         mtime_ns=_seconds_ns(entry["LastModified"]),
         archived=storage_class if storage_class in _ARCHIVES and not restored else "",
     )
+
+
+def _timestamp(value: Any) -> datetime:
+    """A listing's ISO 8601, or whatever else botocore knows (a header's HTTP date)."""
+    try:
+        return datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        return parse_timestamp(value)
 
 
 def _quoted(etag: str) -> str:

@@ -13,6 +13,7 @@ import trio
 from d7yfs.cache.backing import BackingFile, MemoryBudget
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.filler import FillTarget
+from d7yfs.cache.pace import Pace
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 
 ORIGIN = "s3 http://127.0.0.1:9 models"
@@ -42,6 +43,11 @@ def directory(path: Path, *, size_limit_bytes: int = 1 << 40, min_free_bytes: in
     made = CacheDirectory(path, size_limit_bytes=size_limit_bytes, min_free_bytes=min_free_bytes)
     made.prepare()
     return made
+
+
+def steady_pace() -> Pace:
+    """That of a disk which is never slow: no write is made in a worker thread, for which a mock clock would not wait."""
+    return Pace(clock=lambda: 0.0)
 
 
 @contextmanager
@@ -124,5 +130,5 @@ class ManualFiller:
     def prefetch(self, ahead: ByteRange) -> None:
         self.prefetches.append(ahead)
 
-    def bring(self, start: int, stop: int) -> None:
-        self.target.write(start, data_of(self.target.version, ByteRange(start, stop)))
+    async def bring(self, start: int, stop: int) -> None:
+        await self.target.write(start, data_of(self.target.version, ByteRange(start, stop)))

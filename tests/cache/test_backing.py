@@ -5,16 +5,21 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import crc32c
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from d7yfs.cache.backing import BackingFile, MemoryBudget
+from d7yfs.cache.backing import BackingFile, Landing, MemoryBudget
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.presence import Block
 from d7yfs.objects import BLOCK_BYTES, ByteRange
@@ -84,6 +89,268 @@ def test_disk_and_memory_blocks_make_one_read(tmp_path: Path) -> None:
         assert list(file.presence.blocks) == [Block.MEMORY, Block.DISK, Block.MEMORY, Block.DISK]
         wanted = ByteRange(5, FILE.size_bytes - 5)
         assert read(file, wanted) == data_of(FILE, wanted)
+
+
+# --- transfers that overtake each other ---
+
+BLOCK = ByteRange(0, MIB)
+
+
+def check(file: BackingFile, wanted: ByteRange) -> None:
+    """`wanted` is readable, right, and goes into the map as what it is."""
+    assert read(file, wanted) == data_of(file.version, wanted)
+    first, last = wanted.start // BLOCK_BYTES, (wanted.stop - 1) // BLOCK_BYTES
+    on_disk = [index for index in range(first, last + 1) if file.presence.blocks[index] == Block.DISK]
+    assert all(file.matches_checksum(index) for index in on_disk)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1000, 1000), (1000, 700_000), (700_000, 1000), (MIB, 1000), (1000, MIB), (MIB, MIB)]
+)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_two_transfers_of_one_block_land_in_any_order(tmp_path: Path, sizes: tuple[int, int], swapped: bool) -> None:
+    with backing(FILE, directory(tmp_path), room_bytes=MIB) as file:
+        file.write(0, data_of(FILE)[:500])
+        both = [file.begin_write(0, data_of(FILE)[:size]) for size in sizes]
+        for landings in both:
+            file.store(landings)
+        assert file.presence.first_unreadable(BLOCK) == 500, "not before it is told"
+        for landings in reversed(both) if swapped else both:
+            file.finish_write(landings)
+        longest = max(sizes)
+        assert file.presence.first_unreadable(BLOCK) == (longest if longest < MIB else None)
+        file.write(longest, data_of(FILE)[longest:MIB])
+        assert file.presence.blocks[0] == Block.DISK, "room was taken once"
+        assert not file.presence.arriving
+        check(file, BLOCK)
+
+
+def test_a_block_that_is_there_already_is_not_landed_again(tmp_path: Path) -> None:
+    with backing(FILE, directory(tmp_path)) as file:
+        both = [file.begin_write(0, data_of(FILE)[:MIB]) for _ in range(2)]
+        for landings in both:
+            file.store(landings)
+            file.finish_write(landings)
+        assert file.disk_bytes_written == MIB
+        assert file.begin_write(0, data_of(FILE)[:MIB]) == []
+        check(file, BLOCK)
+
+
+def test_one_write_of_many_blocks_lands_in_each(tmp_path: Path) -> None:
+    """Some are there, one is arriving, and for the last one there is no room on disk."""
+    with backing(FILE, directory(tmp_path), room_bytes=3 * MIB) as file:
+        fill(file, 1)
+        file.write(0, data_of(FILE)[:1000])
+        landings = file.begin_write(0, data_of(FILE))
+        assert list(file.presence.blocks) == [Block.ABSENT, Block.DISK, Block.ABSENT, Block.MEMORY]
+        file.store(landings)
+        file.finish_write(landings)
+        assert list(file.presence.blocks) == [Block.DISK, Block.DISK, Block.DISK, Block.MEMORY]
+        assert file.disk_bytes_written == 3 * MIB
+        check(file, FILE.whole)
+
+
+@pytest.mark.parametrize("begun_anew_bytes", [0, 10, 900])
+@pytest.mark.parametrize("disk_fails", [False, True])
+def test_what_lands_for_a_block_that_was_given_up_is_nobodys(
+    tmp_path: Path, begun_anew_bytes: int, disk_fails: bool
+) -> None:
+    budget = MemoryBudget(64 * MIB)
+    with backing(FILE, directory(tmp_path), budget=budget) as file:
+        file.write(0, data_of(FILE)[:100])
+        landings = file.begin_write(100, data_of(FILE)[100:800])
+        with _full_disk(file, really=disk_fails):
+            file.store(landings)
+        file.leave_disk(OSError(errno.EIO, "Input/output error"))
+        file.write(0, data_of(FILE)[:begun_anew_bytes])
+        file.finish_write(landings)
+        assert file.presence.first_unreadable(BLOCK) == begun_anew_bytes
+        assert budget.used_bytes == (MIB if begun_anew_bytes else 0)
+        fill(file, 0)
+        assert file.presence.blocks[0] == Block.MEMORY
+        check(file, BLOCK)
+
+
+@pytest.mark.parametrize("disk_fails", [False, True])
+def test_what_lands_for_a_block_that_another_daemon_has_brought_changes_nothing(
+    tmp_path: Path, disk_fails: bool
+) -> None:
+    with backing(FILE, directory(tmp_path)) as ours, backing(FILE, directory(tmp_path)) as theirs:
+        landings = ours.begin_write(0, data_of(FILE)[:MIB])
+        with _full_disk(ours, really=disk_fails):
+            ours.store(landings)
+        fill(theirs, 0)
+        assert ours.refresh(BLOCK)
+        ours.finish_write(landings)
+        assert (ours.disk_bytes_written, ours.taken_over_blocks) == (0, 1)
+        assert ours.presence.blocks[0] == Block.DISK
+        assert ours.keeps
+        check(ours, BLOCK)
+        check(theirs, BLOCK)
+
+
+@contextmanager
+def _full_disk(file: BackingFile, *, really: bool = True) -> Iterator[None]:
+    """Writes to the data file get ENOSPC."""
+    files = file._files
+    assert files is not None
+    if not really:
+        yield
+        return
+    data_fd, files.data_fd = files.data_fd, os.open("/dev/full", os.O_WRONLY)
+    try:
+        yield
+    finally:
+        os.close(files.data_fd)
+        files.data_fd = data_fd
+
+
+@pytest.mark.parametrize("other_bytes", [1000, 300_000, 800_000])
+@pytest.mark.parametrize("other_first", [False, True])
+def test_bytes_that_the_disk_has_no_room_for_land_in_memory_with_all_of_their_block(
+    tmp_path: Path, other_bytes: int, other_first: bool
+) -> None:
+    """Another transfer of the block was on its way to the disk at the same time, and got there."""
+    budget = MemoryBudget(64 * MIB)
+    with backing(FILE, directory(tmp_path), budget=budget) as file:
+        file.write(0, data_of(FILE)[:500])
+        refused = file.begin_write(500, data_of(FILE)[500:600_000])
+        other = file.begin_write(0, data_of(FILE)[:other_bytes])
+        file.store(other)
+        with _full_disk(file):
+            file.store(refused)
+        assert file.keeps, "a thread may not say so"
+        for landings in (other, refused) if other_first else (refused, other):
+            file.finish_write(landings)
+        assert not file.keeps
+        assert budget.used_bytes == MIB
+        landed_bytes = max(other_bytes, 600_000)
+        assert file.presence.first_unreadable(BLOCK) == landed_bytes
+        check(file, ByteRange(0, landed_bytes))
+        file.write(landed_bytes, data_of(FILE)[landed_bytes:MIB])
+        assert file.presence.blocks[0] == Block.MEMORY
+        check(file, BLOCK)
+
+
+def test_two_transfers_that_the_disk_refuses_move_their_block_once(tmp_path: Path) -> None:
+    budget = MemoryBudget(64 * MIB)
+    with backing(FILE, directory(tmp_path), budget=budget) as file:
+        both = [file.begin_write(0, data_of(FILE)[:size]) for size in (700_000, 2 * MIB)]
+        with _full_disk(file):
+            for landings in both:
+                file.store(landings)
+        for landings in both:
+            file.finish_write(landings)
+        assert list(file.presence.blocks[:2]) == [Block.MEMORY, Block.MEMORY]
+        assert budget.used_bytes == 2 * MIB
+        assert file.disk_bytes_written == 0
+        check(file, ByteRange(0, 2 * MIB))
+
+
+_SMALL = version(MIB + 5000)
+"""One whole block and a short one."""
+_TRANSFERS = 3
+_Step = tuple[str, int, int]
+_SIZES = [1, 700, 5000, 600_000, 2 * MIB]
+
+
+@st.composite
+def _programs(draw: st.DrawFn) -> list[_Step]:
+    """What some transfers do, and up to two upsets in between."""
+    doings = st.sampled_from(["begin", "begin", "store", "finish", "finish", "restart"])
+    steps = draw(st.lists(st.tuples(doings, st.integers(0, _TRANSFERS - 1), st.sampled_from(_SIZES)), max_size=25))
+    upsets = st.tuples(st.sampled_from(["full", "drop", "leave", "theirs"]), st.integers(0, 1), st.just(0))
+    for upset in draw(st.lists(upsets, max_size=2)):
+        steps.insert(draw(st.integers(0, len(steps))), upset)
+    return steps
+
+
+class _Transfer:
+    """Asks for no more than one write at a time, contiguously from a block's start on."""
+
+    def __init__(self, file: BackingFile) -> None:
+        self._file = file
+        self._position = 0
+        self._size = 0
+        self._landings: list[Landing] | None = None
+        self._stored = False
+
+    def restart(self) -> None:
+        """From the start of the other block."""
+        if self._landings is None:
+            self._position = 0 if self._position >= MIB else MIB
+
+    def begin(self, size: int) -> None:
+        if self._landings is None:
+            data = data_of(_SMALL)[self._position : self._position + size]
+            self._landings, self._stored, self._size = self._file.begin_write(self._position, data), False, len(data)
+
+    def store(self, *, full: bool = False) -> None:
+        if self._landings is not None and not self._stored:
+            with _full_disk(self._file, really=full):
+                self._file.store(self._landings)
+            self._stored = True
+
+    def finish(self) -> None:
+        self.store()
+        if self._landings is not None:
+            self._file.finish_write(self._landings)
+            self._landings = None
+            self._position += self._size
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=_programs(), room_bytes=st.sampled_from([MIB, 2 * MIB]))
+def test_however_transfers_overtake_each_other_every_byte_is_right(
+    tmp_path: Path, steps: list[_Step], room_bytes: int
+) -> None:
+    path = Path(tempfile.mkdtemp(dir=tmp_path))
+    budget = MemoryBudget(64 * MIB)
+    with (
+        backing(_SMALL, directory(path), room_bytes=room_bytes, budget=budget) as file,
+        backing(_SMALL, directory(path)) as theirs,
+    ):
+        transfers = [_Transfer(file) for _ in range(_TRANSFERS)]
+        for what, which, much in steps:
+            match what:
+                case "begin":
+                    transfers[which].begin(much)
+                case "store":
+                    transfers[which].store()
+                case "full":
+                    transfers[which].store(full=True)
+                case "finish":
+                    transfers[which].finish()
+                case "restart":
+                    transfers[which].restart()
+                case "drop":
+                    if _in_memory(file, which):
+                        file.drop_memory_block(which)
+                case "leave":
+                    file.leave_disk(OSError(errno.EIO, "Input/output error"))
+                case "theirs":
+                    fill(theirs, which)
+                    file.refresh(_SMALL.whole)
+            for block in [] if what in ("begin", "store", "full") else _SMALL.whole.split(BLOCK_BYTES):
+                unreadable = file.presence.first_unreadable(block)
+                if unreadable != block.start:
+                    check(file, ByteRange(block.start, unreadable or block.stop))
+        for transfer in transfers:
+            transfer.finish()
+        fill(file)
+        check(file, _SMALL.whole)
+        assert budget.used_bytes == MIB * sum(_in_memory(file, index) for index in range(2))
+        with backing(_SMALL, directory(path)) as later:
+            for index in range(2):
+                if later.presence.blocks[index] == Block.DISK:
+                    check(later, _SMALL.whole.split(BLOCK_BYTES)[index])
+    assert budget.used_bytes == 0
+    shutil.rmtree(path)
+
+
+def _in_memory(file: BackingFile, index: int) -> bool:
+    arriving = file.presence.arriving.get(index)
+    return arriving.in_memory if arriving else file.presence.blocks[index] == Block.MEMORY
 
 
 # --- a disk that fails ---
@@ -270,6 +537,56 @@ def test_a_corrupt_block_that_cannot_be_struck_out_is_not_taken_over_again(tmp_p
         file.verified(1, good=False)
         assert not file.refresh(FILE.whole)
         assert file.presence.missing(FILE.whole) == [ByteRange(MIB, 2 * MIB)]
+
+
+# --- the whole object ---
+
+
+def test_the_crc_of_all_blocks_is_the_objects(tmp_path: Path) -> None:
+    cache = directory(tmp_path)
+    with backing(FILE, cache) as file:
+        fill(file, 0, 1, 2)
+        assert (file.is_whole, file.whole_crc32c()) == (False, None)
+        fill(file, 3)
+        assert (file.is_whole, file.whole_crc32c()) == (True, crc32c.crc32c(data_of(FILE)))
+        assert file.read_back(ByteRange(MIB - 5, MIB + 5)) == data_of(FILE)[MIB - 5 : MIB + 5]
+    with backing(FILE, cache, boot_tag=LATER_BOOT) as file:
+        assert file.whole_crc32c() == crc32c.crc32c(data_of(FILE)), "that of what was written, verified or not"
+
+
+def test_what_is_partly_in_memory_is_not_whole(tmp_path: Path) -> None:
+    with backing(FILE, directory(tmp_path), room_bytes=2 * MIB) as file:
+        fill(file)
+        assert file.presence.complete
+        assert (file.is_whole, file.whole_crc32c()) == (False, None)
+
+
+def test_what_is_struck_out_is_gone_for_all_and_can_be_brought_again(tmp_path: Path) -> None:
+    cache = directory(tmp_path)
+    with backing(FILE, cache) as file:
+        fill(file)
+        file.strike_out()
+        with backing(FILE, cache) as other:
+            assert set(other.presence.blocks) == {Block.ABSENT}
+        assert file.presence.missing(FILE.whole) == [FILE.whole]
+        assert not file.refresh(FILE.whole)
+        fill(file)
+        assert read(file, FILE.whole) == data_of(FILE)
+    with backing(FILE, cache) as file:
+        assert file.whole_crc32c() == crc32c.crc32c(data_of(FILE))
+
+
+def test_what_cannot_be_struck_out_is_not_taken_over_again(tmp_path: Path) -> None:
+    cache = directory(tmp_path)
+    with backing(FILE, cache) as file:
+        fill(file)
+    with backing(FILE, cache) as file, _read_only_map(file):
+        file.strike_out()
+        assert not file.refresh(FILE.whole)
+        assert file.presence.missing(FILE.whole) == [FILE.whole]
+        fill(file)
+        assert read(file, FILE.whole) == data_of(FILE)
+        assert not file.keeps
 
 
 _WRITER = """

@@ -6,6 +6,7 @@ Whatever happens, a read gives exactly the bytes asked for or an error that its 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ from trio.testing import MockClock
 
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.filler import Filler, FillTarget
+from d7yfs.cache.pace import Pace
 from d7yfs.errors import OriginUnavailable
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
-from tests.cache.doubles import MIB, ORIGIN, bytes_of, data_of, directory, version
+from tests.cache.doubles import MIB, ORIGIN, bytes_of, data_of, directory, steady_pace, version
 
 READERS = 6
 READS = 100
@@ -85,7 +87,7 @@ class UnreliableFiller:
                 if fate < 0.05:
                     break
                 stop = min(position + rng.choice([1000, 100_000, 500_000, MIB, 3 * MIB]), part.stop)
-                target.write(position, data_of(target.version, ByteRange(position, stop)))
+                await target.write(position, data_of(target.version, ByteRange(position, stop)))
                 position = stop
         finally:
             self._in_flight -= blocks
@@ -93,16 +95,39 @@ class UnreliableFiller:
             target.drop()
 
 
+class UnsteadyPace(Pace):
+    """Writes take their time, as in a worker thread, but in tasks, which a mock clock waits for."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__()
+        self._rng = rng
+
+    async def write(self, store: Callable[[], None], limiter: trio.CapacityLimiter) -> None:
+        await limiter.acquire()
+        with trio.CancelScope(shield=True):
+            try:
+                await self._while()
+                store()
+                await self._while()
+            finally:
+                limiter.release()
+            await self._while()  # the thread is done; the task that waited for it has not run yet
+
+    async def _while(self) -> None:
+        await trio.sleep(self._rng.choice([0.0, 0.0, 0.01, 0.2]))
+
+
 class Daemon:
     """One cache over the shared directory, and its readers."""
 
-    def __init__(self, path: Path, rng: random.Random, nursery: trio.Nursery) -> None:
+    def __init__(self, path: Path, rng: random.Random, nursery: trio.Nursery, pace: Pace) -> None:
         self._rng = rng
         self._nursery = nursery
         self.cache = Cache(
             directory(path, size_limit_bytes=LIMIT_BYTES),
             memory_buffer_bytes=MEMORY_BYTES,
             read_timeout_s=READ_TIMEOUT_S,
+            pace=pace,
         )
         self.reads = 0
 
@@ -142,7 +167,10 @@ class Daemon:
 async def test_no_reader_ever_gets_a_wrong_byte(tmp_path: Path, autojump_clock: MockClock, seed: int) -> None:
     rng = random.Random(seed)
     async with trio.open_nursery() as background:
-        daemons = [Daemon(tmp_path, rng, background) for _ in range(1 + seed % 2)]
+        daemons = [
+            Daemon(tmp_path, rng, background, UnsteadyPace(rng) if seed % 4 >= 2 else steady_pace())
+            for _ in range(1 + seed % 2)
+        ]
         for daemon in daemons:
             background.start_soon(daemon.cache.run)
         async with trio.open_nursery() as readers:

@@ -27,7 +27,7 @@ def test_names() -> None:
     assert set(OPTIONS) == {
         *("endpoint_url", "region", "profile", "anonymous", "addressing_style", "verify_tls", "ca_bundle"),
         *("proxy", "fallback"),
-        *("cache_dir", "cache_size", "cache_min_free", "memory_buffer"),
+        *("cache_dir", "cache_size", "cache_min_free", "memory_buffer", "verify"),
         *("metadata_ttl", "negative_ttl", "read_timeout", "connect_timeout", "max_connections"),
         *("allow_other", "allow_empty", "uid", "gid", "file_mode", "dir_mode", "xattr"),
         *("foreground", "shutdown_timeout", "log_level", "log_format", "log_file"),

@@ -144,6 +144,7 @@ def test_every_option_by_every_way(host: Host) -> None:
         "log_level": "debug",
         "log_format": "json",
         "region": "r",
+        "verify": "full",
     }
     for option in OPTIONS.values():
         text = texts.get(option.name) or (

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+
+import trio
 
 from d7yfs.cache.leases import Leases
 from d7yfs.cache.presence import Block, Presence
 from d7yfs.errors import D7yfsError
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ListingPage, ObjectVersion
-from d7yfs.origins.origin import ReadRequest
+from d7yfs.origins.origin import Checksums, ReadRequest
 from tests.servers.scripted import ScriptedServer
 
 SECRET = "5ecre7"
@@ -23,6 +25,10 @@ class FakeOrigin:
         """(presigned, fresh) of each request."""
         self.refusals: list[D7yfsError] = []
         """Raised by the next `read_request`s, first one first."""
+        self.recorded: Checksums | D7yfsError = Checksums()
+        """What `checksums` says, of whatever version."""
+        self.compared: list[ObjectVersion] = []
+        """Whose `checksums` were asked for."""
 
     @property
     def url(self) -> str:
@@ -49,6 +55,13 @@ class FakeOrigin:
             return ReadRequest(url, {"Authorization": signature, **pin}, float("inf"))
         names = frozenset({"X-Amz-Signature", "X-Amz-Date"})
         return ReadRequest(f"{url}?X-Amz-Signature={signature}&X-Amz-Date=1", pin, float("inf"), names)
+
+    async def checksums(self, version: ObjectVersion) -> Checksums:
+        self.compared.append(version)
+        await trio.lowlevel.checkpoint()
+        if isinstance(self.recorded, D7yfsError):
+            raise self.recorded
+        return self.recorded
 
     async def aclose(self) -> None:
         pass
@@ -89,7 +102,7 @@ class MemoryTarget:
         for index in indexes:
             self._presence.landed(index, Block.DISK)
 
-    def write(self, offset: int, data: memoryview) -> None:
+    async def write(self, offset: int, data: memoryview) -> None:
         self.written += len(data)
         for piece in ByteRange(offset, offset + len(data)).split(BLOCK_BYTES):
             index, start = divmod(piece.start, BLOCK_BYTES)
@@ -98,6 +111,21 @@ class MemoryTarget:
             if piece.stop in (self.version.size_bytes, (index + 1) * BLOCK_BYTES):
                 self._presence.landed(index, Block.DISK)
         self.data[offset : offset + len(data)] = data
+
+    def awaited(self, arrived: ByteRange) -> bool:
+        return False
+
+    def when_whole(self, tell: Callable[[], None]) -> None:
+        raise NotImplementedError
+
+    def whole_crc32c(self) -> int | None:
+        raise NotImplementedError
+
+    def read_back(self, piece: ByteRange) -> bytearray:
+        raise NotImplementedError
+
+    def mismatched(self, *, strike_out: bool) -> None:
+        raise NotImplementedError
 
     def ended(self, tried: ByteRange, error: Exception | None) -> None:
         self.endings.append((tried, error))

@@ -235,7 +235,7 @@ async def test_what_came_before_an_error_stays(
 async def test_an_unexpected_failure_is_logged_and_told(
     fetcher: Fetcher, target: MemoryTarget, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def write(offset: int, data: memoryview) -> None:
+    async def write(offset: int, data: memoryview) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(target, "write", write)

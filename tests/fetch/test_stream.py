@@ -29,6 +29,7 @@ from d7yfs.fetch.proxy import Proxy
 from d7yfs.fetch.stream import StreamFiller
 from d7yfs.fetch.transport import Transport
 from d7yfs.objects import BLOCK_BYTES, PART_BYTES, ByteRange
+from tests.cache.doubles import steady_pace
 from tests.fetch.doubles import SECRET, FakeOrigin, MemoryTarget
 from tests.servers import dfdaemon, faults
 from tests.servers.dfdaemon import FakeDfdaemon, error, wrong_total
@@ -95,7 +96,7 @@ def clock() -> MockClock:
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     directory = CacheDirectory(tmp_path / "cache", size_limit_bytes=1 << 30, min_free_bytes=0)
     directory.prepare()
-    cache = Cache(directory, memory_buffer_bytes=64 * MB, read_timeout_s=READ_TIMEOUT_S)
+    cache = Cache(directory, memory_buffer_bytes=64 * MB, read_timeout_s=READ_TIMEOUT_S, pace=steady_pace())
     transport = Transport(connect_timeout_s=3, first_byte_timeout_s=5, idle_timeout_s=5)
     through = Transport(connect_timeout_s=3, first_byte_timeout_s=3, idle_timeout_s=5)
     async with (

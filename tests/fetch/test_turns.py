@@ -30,6 +30,7 @@ from d7yfs.fetch.stream import StreamFiller
 from d7yfs.fetch.transport import Transport
 from d7yfs.fetch.turns import PATIENCE_S
 from d7yfs.objects import BLOCK_BYTES, ByteRange
+from tests.cache.doubles import steady_pace
 from tests.fetch.doubles import FakeOrigin
 from tests.servers import faults
 from tests.servers.dfdaemon import FakeDfdaemon
@@ -95,7 +96,7 @@ async def daemons(path: Path, server: ScriptedServer, proxy_url: str, count: int
             transports += [Transport(connect_timeout_s=3, first_byte_timeout_s=30, idle_timeout_s=30) for _ in range(2)]
             proxy = Proxy(proxy_url, transports[-1], required=False) if proxy_url else None
             fetcher = Fetcher(FakeOrigin(server), transports[-2], proxy=proxy, read_timeout_s=60, max_connections=8)
-            cache = Cache(directory, memory_buffer_bytes=16 * MB, read_timeout_s=60)
+            cache = Cache(directory, memory_buffer_bytes=16 * MB, read_timeout_s=60, pace=steady_pace())
             own = await nursery.start(_nursery)
             made.append(Daemon(cache, fetcher, FakeOrigin(server), own))
         yield made

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -25,6 +26,7 @@ from d7yfs.config.url import RepositoryUrl
 from d7yfs.errors import AccessDenied, BadReply, ConfigError, NotFound, OriginUnavailable
 from d7yfs.objects import ObjectVersion
 from d7yfs.origins import open_origin
+from d7yfs.origins.origin import Checksums
 from d7yfs.origins.s3 import S3Origin
 from d7yfs.origins.s3_errors import WrongRegion
 from tests.servers.http11 import Answer, HttpServer, Request
@@ -245,6 +247,76 @@ async def test_version_id_pins_where_asked(s3: ScriptedS3, pin: bool, sent: str,
     assert version.version_id == pinned
     assert parse_qs(urlsplit(request.url).query).get("versionId", [""]) == [pinned]
     assert "versionId" not in request.signature_params
+
+
+# Checksums
+
+MD5 = "d41d8cd98f00b204e9800998ecf8427e"
+
+
+@pytest.mark.parametrize(
+    ("headers", "recorded"),
+    [
+        ({"x_amz_checksum_crc32c": "2P////8=", "x_amz_checksum_type": "FULL_OBJECT"}, None),
+        ({"x_amz_checksum_crc32c": "4waSgw==", "x_amz_checksum_type": "FULL_OBJECT"}, 0xE3069283),
+        ({"x_amz_checksum_crc32c": "4waSgw=="}, 0xE3069283),
+        ({"x_amz_checksum_crc32c": "4waSgw==", "x_amz_checksum_type": "COMPOSITE"}, None),
+        ({"x_amz_checksum_crc32c": "4waSgw==-3"}, None),
+        ({"x_amz_checksum_crc32c": "4wa=Sgw"}, None),
+        ({"x_amz_checksum_crc32c": "ü"}, None),
+        ({"x_amz_checksum_crc32": "4waSgw==", "x_amz_checksum_type": "FULL_OBJECT"}, None),
+        ({"x_amz_checksum_crc64nvme": "ri5TF6ZqVDI=", "x_amz_checksum_type": "FULL_OBJECT"}, None),
+        ({}, None),
+    ],
+)
+async def test_only_a_whole_objects_crc32c_counts(
+    s3: ScriptedS3, headers: dict[str, str], recorded: int | None
+) -> None:
+    """RFC 3720's example has 0xE3069283 for "123456789"."""
+    s3.reply = lambda _: head(**headers)
+    async with aclosing(s3.origin()) as origin:
+        assert (await origin.checksums(VERSION)).crc32c == recorded
+    (request,) = s3.requests
+    assert (request.method, request.headers["x-amz-checksum-mode"]) == ("HEAD", "ENABLED")
+
+
+@pytest.mark.parametrize(
+    ("etag", "headers", "md5"),
+    [
+        (f'"{MD5}"', {}, MD5),
+        (f'"{MD5}"', {"x_amz_server_side_encryption": "AES256"}, MD5),
+        (f'"{MD5}"', {"x_amz_server_side_encryption": "aws:kms"}, None),
+        (f'"{MD5}"', {"x_amz_server_side_encryption": "aws:kms:dsse"}, None),
+        (f'"{MD5}"', {"x_amz_server_side_encryption_customer_algorithm": "AES256"}, None),
+        (f'"{MD5}-2"', {}, None),
+    ],
+)
+async def test_the_etag_of_a_simple_upload_is_an_md5(
+    s3: ScriptedS3, etag: str, headers: dict[str, str], md5: str | None
+) -> None:
+    s3.reply = lambda _: head(ETag=etag, **headers)
+    async with aclosing(s3.origin()) as origin:
+        assert (await origin.checksums(replace(VERSION, validator=etag))).md5 == md5
+
+
+async def test_checksums_of_another_version_are_none_of_ours(s3: ScriptedS3) -> None:
+    s3.reply = lambda _: head(ETag=f'"{MD5}"', x_amz_checksum_crc32c="4waSgw==")
+    async with aclosing(s3.origin()) as origin:
+        assert await origin.checksums(VERSION) == Checksums()
+
+
+async def test_checksums_of_a_pinned_version(s3: ScriptedS3) -> None:
+    s3.reply = lambda _: head(x_amz_checksum_crc32c="4waSgw==")
+    async with aclosing(s3.origin()) as origin:
+        await origin.checksums(replace(VERSION, version_id="v/1+"))
+    assert parse_qs(urlsplit(s3.requests[0].target).query)["versionId"] == ["v/1+"]
+
+
+async def test_checksums_that_are_refused(s3: ScriptedS3) -> None:
+    s3.reply = lambda _: Answer(404)
+    async with aclosing(s3.origin()) as origin:
+        with pytest.raises(NotFound):
+            await origin.checksums(VERSION)
 
 
 # Regions

@@ -6,7 +6,7 @@ import pytest
 
 from d7yfs.errors import AccessDenied, NotFound
 from d7yfs.objects import ListingPage, ObjectVersion
-from d7yfs.origins.origin import Origin, ReadRequest
+from d7yfs.origins.origin import Checksums, Origin, ReadRequest
 from d7yfs.origins.survey import Directory, Empty, SingleObject, list_all, survey
 
 
@@ -46,6 +46,9 @@ class MemoryOrigin:
         return ObjectVersion(key, 1, '"e"', 0)
 
     async def read_request(self, version: ObjectVersion, *, presigned: bool, fresh: bool = False) -> ReadRequest:
+        raise NotImplementedError
+
+    async def checksums(self, version: ObjectVersion) -> Checksums:
         raise NotImplementedError
 
     def describe(self) -> dict[str, str]:

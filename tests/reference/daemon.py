@@ -17,6 +17,7 @@ from d7yfs.fetch.transport import Transport
 from d7yfs.filesystem import Filesystem, Source
 from d7yfs.objects import ObjectVersion
 from d7yfs.tree import Repository, Tree
+from tests.cache.doubles import steady_pace
 from tests.fetch.doubles import FakeOrigin
 from tests.reference.faults import SILENCE_S
 from tests.reference.program import Setup
@@ -68,7 +69,12 @@ class Daemon:
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         self._directory.prepare()
-        self.cache = Cache(self._directory, memory_buffer_bytes=self._setup.memory_bytes, read_timeout_s=READ_TIMEOUT_S)
+        self.cache = Cache(
+            self._directory,
+            memory_buffer_bytes=self._setup.memory_bytes,
+            read_timeout_s=READ_TIMEOUT_S,
+            pace=steady_pace(),
+        )
         transport = Transport(first_byte_timeout_s=SILENCE_S, idle_timeout_s=SILENCE_S)
         fetcher = Fetcher(
             FakeOrigin(self._store),

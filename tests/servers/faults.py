@@ -99,6 +99,17 @@ def shifted_range(by_bytes: int) -> Fault:
     return fault
 
 
+def altered(at: int) -> Fault:
+    """The right answer but for one bit of the body's byte `at`, which no length gives away; -1 is the last."""
+
+    async def fault(exchange: Exchange, answer: Answer) -> None:
+        body = bytearray(await answer.whole())
+        body[at] ^= 1
+        await exchange.deliver(replace(answer, body=bytes(body)))
+
+    return fault
+
+
 def other_total(total_bytes: int) -> Fault:
     """A Content-Range whose total is not the object's size."""
 

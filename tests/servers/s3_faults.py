@@ -6,11 +6,14 @@ come whole, in one page. Script faults by the object's key, or by the bucket's n
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import replace
 from email.utils import formatdate
 from urllib.parse import parse_qs, quote, urlsplit
 from xml.sax.saxutils import escape
+
+import crc32c
 
 from tests.servers.http11 import Answer, Request
 from tests.servers.scripted import ScriptedServer
@@ -25,6 +28,7 @@ class S3Faults(ScriptedServer):
         super().__init__(objects)
         self._storage_classes: dict[str, str] = {}
         self._etags: dict[str, tuple[bytes, str]] = {}
+        self._crc32c: dict[str, str] = {}
 
     def etag(self, key: str) -> str:
         """Computed once a body: each listing shows them all."""
@@ -36,6 +40,10 @@ class S3Faults(ScriptedServer):
 
     def archive(self, key: str, storage_class: str = "GLACIER") -> None:
         self._storage_classes[key] = storage_class
+
+    def record_crc32c(self, key: str) -> None:
+        """As if the object had been uploaded with one."""
+        self._crc32c[key] = b64encode(crc32c.crc32c(self.objects[key]).to_bytes(4, "big")).decode()
 
     def delete(self, key: str) -> None:
         del self.objects[key]
@@ -50,7 +58,10 @@ class S3Faults(ScriptedServer):
         if request.method == "HEAD":
             whole = await super().answer(replace(request, method="GET"))
             assert isinstance(whole.body, bytes)
-            return Answer(whole.status, {**whole.headers, "Content-Length": str(len(whole.body))})
+            headers = {**whole.headers, "Content-Length": str(len(whole.body))}
+            if request.headers.get("x-amz-checksum-mode") == "ENABLED" and request.key in self._crc32c:
+                headers |= {"x-amz-checksum-crc32c": self._crc32c[request.key], "x-amz-checksum-type": "FULL_OBJECT"}
+            return Answer(whole.status, headers)
         return await super().answer(request)
 
     def _listing(self, bucket: str, prefix: str, delimiter: str) -> Answer:

@@ -1,0 +1,282 @@
+"""What came is compared with what the store recorded: real caches, real transfers, and an origin that says what the test wants."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import crc32c
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from d7yfs.cache.cache import Cache
+from d7yfs.cache.directory import CacheDirectory
+from d7yfs.cache.filler import Filler, FillTarget
+from d7yfs.cache.version import CachedVersion
+from d7yfs.errors import BadReply, D7yfsError, NotFound, OriginUnavailable
+from d7yfs.fetch.direct import SMALL_BYTES, DirectFiller
+from d7yfs.fetch.fetcher import Fetcher
+from d7yfs.fetch.proxy import Proxy
+from d7yfs.fetch.stream import StreamFiller
+from d7yfs.fetch.transport import Transport
+from d7yfs.fetch.verification import Verifier
+from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
+from d7yfs.origins.origin import Checksums
+from tests.cache.doubles import steady_pace
+from tests.fetch.doubles import FakeOrigin
+from tests.servers import faults
+from tests.servers.dfdaemon import FakeDfdaemon
+from tests.servers.scripted import ScriptedServer
+
+MB = BLOCK_BYTES
+KEY = "models/m/weights.bin"
+SMALL_KEY = "models/m/config.json"
+BODY = os.urandom(6 * MB + 17)
+SIZE = len(BODY)
+SMALL_BODY = BODY[:SMALL_BYTES]
+RIGHT = Checksums(crc32c=crc32c.crc32c(BODY))
+WRONG = Checksums(crc32c=crc32c.crc32c(BODY) ^ 1)
+
+
+class Scene:
+    """One daemon's cache and way to the store."""
+
+    def __init__(self, path: Path, server: ScriptedServer, transport: Transport, proxy: Proxy | None = None) -> None:
+        directory = CacheDirectory(path, size_limit_bytes=1 << 30, min_free_bytes=0)
+        directory.prepare()
+        self.cache = Cache(directory, memory_buffer_bytes=16 * MB, read_timeout_s=20, pace=steady_pace())
+        self.server = server
+        self.origin = FakeOrigin(server)
+        self.fetcher = Fetcher(self.origin, transport, proxy=proxy, read_timeout_s=20, max_connections=6)
+        self.full = False
+        self.forgotten: list[ObjectVersion] = []
+        self.struck_out = trio.Event()
+        self.version = self.origin.version(KEY)
+
+    def open(self, nursery: trio.Nursery, key: str = KEY) -> CachedVersion:
+        verifier = Verifier(self.fetcher, nursery, full=self.full, forget_pages=self._forget_pages)
+
+        def new_filler(target: FillTarget) -> Filler:
+            verifier.watch(target)
+            return (StreamFiller if self.fetcher.proxy else DirectFiller)(target, self.fetcher, nursery)
+
+        return self.cache.open(self.origin.identity, self.origin.version(key), new_filler)
+
+    async def _forget_pages(self, version: ObjectVersion) -> None:
+        self.forgotten.append(version)
+        self.struck_out.set()
+
+    async def read(self, key: str = KEY, stop: int = SIZE) -> bytes:
+        """The object up to `stop`, once all that this has set off is over."""
+        async with trio.open_nursery() as nursery:
+            cached = self.open(nursery, key)
+            data = bytes(await cached.read(ByteRange(0, stop).clip(cached.version.size_bytes), None))
+            cached.drop()
+        assert self.cache.statistics().open_versions == 0
+        return data
+
+    @property
+    def mismatches(self) -> int:
+        return self.cache.statistics().checksum_mismatches
+
+    @property
+    def cached_bytes(self) -> int:
+        """As another daemon finds it on the disk, for nobody here has it open."""
+        return self.cache.cached_bytes(self.origin.identity, self.version)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedServer]:
+    async with ScriptedServer({KEY: BODY, SMALL_KEY: SMALL_BODY}).running() as server:
+        yield server
+
+
+@pytest.fixture
+async def transport() -> AsyncIterator[Transport]:
+    made = Transport(connect_timeout_s=3, first_byte_timeout_s=5, idle_timeout_s=5)
+    yield made
+    await made.aclose()
+
+
+@pytest.fixture
+def scene(tmp_path: Path, server: ScriptedServer, transport: Transport) -> Scene:
+    return Scene(tmp_path, server, transport)
+
+
+async def test_a_file_that_is_right_is_compared_once(scene: Scene) -> None:
+    scene.origin.recorded = RIGHT
+    assert await scene.read() == BODY
+    assert scene.origin.compared == [scene.version]
+    assert await scene.read() == BODY
+    assert scene.origin.compared == [scene.version], "it was whole when it was opened"
+    assert (scene.mismatches, scene.forgotten) == (0, [])
+    assert scene.server.sent_bytes[KEY] == SIZE
+
+
+async def test_wrong_bytes_are_found_and_fetched_again(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    scene.origin.recorded = RIGHT
+    scene.server.script(faults.altered(0))
+    assert await scene.read() != BODY
+    assert (scene.mismatches, scene.cached_bytes) == (1, 0)
+    assert scene.forgotten == [scene.version]
+    (error,) = (each.getMessage() for each in caplog.records if each.levelno == logging.ERROR)
+    assert KEY in error
+    assert f"{RIGHT.crc32c:08x}" in error
+    assert "dropped from the cache" in error
+
+    assert await scene.read() == BODY
+    assert scene.server.sent_bytes[KEY] == 2 * SIZE
+    assert scene.origin.compared == [scene.version] * 2
+    assert (scene.mismatches, scene.cached_bytes) == (1, SIZE)
+
+
+async def test_wrong_bytes_are_fetched_again_for_a_reader_who_has_the_file_open(scene: Scene) -> None:
+    scene.origin.recorded = RIGHT
+    scene.server.script(faults.altered(0))
+    async with trio.open_nursery() as nursery:
+        cached = scene.open(nursery)
+        assert await cached.read(scene.version.whole, None) != BODY
+        await scene.struck_out.wait()
+        assert await cached.read(scene.version.whole, None) == BODY
+        cached.drop()
+
+
+async def test_what_is_wrong_twice_is_kept(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    scene.origin.recorded = WRONG
+    for _ in range(3):
+        assert await scene.read() == BODY
+    assert scene.server.sent_bytes[KEY] == 2 * SIZE
+    assert (scene.mismatches, scene.cached_bytes) == (2, SIZE)
+    assert scene.forgotten == [scene.version]
+    assert "kept as it is" in caplog.text
+
+
+@pytest.mark.parametrize("error", [OriginUnavailable("503"), NotFound("gone"), BadReply("no S3")])
+async def test_a_store_that_cannot_be_asked_disturbs_nobody(
+    scene: Scene, error: D7yfsError, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    scene.origin.recorded = error
+    assert await scene.read() == BODY
+    assert scene.origin.compared == [scene.version], "once"
+    assert (scene.mismatches, scene.cached_bytes) == (0, SIZE)
+    assert [each.levelname for each in caplog.records if "could not be compared" in each.getMessage()] == ["INFO"]
+
+
+async def test_where_nothing_is_recorded_nothing_is_compared(scene: Scene) -> None:
+    scene.server.script(faults.altered(0))
+    assert await scene.read() != BODY
+    assert scene.mismatches == 0
+
+
+async def test_a_file_that_is_not_whole_is_not_compared(scene: Scene) -> None:
+    scene.origin.recorded = WRONG
+    assert await scene.read(stop=5 * MB) == BODY[: 5 * MB]
+    assert scene.origin.compared == []
+    assert await scene.read() == BODY
+    assert scene.origin.compared == [scene.version]
+
+
+async def test_what_another_daemon_has_brought_is_compared_too(
+    tmp_path: Path, scene: Scene, server: ScriptedServer, transport: Transport
+) -> None:
+    other = Scene(tmp_path, server, transport)
+    other.origin.recorded = RIGHT
+    async with trio.open_nursery() as nursery:
+        cached = other.open(nursery)
+        server.script(faults.altered(0))
+        assert await scene.read() != BODY
+        assert await cached.read(other.version.whole, None) != BODY
+        cached.drop()
+    assert (other.mismatches, other.cached_bytes) == (1, 0)
+    assert server.sent_bytes[KEY] == SIZE
+
+
+async def test_without_room_on_the_disk_nothing_is_compared(scene: Scene) -> None:
+    scene.origin.recorded = WRONG
+    scene.cache._directory.size_limit_bytes = 3 * MB
+    assert await scene.read() == BODY
+    assert scene.origin.compared == []
+
+
+async def test_no_reader_waits_and_the_file_stays_open_meanwhile(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = trio.Event()
+
+    async def late(version: ObjectVersion) -> Checksums:
+        await answered.wait()
+        return WRONG
+
+    monkeypatch.setattr(scene.origin, "checksums", late)
+    async with trio.open_nursery() as nursery:
+        cached = scene.open(nursery)
+        assert await cached.read(scene.version.whole, None) == BODY
+        cached.drop()
+        await wait_all_tasks_blocked()
+        assert scene.cache.statistics().open_versions == 1
+        answered.set()
+    assert (scene.mismatches, scene.cached_bytes) == (1, 0)
+
+
+async def test_the_end_of_the_mount_waits_for_no_comparison(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(version: ObjectVersion) -> Checksums:
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(scene.origin, "checksums", never)
+    async with trio.open_nursery() as nursery:
+        cached = scene.open(nursery)
+        await cached.read(scene.version.whole, None)
+        cached.drop()
+        nursery.cancel_scope.cancel()
+    assert scene.cache.statistics().open_versions == 0
+
+
+# --- small files and MD5 ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("full", [False, True])
+async def test_small_files_are_worth_a_request_on_demand_only(scene: Scene, full: bool) -> None:
+    scene.full = full
+    scene.origin.recorded = Checksums(crc32c=crc32c.crc32c(SMALL_BODY))
+    assert await scene.read(SMALL_KEY) == SMALL_BODY
+    assert len(scene.origin.compared) == full
+    assert scene.mismatches == 0
+
+
+@pytest.mark.parametrize("full", [False, True])
+async def test_the_md5_is_taken_on_demand_only(scene: Scene, full: bool) -> None:
+    scene.full = full
+    scene.origin.recorded = Checksums(md5=hashlib.md5(BODY).hexdigest())
+    scene.server.script(faults.altered(0))
+    assert await scene.read() != BODY
+    assert scene.mismatches == full
+    assert (await scene.read() == BODY) == full
+    assert scene.mismatches == full
+
+
+async def test_a_crc_makes_the_md5_superfluous(scene: Scene) -> None:
+    scene.full = True
+    scene.origin.recorded = Checksums(RIGHT.crc32c, md5="0" * 32)
+    assert await scene.read() == BODY
+    assert scene.mismatches == 0
+
+
+# --- through the proxy ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("required", [False, True])
+async def test_the_proxy_is_not_asked_again_unless_it_is_the_only_way(
+    tmp_path: Path, server: ScriptedServer, transport: Transport, required: bool
+) -> None:
+    async with FakeDfdaemon(piece_bytes=MB).running() as dfdaemon:
+        scene = Scene(tmp_path, server, transport, Proxy(dfdaemon.url, transport, required=required))
+        scene.origin.recorded = RIGHT
+        dfdaemon.script(faults.altered(-1), faults.altered(-1))  # the stream, and what may not wait for it
+        await scene.read(stop=2 * MB)  # and the stream brings the rest
+        assert (scene.mismatches, scene.cached_bytes) == (1, 0)
+        asked = len(dfdaemon.requests)
+        assert await scene.read() == BODY
+        assert (len(dfdaemon.requests) > asked) == required
