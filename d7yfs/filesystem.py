@@ -264,7 +264,7 @@ class Filesystem:
         assert cached is not None
         if not wanted.start and opened.node.size_bytes <= SMALL_FILE_BYTES:
             self._fetch_neighbours(opened.node)
-        ahead = opened.window.plan(wanted.start, wanted.size, cached.window_bytes)
+        ahead = opened.window.plan(wanted.start, wanted.size, lambda: cached.window_bytes)
         if self._densities[cached].touch(wanted):
             cached.fill()
         data = await cached.read(wanted, ahead)

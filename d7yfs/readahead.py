@@ -11,6 +11,7 @@ a prefetch for every fault of a random reader. From then on the window grows wit
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from d7yfs.objects import PART_BYTES, ByteRange
@@ -58,10 +59,10 @@ class Window:
         self._scale = scale
         self._streams: list[_Stream] = []  # least recently used first
 
-    def plan(self, offset: int, size: int, limit: int) -> ByteRange | None:
-        """Take note of a read of `size` bytes at `offset`; the bytes to fetch ahead now, at most `limit` of them, or None.
+    def plan(self, offset: int, size: int, limit: Callable[[], int]) -> ByteRange | None:
+        """Take note of a read of `size` bytes at `offset`; the bytes to fetch ahead now, at most `limit()` of them, or None.
 
-        Each byte is planned once per stream. A plan ends at a multiple of the scale's part (or at the end of the file), and
+        `limit` is asked only where there is something to plan. Each byte is planned once per stream. A plan ends at a multiple of the scale's part (or at the end of the file), and
         so reaches less than one part beyond the limit.
         """
         scale = self._scale
@@ -74,9 +75,11 @@ class Window:
         stream.frontier = max(stream.frontier, read.stop)
         # A reader that strides leaves holes, one that repeats itself counts bytes twice: neither is a longer run.
         run = min(stream.amount, stream.frontier - stream.start)
-        if stream.reads < 2 or run < scale.proof or not limit:
+        if stream.reads < 2 or run < scale.proof:
             return None
-        window = min(scale.part << (run // scale.part).bit_length(), limit)
+        window = min(scale.part << (run // scale.part).bit_length(), limit())
+        if not window:
+            return None
         ahead = ByteRange(stream.frontier, stream.frontier + window).aligned(scale.part, self._total)
         start = max(stream.frontier, stream.planned)
         if ahead.stop <= start:

@@ -40,5 +40,5 @@ class Walk:
     def plan(self, inode: int) -> Sequence[File]:
         """Take note that the beginning of a file is read; the files to fetch now, each of them once per walk through the directory."""
         position = self._positions.get(inode)
-        ahead = None if position is None else self._window.plan(position, 1, FILES_AHEAD)
+        ahead = None if position is None else self._window.plan(position, 1, lambda: FILES_AHEAD)
         return self._files[ahead.start : ahead.stop] if ahead else ()

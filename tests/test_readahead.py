@@ -24,7 +24,7 @@ class Window:
         self._limit_bytes = limit_bytes
 
     def plan(self, offset: int, size: int) -> ByteRange | None:
-        return self._window.plan(offset, size, self._limit_bytes)
+        return self._window.plan(offset, size, lambda: self._limit_bytes)
 
 
 def sequential(window: Window, start: int, stop: int, step: int = READ) -> list[tuple[int, ByteRange]]:
