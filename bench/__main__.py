@@ -96,13 +96,18 @@ def chosen(wanted: Iterable[str] | None, known: Iterable[str]) -> list[str]:
 
 
 def run_all(bench: Bench, results: Results, rounds: int) -> None:
-    """The rounds outermost and the peers innermost: a disturbance meets everyone. A peer that failed a case is left out of it then."""
+    """The rounds outermost and the peers innermost: a disturbance meets everyone. A peer that failed a case is left out of it then.
+
+    Each round another peer begins: who comes after a turn that used much memory finds it at hand, while a virtual machine's host takes back what
+    lay idle.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=rounds * len(results.cases) * len(results.peers))
         for number in range(rounds):
             for case in results.cases:
-                for peer in results.peers:
+                shift = number * len(results.peers) // rounds
+                for peer in [*results.peers[shift:], *results.peers[:shift]]:
                     where = f"round {number + 1}/{rounds}: {case.name}: {peer}"
                     progress.update(task, description=where)
                     one_turn(bench, results, case, peer, where, verify=number == 0)

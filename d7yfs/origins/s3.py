@@ -455,9 +455,10 @@ def _listed(entry: Any) -> ObjectVersion:
 def _timestamp(value: Any) -> datetime:
     """A listing's ISO 8601, or whatever else botocore knows (a header's HTTP date)."""
     try:
-        return datetime.fromisoformat(value)
+        moment = datetime.fromisoformat(value)
     except (TypeError, ValueError):
         return parse_timestamp(value)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def _quoted(etag: str) -> str:

@@ -109,6 +109,27 @@ async def failing(kind: type[D7yfsError], words: str) -> AsyncIterator[None]:
         cause = cause.__cause__ or cause.__context__
 
 
+# --- before anything is asked for ---
+
+
+async def test_what_the_first_read_would_wait_for_is_prepared(
+    server: ScriptedServer, origin: FakeOrigin, fetcher: Fetcher, version: ObjectVersion
+) -> None:
+    await fetcher.prepare()
+    assert (origin.signed, server.connections, server.requests) == ([(False, False)], 1, [])
+    await fetcher.fetch(version, WANTED, Sink(WANTED.start))
+    assert server.connections == 1
+
+
+async def test_what_cannot_be_prepared_is_the_first_reads_to_tell(
+    server: ScriptedServer, origin: FakeOrigin, fetcher: Fetcher, version: ObjectVersion
+) -> None:
+    origin.refusals.append(OriginUnavailable("no credentials yet"))
+    await fetcher.prepare()
+    assert server.connections == 0
+    await fetcher.fetch(version, WANTED, Sink(WANTED.start))
+
+
 # --- what arrives -----------------------------------------------------------------------------------------------------
 
 

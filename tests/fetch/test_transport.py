@@ -329,6 +329,26 @@ async def test_connections_are_reused_last_in_first_out(server: ScriptedServer, 
     assert (statistics.opened_total, statistics.reused_total) == (2, 3)
 
 
+async def test_a_connection_made_ahead_is_the_first_requests(server: ScriptedServer, transport: Transport) -> None:
+    small = server.url_of("models/small")
+    for _ in range(2):
+        await transport.connect(small)
+        assert (server.connections, server.requests) == (1, []), "one, however often it is asked for"
+    await fetch(transport, small)
+    assert server.connections == 1
+    assert transport.statistics().reused_total == 1
+
+
+async def test_a_connection_made_ahead_may_have_ended_by_the_first_request(
+    server: ScriptedServer, transport: Transport, mock_clock: MockClock
+) -> None:
+    small = server.url_of("models/small")
+    await transport.connect(small)
+    mock_clock.jump(61)
+    assert await fetch(transport, small)
+    assert server.connections == 2
+
+
 async def test_connection_close_is_honoured(server: ScriptedServer, transport: Transport) -> None:
     server.script(faults.closing)
     assert await fetch(transport, server.url_of("models/small")) == b"tiny"

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -165,6 +165,30 @@ async def test_listing_is_decoded(s3: ScriptedS3) -> None:
     moment = datetime(2026, 11, 21, 10, 55, tzinfo=UTC)
     assert {version.mtime_ns for version in page.objects} == {int(moment.timestamp()) * 10**9}
     assert page.date_ns == int(moment.timestamp()) * 10**9
+
+
+@pytest.fixture
+def in_tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("in_tokyo")
+@pytest.mark.parametrize(
+    "moment",
+    [
+        *("2026-11-21T10:55:00.987Z", "2026-11-21T10:55:00Z", "2026-11-21T11:55:00+01:00"),
+        *("2026-11-21T10:55:00", "20261121T105500Z", MODIFIED),
+    ],
+)
+async def test_times_of_all_stores_without_a_zone_in_utc(s3: ScriptedS3, moment: str) -> None:
+    s3.reply = lambda _: listing(entry("a").replace("2026-11-21T10:55:00.987Z", moment))
+    async with aclosing(s3.origin()) as origin:
+        (only,) = (await origin.list("")).objects
+    assert only.mtime_ns == int(datetime(2026, 11, 21, 10, 55, tzinfo=UTC).timestamp()) * 10**9
 
 
 @pytest.mark.parametrize("token", ["", "<NextContinuationToken>same</NextContinuationToken>"])
