@@ -62,8 +62,8 @@ class Window:
     def plan(self, offset: int, size: int, limit: Callable[[], int]) -> ByteRange | None:
         """Take note of a read of `size` bytes at `offset`; the bytes to fetch ahead now, at most `limit()` of them, or None.
 
-        `limit` is asked only where there is something to plan. Each byte is planned once per stream. A plan ends at a multiple of the scale's part (or at the end of the file), and
-        so reaches less than one part beyond the limit.
+        `limit` is asked only where there is something to plan. Each byte is planned once per stream. A plan ends at a multiple of the
+        scale's part (or at the end of the file), and so reaches less than one part beyond the limit.
         """
         scale = self._scale
         read = ByteRange(offset, offset + size).clip(self._total)

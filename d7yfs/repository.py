@@ -8,6 +8,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+import trio
+
 from d7yfs import __version__
 from d7yfs.config.schema import RepositoryConfig
 from d7yfs.config.sources import Settings
@@ -24,6 +26,8 @@ from d7yfs.trust import ssl_context
 
 USER_AGENT = f"d7yfs/{__version__}"
 MAX_SILENCE_S = 30.0
+_PREFETCHES = 64
+"""At once, for all repositories of a mount: each has a megabyte in hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,7 @@ def open_repositories(settings: Settings) -> list[Repository]:
     """All repositories of a configuration. Those that name the same proxy share it and its breaker. Raises ConfigError."""
     config = settings.config
     proxies: dict[tuple[str, bool], Proxy] = {}
+    all_prefetches = trio.CapacityLimiter(_PREFETCHES)
     repositories = []
     for repository in config.repositories:
         proxy = None
@@ -102,6 +107,7 @@ def open_repositories(settings: Settings) -> list[Repository]:
             proxy=proxy,
             read_timeout_s=config.read_timeout_s,
             max_connections=config.max_connections,
+            all_prefetches=all_prefetches,
         )
         repositories.append(Repository(repository, origin, transport, fetcher))
     return repositories

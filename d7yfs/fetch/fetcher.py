@@ -99,8 +99,18 @@ class Fetcher:
     """Ranges of one origin's objects, straight from it or through `proxy`."""
 
     def __init__(
-        self, origin: Origin, transport: Transport, *, proxy: Proxy | None, read_timeout_s: float, max_connections: int
+        self,
+        origin: Origin,
+        transport: Transport,
+        *,
+        proxy: Proxy | None,
+        read_timeout_s: float,
+        max_connections: int,
+        all_prefetches: trio.CapacityLimiter | None = None,
     ) -> None:
+        """`all_prefetches` bounds what the fetchers that share it bring ahead of readers. What a reader waits for knows only its own
+        origin's bound, so that one that stalls takes nothing from others.
+        """
         self.origin = origin
         self.proxy = proxy
         self.counters = Counters()
@@ -111,6 +121,7 @@ class Fetcher:
         self.read_timeout_s = read_timeout_s
         self._connections = trio.CapacityLimiter(max_connections)
         self._prefetches = trio.CapacityLimiter(max(1, max_connections - _URGENT_RESERVE))
+        self._all_prefetches = all_prefetches or trio.CapacityLimiter(math.inf)
         self._buffers: list[bytearray] = []
 
     def name(self, version: ObjectVersion) -> str:
@@ -142,14 +153,14 @@ class Fetcher:
 
         `claim`, asked when the transfer leaves its queue, says what is still to be brought of `wanted`.
 
-        Without `urgency` a reader waits. Raises VersionGone, AccessDenied,
-        ObjectArchived at once, BadReply after a few tries, and OriginUnavailable (ProxyUnavailable) when no byte has come for the read
-        timeout.
+        Without `urgency` a reader waits. Raises VersionGone, AccessDenied, ObjectArchived at once, BadReply after a few tries, and
+        OriginUnavailable (ProxyUnavailable) when no byte has come for the read timeout.
         """
         async with AsyncExitStack() as stack:
             if urgency is not None and not urgency.urgent:
                 with urgency.queueing():
                     await stack.enter_async_context(self._prefetches)
+                    await stack.enter_async_context(self._all_prefetches)
             await stack.enter_async_context(self._connections)
             for each in [wanted] if claim is None else claim():
                 await self._until_done(_Transfer(version, each, sink), self.proxy if proxied else None)

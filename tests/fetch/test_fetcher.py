@@ -560,6 +560,29 @@ async def test_prefetch_leaves_room_for_readers(
     nursery.cancel_scope.cancel()
 
 
+async def test_prefetches_are_bounded_for_all_origins_together_and_readers_are_not(
+    server: ScriptedServer, origin: FakeOrigin, transport: Transport, version: ObjectVersion, nursery: trio.Nursery
+) -> None:
+    together = trio.CapacityLimiter(3)
+    stalled, other = (
+        Fetcher(origin, transport, proxy=None, read_timeout_s=60, max_connections=6, all_prefetches=together)
+        for _ in range(2)
+    )
+    server.script(*(faults.Hang() for _ in range(3)))
+    for fetcher in (stalled, stalled, other, other):
+        ahead = Urgency(urgent=False)
+        nursery.start_soon(partial(fetcher.fetch, version, WANTED, Sink(WANTED.start), urgency=ahead))
+        await wait_all_tasks_blocked(0.01)
+    assert len(server.requests) == 3
+    sink = Sink(WANTED.start)
+    await other.fetch(version, WANTED, sink)
+    assert sink.data == BODY[WANTED.start : WANTED.stop]
+    ahead.raise_()
+    await wait_all_tasks_blocked(0.01)
+    assert len(server.requests) == 5, "a reader has come for the one that queued"
+    nursery.cancel_scope.cancel()
+
+
 async def test_a_single_connection_serves_prefetches_too(
     origin: FakeOrigin, transport: Transport, version: ObjectVersion
 ) -> None:
