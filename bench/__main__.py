@@ -98,8 +98,8 @@ def chosen(wanted: Iterable[str] | None, known: Iterable[str]) -> list[str]:
 def run_all(bench: Bench, results: Results, rounds: int) -> None:
     """The rounds outermost and the peers innermost: a disturbance meets everyone. A peer that failed a case is left out of it then.
 
-    Each round another peer begins: who comes after a turn that used much memory finds it at hand, while a virtual machine's host takes back what
-    lay idle.
+    Each round another peer begins: who comes after a turn that used much memory finds it at hand, while a virtual machine's host takes
+    back what lay idle.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
