@@ -145,9 +145,6 @@ class _Nowhere:
     async def write(self, offset: int, data: memoryview) -> None:
         pass
 
-    def awaited(self, arrived: ByteRange) -> bool:  # noqa: ARG002
-        return False
-
 
 async def _ranged_read(repository: Repository, version: ObjectVersion) -> Finding:
     wanted = ByteRange(0, min(_PROBE_BYTES, version.size_bytes))

@@ -40,9 +40,6 @@ class FillTarget(Protocol):
         what another has brought; bytes behind a gap are ignored.
         """
 
-    def awaited(self, arrived: ByteRange) -> bool:
-        """Whether a reader waits for bytes that end within `arrived`: once all before it are written, only these keep him waiting."""
-
     def ended(self, tried: ByteRange, error: Exception | None) -> None:
         """A transfer of `tried` is over: readers that still lack bytes inside it get `error`, or ask again when it is None."""
 

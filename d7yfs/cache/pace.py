@@ -1,8 +1,10 @@
 """Where writes to the cache's disk are made: on the trio thread while the disk takes them at once, in worker threads while it does not.
 
 A buffered write is a copy into the page cache, and quickest where its bytes were received a moment ago: in a thread on another core
-it takes several times as long, and going there and back costs as much again. But a disk that has fallen behind makes writers wait,
-and then nobody else should. So the first slow write is the last one that others wait for.
+it takes several times as long, and going there and back costs as much again. But a disk that has fallen behind makes writers wait
+(balance_dirty_pages in the kernel's mm/page-writeback.c, up to 0.2 s each), and then nobody else should. A single write that took
+long proves nothing: the machine may have been busy, and threads would double what the rest of a file costs. So others wait for
+PATIENCE_S in all.
 
 One per cache directory; used by `CachedVersion`.
 """
@@ -14,11 +16,17 @@ from collections.abc import Callable
 
 import trio
 
-SLOW_S = 0.02
-"""A write of a block that takes longer did not go to memory alone."""
+QUICK_S = 0.01
+"""What a write of a block may take; more is waiting."""
 
-REST_S = 10.0
-"""So long after a slow write the disk is not trusted with the trio thread again."""
+PATIENCE_S = 0.3
+"""So much waiting is put up with on the trio thread, …"""
+
+FORGIVEN = 0.1
+"""… of which this fraction of the time that passes is forgotten."""
+
+REST_S = 3.0
+"""After so long without waiting the disk is trusted again."""
 
 
 class Pace:
@@ -26,13 +34,14 @@ class Pace:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._slow_until = float("-inf")
+        self._waited_s = 0.0
+        self._waited_at = float("-inf")
         self._in_threads = 0
 
     @property
     def is_slow(self) -> bool:
         """Also while a write hangs in a thread, however long."""
-        return self._in_threads > 0 or self._clock() < self._slow_until
+        return self._waited_s >= PATIENCE_S and (self._in_threads > 0 or self._clock() < self._waited_at + REST_S)
 
     async def write(self, store: Callable[[], None], limiter: trio.CapacityLimiter) -> None:
         """Call `store` here, or in a worker thread with a token of `limiter`. Not cancelled half-way."""
@@ -49,5 +58,7 @@ class Pace:
         began = self._clock()
         store()
         now = self._clock()
-        if now - began >= SLOW_S:
-            self._slow_until = now + REST_S
+        if now - began >= QUICK_S:
+            forgiven_s = FORGIVEN * (now - self._waited_at)
+            self._waited_s = max(self._waited_s - forgiven_s, 0.0) + now - began
+            self._waited_at = now

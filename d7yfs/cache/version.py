@@ -232,9 +232,6 @@ class CachedVersion:
         if strike_out:
             self.backing.strike_out()
 
-    def awaited(self, arrived: ByteRange) -> bool:
-        return any(arrived.start < waiter.wanted.stop <= arrived.stop for waiter in self._waiters)
-
     def _serve_all(self) -> None:
         """Presence has changed otherwise than by a write."""
         for waiter in list(self._waiters):

@@ -25,7 +25,7 @@ from d7yfs.fetch.bandwidth import Bandwidth
 from d7yfs.fetch.proxy import Proxy
 from d7yfs.fetch.reply import check_head, error_of
 from d7yfs.fetch.transport import Response, Transport
-from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
+from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.origins.origin import Origin, ReadRequest
 
 log = logging.getLogger(__name__)
@@ -37,14 +37,8 @@ class Sink(Protocol):
     async def write(self, offset: int, data: memoryview) -> None:
         """Take `data`, which is lent until this returns; calls of one transfer follow each other without a gap."""
 
-    def awaited(self, arrived: ByteRange) -> bool:
-        """Whether `arrived`, which has not been written yet, should be written now rather than together with what follows."""
 
-
-BUFFER_BYTES = BLOCK_BYTES
-"""What is written at once, but for the last of a transfer and what is awaited: a whole block, so that writing costs one call for it."""
-_HOLD_BACK_S = 1.0
-"""Bytes of a slow reply are written after this time at the latest: they are progress, also in the eyes of other daemons."""
+BUFFER_BYTES = 1 << 20
 _ERROR_BODY_BYTES = 16 << 10
 _MAX_DOUBTFUL = 3
 """Tries without a byte between them where patience does not help: a reply that breaks the rules is rarely an accident, and what dfdaemon
@@ -275,11 +269,24 @@ class Fetcher:
 
     async def _receive(self, response: Response, transfer: _Transfer, proxy: Proxy | None) -> None:
         buffer = self._buffers.pop() if self._buffers else bytearray(BUFFER_BYTES)
+        view, surplus = memoryview(buffer), memoryview(bytearray(1))
         start, stop = transfer.position, transfer.wanted.stop
         try:
             while transfer.position < stop:
-                room = min(BUFFER_BYTES - transfer.position % BUFFER_BYTES, stop - transfer.position)
-                await self._receive_some(response, transfer, memoryview(buffer)[:room], proxy)
+                count = await response.receive_into(view[: stop - transfer.position])
+                if not count:
+                    missing = stop - transfer.position
+                    raise OriginUnavailable(f"{self.name(transfer.version)}: cut off {missing} bytes before the end")
+                if transfer.position + count == stop and await response.receive_into(surplus):
+                    raise BadReply(f"{self.name(transfer.version)}: more bytes than were asked for")
+                transfer.last_progress = trio.current_time()
+                transfer.on_first_byte()
+                if proxy is not None:
+                    proxy.breaker.succeeded()
+                else:
+                    self.bandwidth.landed(count, transfer.last_progress)
+                await transfer.sink.write(transfer.position, view[:count])
+                transfer.position += count
         except OriginUnavailable as error:
             if proxy is not None:
                 # A dfdaemon that dies in mid-body leaves no other mark than a short body.
@@ -292,44 +299,6 @@ class Fetcher:
                 self.counters.proxy_bytes += received
             else:
                 self.counters.direct_bytes += received
-
-    async def _receive_some(
-        self, response: Response, transfer: _Transfer, buffer: memoryview, proxy: Proxy | None
-    ) -> None:
-        """Receive and write what fills `buffer`, or less if that is awaited. What came before an error is written too."""
-        filled = 0
-        stop = transfer.wanted.stop
-        hold_until = math.inf
-        try:
-            while filled < len(buffer):
-                count = None
-                if filled:
-                    with trio.move_on_at(hold_until):
-                        count = await response.receive_into(buffer[filled:])
-                    if count is None:
-                        break
-                else:
-                    count = await response.receive_into(buffer)
-                if not count:
-                    missing = stop - transfer.position - filled
-                    raise OriginUnavailable(f"{self.name(transfer.version)}: cut off {missing} bytes before the end")
-                if transfer.position + filled + count == stop and await response.receive_into(memoryview(bytearray(1))):
-                    raise BadReply(f"{self.name(transfer.version)}: more bytes than were asked for")
-                transfer.last_progress = trio.current_time()
-                if not filled:
-                    transfer.on_first_byte()
-                    hold_until = transfer.last_progress + _HOLD_BACK_S
-                filled += count
-                if proxy is not None:
-                    proxy.breaker.succeeded()
-                else:
-                    self.bandwidth.landed(count, transfer.last_progress)
-                if transfer.sink.awaited(ByteRange(transfer.position, transfer.position + filled)):
-                    break
-        except D7yfsError:
-            await transfer.write(buffer[:filled])
-            raise
-        await transfer.write(buffer[:filled])
 
 
 class _Held:
@@ -373,12 +342,6 @@ class _Transfer:
         """Called at least once, when bytes have come."""
         self.position = wanted.start
         self.last_progress = trio.current_time()
-
-    async def write(self, data: memoryview) -> None:
-        """Hand on what has come next."""
-        if data:
-            await self.sink.write(self.position, data)
-            self.position += len(data)
 
 
 def pause_before_retry_s(attempt: int, error: D7yfsError) -> float:

@@ -189,9 +189,6 @@ class _StreamSink:
         self._running.advance(offset + len(data))
         await self._target.write(offset, data)
 
-    def awaited(self, arrived: ByteRange) -> bool:
-        return self._target.awaited(arrived)
-
 
 class _Running:
     """The stream that runs now."""

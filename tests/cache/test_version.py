@@ -16,7 +16,7 @@ from d7yfs.cache import cache as cache_module
 from d7yfs.cache.backing import BackingFile, Landing
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
-from d7yfs.cache.pace import SLOW_S, Pace
+from d7yfs.cache.pace import PATIENCE_S, Pace
 from d7yfs.cache.presence import Block
 from d7yfs.cache.version import CachedVersion
 from d7yfs.errors import BadReply, OriginUnavailable, ReadTimeout, Stopped, VersionGone
@@ -265,19 +265,6 @@ async def test_a_contiguous_transfer_does_not_make_readers_ask_again(tmp_path: P
         assert len(opened.filler.requests) == 1
 
 
-async def test_bytes_are_awaited_where_a_read_ends(tmp_path: Path, nursery: trio.Nursery) -> None:
-    with Opened(tmp_path) as opened:
-        target = opened.filler.target
-        assert not target.awaited(FILE.whole)
-        reader = Reader(opened.cached, 100, 1000)
-        await start(nursery, reader)
-        assert [target.awaited(ByteRange(0, stop)) for stop in (100, 999, 1000, MIB)] == [False, False, True, True]
-        assert not target.awaited(ByteRange(1000, MIB))
-        await opened.filler.bring(0, 1000)
-        assert not target.awaited(FILE.whole)
-        assert await reader.right()
-
-
 async def test_a_cancelled_reader_harms_nobody(tmp_path: Path, nursery: trio.Nursery) -> None:
     with Opened(tmp_path) as opened:
         given_up, patient = Reader(opened.cached, 0, 1000), Reader(opened.cached, 0, 1000)
@@ -462,7 +449,7 @@ async def slow_pace() -> Pace:
 
     def sluggish() -> None:
         nonlocal now_s
-        now_s += SLOW_S
+        now_s += 2 * PATIENCE_S
 
     pace = Pace(clock=lambda: now_s)
     await pace.write(sluggish, trio.CapacityLimiter(1))

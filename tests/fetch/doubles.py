@@ -112,9 +112,6 @@ class MemoryTarget:
                 self._presence.landed(index, Block.DISK)
         self.data[offset : offset + len(data)] = data
 
-    def awaited(self, arrived: ByteRange) -> bool:
-        return False
-
     def when_whole(self, tell: Callable[[], None]) -> None:
         raise NotImplementedError
 
