@@ -39,9 +39,9 @@ def _no_descriptor_leaks() -> Iterator[None]:
     yield
     # A cancelled cache abandons its evicting thread, which may be deleting a file on a disk that is slow just now.
     deadline = time.monotonic() + 60
-    while set(_cache_descriptors()) - before and time.monotonic() < deadline:
+    while (left := set(_cache_descriptors()) - before) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not set(_cache_descriptors()) - before
+    assert not left  # what a look of its own would find may be the next file that the thread has in hand
 
 
 def _cache_descriptors() -> list[str]:
