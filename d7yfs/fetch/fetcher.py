@@ -132,6 +132,8 @@ class Fetcher:
             await transport.connect(request.url, via=proxy.url if proxy else "")
         except D7yfsError as error:
             log.debug("%s: nothing is prepared for the first read: %s", self.origin.url, error.message)
+        except Exception:  # whatever it is, it is no reason to end the mount
+            log.exception("%s: preparing the first read failed unexpectedly", self.origin.url)
 
     async def fetch(
         self,
