@@ -9,6 +9,7 @@ Built by `daemon`, which runs `run()` in its nursery; `Filesystem` opens version
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from dataclasses import dataclass
 
 import trio
@@ -75,8 +76,7 @@ class Cache:
         self._boot_tag = boot_tag()
         self._open: dict[tuple[str, str, str, int], CachedVersion] = {}
         self._evict_wanted, self._asked = trio.Event(), trio.Event()
-        self._closed_hits = self._closed_misses = self._closed_written = self._closed_corrupt = 0
-        self._closed_taken_over = self._closed_mismatches = 0
+        self._closed = Counter[str]()  # what versions had counted when they were closed
         self._uncached_opens = 0
 
     def open(self, origin_identity: str, version: ObjectVersion, new_filler: NewFiller) -> CachedVersion:
@@ -123,12 +123,7 @@ class Cache:
 
     def _close(self, key: tuple[str, str, str, int], cached: CachedVersion) -> None:
         del self._open[key]
-        self._closed_hits += cached.hits
-        self._closed_misses += cached.misses
-        self._closed_written += cached.backing.disk_bytes_written
-        self._closed_corrupt += cached.backing.corrupt_blocks
-        self._closed_taken_over += cached.backing.taken_over_blocks
-        self._closed_mismatches += cached.backing.checksum_mismatches
+        self._closed.update(_counts(cached))
         cached.backing.close()
 
     @property
@@ -175,20 +170,35 @@ class Cache:
             cached.fail_waiters(error)
 
     def statistics(self) -> CacheStatistics:
-        opened = list(self._open.values())
+        counts = self._closed.copy()
+        for cached in self._open.values():
+            counts.update(_counts(cached))
         return CacheStatistics(
             directory=str(self._directory.path),
             used_bytes=self._directory.used_bytes,
             limit_bytes=self._directory.size_limit_bytes,
             memory_bytes=self._budget.used_bytes,
             memory_limit_bytes=self._budget.limit_bytes,
-            open_versions=len(opened),
-            hits=self._closed_hits + sum(c.hits for c in opened),
-            misses=self._closed_misses + sum(c.misses for c in opened),
-            disk_bytes_written=self._closed_written + sum(c.backing.disk_bytes_written for c in opened),
-            taken_over_blocks=self._closed_taken_over + sum(c.backing.taken_over_blocks for c in opened),
+            open_versions=len(self._open),
             evicted_files=self._directory.evicted_files,
-            corrupt_blocks=self._closed_corrupt + sum(c.backing.corrupt_blocks for c in opened),
-            checksum_mismatches=self._closed_mismatches + sum(c.backing.checksum_mismatches for c in opened),
             uncached_opens=self._uncached_opens,
+            hits=counts["hits"],
+            misses=counts["misses"],
+            disk_bytes_written=counts["disk_bytes_written"],
+            taken_over_blocks=counts["taken_over_blocks"],
+            corrupt_blocks=counts["corrupt_blocks"],
+            checksum_mismatches=counts["checksum_mismatches"],
         )
+
+
+def _counts(cached: CachedVersion) -> dict[str, int]:
+    """What one version has counted since it was opened; kept in a sum when it is closed."""
+    backing = cached.backing
+    return {
+        "hits": cached.hits,
+        "misses": cached.misses,
+        "disk_bytes_written": backing.disk_bytes_written,
+        "taken_over_blocks": backing.taken_over_blocks,
+        "corrupt_blocks": backing.corrupt_blocks,
+        "checksum_mismatches": backing.checksum_mismatches,
+    }
