@@ -152,16 +152,11 @@ class BackingFile:
                     found = True
         return found
 
-    def write(self, offset: int, data: memoryview) -> None:
-        """Store `data` at `offset`, which continues what has landed of its block (or repeats bytes that are there already)."""
-        landings = self.begin_write(offset, data)
-        self.store(landings)
-        self.finish_write(landings)
-
     def begin_write(self, offset: int, data: memoryview) -> list[Landing]:
         """What of `data` is to be written to disk: `store` does it, in a worker thread if need be, and `finish_write` makes it readable.
 
-        What belongs into memory is written here. `data` must stay as it is until `finish_write`.
+        `data` at `offset` continues what has landed of its block, or repeats it, and must stay as it is until `finish_write`. What belongs
+        into memory is written here.
         """
         landings = []
         position = 0

@@ -84,13 +84,20 @@ def backing(
         file.close()
 
 
+def write(file: BackingFile, offset: int, data: memoryview) -> None:
+    """As `CachedVersion` writes, in one go."""
+    landings = file.begin_write(offset, data)
+    file.store(landings)
+    file.finish_write(landings)
+
+
 def fill(file: BackingFile, *indexes: int, chunk_bytes: int = 300_007) -> None:
     """Bring whole blocks as a transfer would; all of them when none is named."""
     for index in indexes or range(len(file.presence.blocks)):
         block = ByteRange(index * BLOCK_BYTES, min((index + 1) * BLOCK_BYTES, file.version.size_bytes))
         for start in range(block.start, block.stop, chunk_bytes):
             piece = ByteRange(start, min(start + chunk_bytes, block.stop))
-            file.write(piece.start, data_of(file.version, piece))
+            write(file, piece.start, data_of(file.version, piece))
 
 
 def read(file: BackingFile, wanted: ByteRange) -> bytearray:

@@ -24,7 +24,7 @@ from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.presence import Block
 from d7yfs.objects import BLOCK_BYTES, ByteRange
 from tests.cache.conftest import MountTmpfs
-from tests.cache.doubles import BOOT, MIB, ORIGIN, backing, data_of, directory, fill, read, version
+from tests.cache.doubles import BOOT, MIB, ORIGIN, backing, data_of, directory, fill, read, version, write
 
 FILE = version(3 * MIB + 12_345)
 LATER_BOOT = BOOT + 2
@@ -38,7 +38,7 @@ LATER_BOOT = BOOT + 2
 def test_chunks_of_any_size_make_the_object(tmp_path: Path, chunk_bytes: int, on_disk: bool) -> None:
     with backing(FILE, directory(tmp_path) if on_disk else None) as file:
         for start in range(0, FILE.size_bytes, chunk_bytes):
-            file.write(start, data_of(FILE)[start : start + chunk_bytes])
+            write(file, start, data_of(FILE)[start : start + chunk_bytes])
         assert file.presence.complete
         assert not file.presence.arriving
         assert set(file.presence.blocks) == {Block.DISK if on_disk else Block.MEMORY}
@@ -54,7 +54,7 @@ def test_overlapping_and_repeated_transfers_write_each_byte_once(tmp_path: Path,
             number = rng.randrange(len(transfers))
             position = transfers[number]
             chunk = data_of(FILE)[position : position + rng.choice([1, 1000, 100_000, 900_000])]
-            file.write(position, chunk)
+            write(file, position, chunk)
             transfers[number] += len(chunk)
             readable = file.presence.first_unreadable(FILE.whole)
             if readable and rng.random() < 0.1:
@@ -66,17 +66,17 @@ def test_overlapping_and_repeated_transfers_write_each_byte_once(tmp_path: Path,
 
 def test_the_landed_head_of_a_block_is_readable(tmp_path: Path) -> None:
     with backing(FILE, directory(tmp_path)) as file:
-        file.write(MIB, data_of(FILE)[MIB : MIB + 1000])
+        write(file, MIB, data_of(FILE)[MIB : MIB + 1000])
         assert file.presence.first_unreadable(ByteRange(MIB, MIB + 1001)) == MIB + 1000
         assert read(file, ByteRange(MIB + 10, MIB + 1000)) == data_of(FILE)[MIB + 10 : MIB + 1000]
 
 
 def test_bytes_behind_a_gap_are_ignored_and_take_no_room(tmp_path: Path) -> None:
     with backing(FILE, directory(tmp_path), room_bytes=MIB) as file:
-        file.write(MIB + 1, data_of(FILE)[MIB + 1 : MIB + 100])
+        write(file, MIB + 1, data_of(FILE)[MIB + 1 : MIB + 100])
         assert not file.presence.arriving
-        file.write(0, data_of(FILE)[:100])
-        file.write(200, data_of(FILE)[200:300])
+        write(file, 0, data_of(FILE)[:100])
+        write(file, 200, data_of(FILE)[200:300])
         assert file.presence.arriving[0].landed_bytes == 100
         assert not file.presence.arriving[0].in_memory
         fill(file, 0)
@@ -110,7 +110,7 @@ def check(file: BackingFile, wanted: ByteRange) -> None:
 @pytest.mark.parametrize("swapped", [False, True])
 def test_two_transfers_of_one_block_land_in_any_order(tmp_path: Path, sizes: tuple[int, int], swapped: bool) -> None:
     with backing(FILE, directory(tmp_path), room_bytes=MIB) as file:
-        file.write(0, data_of(FILE)[:500])
+        write(file, 0, data_of(FILE)[:500])
         both = [file.begin_write(0, data_of(FILE)[:size]) for size in sizes]
         for landings in both:
             file.store(landings)
@@ -119,7 +119,7 @@ def test_two_transfers_of_one_block_land_in_any_order(tmp_path: Path, sizes: tup
             file.finish_write(landings)
         longest = max(sizes)
         assert file.presence.first_unreadable(BLOCK) == (longest if longest < MIB else None)
-        file.write(longest, data_of(FILE)[longest:MIB])
+        write(file, longest, data_of(FILE)[longest:MIB])
         assert file.presence.blocks[0] == Block.DISK, "room was taken once"
         assert not file.presence.arriving
         check(file, BLOCK)
@@ -140,7 +140,7 @@ def test_one_write_of_many_blocks_lands_in_each(tmp_path: Path) -> None:
     """Some are there, one is arriving, and for the last one there is no room on disk."""
     with backing(FILE, directory(tmp_path), room_bytes=3 * MIB) as file:
         fill(file, 1)
-        file.write(0, data_of(FILE)[:1000])
+        write(file, 0, data_of(FILE)[:1000])
         landings = file.begin_write(0, data_of(FILE))
         assert list(file.presence.blocks) == [Block.ABSENT, Block.DISK, Block.ABSENT, Block.MEMORY]
         file.store(landings)
@@ -157,12 +157,12 @@ def test_what_lands_for_a_block_that_was_given_up_is_nobodys(
 ) -> None:
     budget = MemoryBudget(64 * MIB)
     with backing(FILE, directory(tmp_path), budget=budget) as file:
-        file.write(0, data_of(FILE)[:100])
+        write(file, 0, data_of(FILE)[:100])
         landings = file.begin_write(100, data_of(FILE)[100:800])
         with _full_disk(file, really=disk_fails):
             file.store(landings)
         file.leave_disk(OSError(errno.EIO, "Input/output error"))
-        file.write(0, data_of(FILE)[:begun_anew_bytes])
+        write(file, 0, data_of(FILE)[:begun_anew_bytes])
         file.finish_write(landings)
         assert file.presence.first_unreadable(BLOCK) == begun_anew_bytes
         assert budget.used_bytes == (MIB if begun_anew_bytes else 0)
@@ -213,7 +213,7 @@ def test_bytes_that_the_disk_has_no_room_for_land_in_memory_with_all_of_their_bl
     """Another transfer of the block was on its way to the disk at the same time, and got there."""
     budget = MemoryBudget(64 * MIB)
     with backing(FILE, directory(tmp_path), budget=budget) as file:
-        file.write(0, data_of(FILE)[:500])
+        write(file, 0, data_of(FILE)[:500])
         refused = file.begin_write(500, data_of(FILE)[500:600_000])
         other = file.begin_write(0, data_of(FILE)[:other_bytes])
         file.store(other)
@@ -227,7 +227,7 @@ def test_bytes_that_the_disk_has_no_room_for_land_in_memory_with_all_of_their_bl
         landed_bytes = max(other_bytes, 600_000)
         assert file.presence.first_unreadable(BLOCK) == landed_bytes
         check(file, ByteRange(0, landed_bytes))
-        file.write(landed_bytes, data_of(FILE)[landed_bytes:MIB])
+        write(file, landed_bytes, data_of(FILE)[landed_bytes:MIB])
         assert file.presence.blocks[0] == Block.MEMORY
         check(file, BLOCK)
 
@@ -377,11 +377,11 @@ def test_a_full_disk_in_the_middle_of_a_block_moves_it_to_memory(mount_tmpfs: Mo
 
 def test_a_block_whose_head_the_disk_lost_is_given_up(tmp_path: Path) -> None:
     with backing(FILE, directory(tmp_path)) as file:
-        file.write(0, data_of(FILE)[:1000])
+        write(file, 0, data_of(FILE)[:1000])
         (data_path,) = tmp_path.rglob("*.data")
         os.truncate(data_path, 0)
         _refuse_writes(file)
-        file.write(1000, data_of(FILE)[1000:2000])
+        write(file, 1000, data_of(FILE)[1000:2000])
         assert not file.presence.arriving
         fill(file)
         assert read(file, FILE.whole) == data_of(FILE)
@@ -399,7 +399,7 @@ def _refuse_writes(file: BackingFile) -> None:
 def test_leaving_the_disk_keeps_what_is_in_memory(tmp_path: Path) -> None:
     with backing(FILE, directory(tmp_path), room_bytes=MIB + 12_345) as file:
         fill(file, 0)
-        file.write(3 * MIB, data_of(FILE)[3 * MIB : 3 * MIB + 10])
+        write(file, 3 * MIB, data_of(FILE)[3 * MIB : 3 * MIB + 10])
         fill(file, 2)
         file.leave_disk(OSError(errno.EIO, "Input/output error"))
         assert list(file.presence.blocks) == [Block.ABSENT, Block.ABSENT, Block.MEMORY, Block.ABSENT]
@@ -468,12 +468,12 @@ def test_wanted_blocks_stay_in_memory() -> None:
 
 def test_the_transfer_of_a_dropped_block_does_no_harm_to_the_next() -> None:
     with backing(FILE, None) as file:
-        file.write(0, data_of(FILE)[:500_000])
+        write(file, 0, data_of(FILE)[:500_000])
         file.drop_memory_block(0)
-        file.write(0, data_of(FILE)[:1000])
-        file.write(500_000, data_of(FILE)[500_000:MIB])
+        write(file, 0, data_of(FILE)[:1000])
+        write(file, 500_000, data_of(FILE)[500_000:MIB])
         assert file.presence.arriving[0].landed_bytes == 1000
-        file.write(1000, data_of(FILE)[1000:MIB])
+        write(file, 1000, data_of(FILE)[1000:MIB])
         assert read(file, ByteRange(0, MIB)) == data_of(FILE)[:MIB]
 
 
@@ -482,7 +482,7 @@ def test_the_transfer_of_a_dropped_block_does_no_harm_to_the_next() -> None:
 
 def test_blocks_of_another_daemon_are_taken_over(tmp_path: Path) -> None:
     with backing(FILE, directory(tmp_path)) as ours, backing(FILE, directory(tmp_path), room_bytes=0) as theirs:
-        theirs.write(2 * MIB, data_of(FILE)[2 * MIB : 2 * MIB + 7])
+        write(theirs, 2 * MIB, data_of(FILE)[2 * MIB : 2 * MIB + 7])
         assert not theirs.refresh(FILE.whole)
         fill(ours, 0, 2)
         assert theirs.refresh(FILE.whole)
@@ -593,13 +593,13 @@ _WRITER = """
 import sys
 from pathlib import Path
 from d7yfs.cache.directory import CacheDirectory
-from tests.cache.doubles import backing, data_of, directory, version
+from tests.cache.doubles import backing, data_of, directory, version, write
 file_version = version(int(sys.argv[2]))
 data = data_of(file_version)
 with backing(file_version, directory(Path(sys.argv[1]))) as file:
     print("writing", flush=True)
     for start in range(0, len(data), 100_003):
-        file.write(start, data[start : start + 100_003])
+        write(file, start, data[start : start + 100_003])
 print("done", flush=True)
 sys.stdin.read()
 """

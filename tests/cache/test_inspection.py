@@ -15,7 +15,7 @@ from d7yfs.cache.inspection import Map, Verdict
 from d7yfs.config.url import RepositoryUrl
 from d7yfs.errors import CacheUnusable
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
-from tests.cache.doubles import BOOT, MIB, ORIGIN, backing, content, data_of, directory, fill, read, version
+from tests.cache.doubles import BOOT, MIB, ORIGIN, backing, content, data_of, directory, fill, read, version, write
 
 WHOLE, PART = version(2 * MIB + 5, "models/a/whole.bin"), version(3 * MIB, "models/part.bin")
 
@@ -164,7 +164,7 @@ def test_a_file_larger_than_a_job(tmp_path: Path) -> None:
     with backing(large, directory(tmp_path)) as file:
         for index in (0, 63, 64, 129):
             block = memoryview(bytes([index]) * BLOCK_BYTES)
-            file.write(index * BLOCK_BYTES, block)
+            write(file, index * BLOCK_BYTES, block)
     for index in (63, 129):
         spoil(tmp_path, large, index * MIB)
     (verdict,) = verify(tmp_path)

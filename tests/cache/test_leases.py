@@ -19,7 +19,7 @@ from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.leases import Leases
 from d7yfs.objects import ByteRange
 from tests.cache.conftest import MountTmpfs
-from tests.cache.doubles import MIB, ORIGIN, backing, directory, fill, version
+from tests.cache.doubles import MIB, ORIGIN, backing, directory, fill, version, write
 
 FILE = version(5 * MIB + 9)
 WHOLE = FILE.whole
@@ -169,7 +169,7 @@ def test_writing_shows_long_before_a_block_is_whole(path: Path) -> None:
 
 
 def fill_head(file: BackingFile, index: int, size_bytes: int) -> None:
-    file.write(index * MIB, memoryview(bytes(size_bytes)))
+    write(file, index * MIB, memoryview(bytes(size_bytes)))
 
 
 def test_leases_and_the_openers_lock_know_nothing_of_each_other(path: Path) -> None:
