@@ -8,6 +8,7 @@ Called by the command line, in the process that becomes the daemon.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import resource
@@ -27,12 +28,13 @@ from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.filler import Filler, FillTarget
 from d7yfs.config.schema import Config
 from d7yfs.config.sources import Settings
-from d7yfs.errors import MountError, Stopped
+from d7yfs.errors import D7yfsError, MountError, Stopped
 from d7yfs.fetch.direct import DirectFiller
 from d7yfs.fetch.stream import StreamFiller
 from d7yfs.fetch.verification import Verifier
 from d7yfs.filesystem import Filesystem, Source
 from d7yfs.fuse.pyfuse3_adapter import Adapter, Appearance
+from d7yfs.latecomer import Latecomer
 from d7yfs.objects import ObjectVersion
 from d7yfs.readiness import Readiness
 from d7yfs.repository import Repository, open_repositories
@@ -40,6 +42,8 @@ from d7yfs.repository import Repository, open_repositories
 log = logging.getLogger(__name__)
 
 _BUSY_RETRY_S = 0.2
+_GARBAGE_THRESHOLD = 5000
+"""Objects made, and not yet gone, between two collections; Python's own is 700, and a page of a listing has 7,000 elements for a moment."""
 
 
 async def run(settings: Settings, readiness: Readiness, *, stderr: Path | None) -> None:
@@ -61,13 +65,54 @@ async def run(settings: Settings, readiness: Readiness, *, stderr: Path | None) 
         log.warning("%s", warning)
     repositories = open_repositories(settings)
     try:
-        located = [(each, await each.locate(allow_empty=config.allow_empty)) for each in repositories]
+        present, late = await _locate(repositories, config)
         cache = Cache(directory, memory_buffer_bytes=config.memory_buffer_bytes, read_timeout_s=config.read_timeout_s)
-        await _Mount(settings, mountpoint, located, cache, readiness, stderr).serve()
+        await _Mount(settings, mountpoint, present, late, cache, readiness, stderr).serve()
     finally:
         with trio.CancelScope(shield=True), trio.move_on_after(config.shutdown_timeout_s):
             for repository in repositories:
                 await repository.aclose()
+
+
+async def _locate(repositories: list[Repository], config: Config) -> tuple[list[tuple[Repository, str]], list[Latecomer]]:
+    """All repositories with what each is to list, and those of several that cannot be reached, unless all must be.
+
+    Raises what the origin said where there is no going on without it.
+    """
+    places: dict[str, str] = {}
+    failures: dict[str, D7yfsError] = {}
+
+    async def locate(repository: Repository) -> None:
+        name = repository.config.name
+        try:
+            places[name] = await repository.locate(allow_empty=config.allow_empty)
+        except D7yfsError as error:
+            failures[name] = error
+            prefix = repository.config.url.prefix
+            places[name] = f"{prefix}/" if prefix else ""
+
+    async with trio.open_nursery() as nursery:
+        for repository in repositories:
+            nursery.start_soon(locate, repository)
+    if failures and (config.require_all or len(failures) == len(repositories)):
+        raise next(failures[each.config.name] for each in repositories if each.config.name in failures)
+    late = [
+        Latecomer(each, failures[each.config.name], allow_empty=config.allow_empty)
+        for each in repositories
+        if each.config.name in failures
+    ]
+    for one in late:
+        log.error("%s; %s is an empty directory until it can be read", one.failure, one.repository.config.name)
+    return [(each, places[each.config.name]) for each in repositories], late
+
+
+def _spare_collector() -> None:
+    """Keep the garbage collector from walking what start-up made, and from walking each page of a listing while it is read.
+
+    Otherwise a collection takes 70 ms now and then, in which nobody is answered, and a third of the time of a large listing.
+    """
+    gc.freeze()
+    gc.set_threshold(_GARBAGE_THRESHOLD)
 
 
 def _raise_descriptor_limit() -> None:
@@ -84,6 +129,7 @@ class _Mount:
         settings: Settings,
         mountpoint: Path,
         repositories: list[tuple[Repository, str]],
+        late: list[Latecomer],
         cache: Cache,
         readiness: Readiness,
         stderr: Path | None,
@@ -92,6 +138,7 @@ class _Mount:
         self._config: Config = settings.config
         self._mountpoint = mountpoint
         self._repositories = repositories
+        self._late = {each.repository.config.name: each for each in late}
         self._cache = cache
         self._readiness = readiness
         self._stderr = stderr
@@ -106,7 +153,10 @@ class _Mount:
             self._build(nursery)
             nursery.start_soon(self._cache.run)
             for repository, _ in self._repositories:
-                nursery.start_soon(repository.fetcher.prepare)
+                if repository.config.name in self._late:
+                    nursery.start_soon(self._await_latecomer, self._late[repository.config.name])
+                else:
+                    nursery.start_soon(repository.fetcher.prepare)
             handlers: dict[str, control.Handler] = {"status": self._status, "stat": self._stat}
             await nursery.start(control.serve, control.socket_path(self._mountpoint), handlers)
             try:
@@ -151,7 +201,13 @@ class _Mount:
             filler = StreamFiller if repository.fetcher.proxy is not None else DirectFiller
             return filler(target, repository.fetcher, nursery)
 
-        return Source(repository.origin.url, repository.origin.identity, repository.list_directory, new_filler)
+        lister = self._late.get(repository.config.name, repository)
+        return Source(repository.origin.url, repository.origin.identity, lister.list_directory, new_filler)
+
+    async def _await_latecomer(self, late: Latecomer) -> None:
+        name = late.repository.config.name
+        await late.wait(lambda prefix: self._filesystem.tree.settle(name, prefix))
+        await late.repository.fetcher.prepare()
 
     async def _forget_pages(self, version: ObjectVersion) -> None:
         for inode in self._filesystem.tree.inodes_of(version):
@@ -173,9 +229,11 @@ class _Mount:
             raise MountError(f"{self._mountpoint} is mounted but does not answer", hint="see the log for the reason")
         for trouble in await trio.to_thread.run_sync(mounts.tune, self._mountpoint):
             log.info("%s", trouble)
+        _spare_collector()
         names = ", ".join(str(each.config.url) for each, _ in self._repositories)
         log.info("%s is mounted on %s", names, self._mountpoint)
-        self._readiness.ready(f"{names} mounted on {self._mountpoint}", self._settings.warnings, self._stderr)
+        missing = [f"{name} is empty for now: {late.failure}" for name, late in self._late.items() if late.failure]
+        self._readiness.ready(f"{names} mounted on {self._mountpoint}", missing, self._stderr)
 
     async def _until_signalled(self, scope: trio.CancelScope) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -227,7 +285,9 @@ class _Mount:
             "uptime_s": round(time.time() - self._started_at, 3),
             "rss_bytes": _rss_bytes(),
             "log": logs.destination(),
-            "repositories": [_repository_status(each) for each, _ in self._repositories],
+            "repositories": [
+                _repository_status(each, self._late.get(each.config.name)) for each, _ in self._repositories
+            ],
             "cache": asdict(self._cache.statistics()),
             "tree": self._filesystem.tree.statistics(),
             "fuse": asdict(self._adapter.counters)
@@ -242,11 +302,13 @@ class _Mount:
         return {"path": path, "directory": node.is_directory, **self._filesystem.describe(node)}
 
 
-def _repository_status(repository: Repository) -> dict[str, Any]:
+def _repository_status(repository: Repository, late: Latecomer | None) -> dict[str, Any]:
     proxy = repository.fetcher.proxy
+    failure = late.failure if late is not None else None
     return {
         "name": repository.config.name,
         "url": str(repository.config.url),
+        "error": str(failure) if failure is not None else "",
         "origin": dict(repository.origin.describe()),
         "proxy": proxy.url if proxy else "",
         "proxy_usable": proxy.usable if proxy else None,

@@ -36,7 +36,8 @@ class Readiness:
         return self._fd >= 0
 
     def ready(self, summary: str, warnings: Sequence[str], stderr: Path | None) -> None:
-        """The mount answers. A daemon in the background lets go of its terminal; what C libraries still print goes to `stderr`."""
+        """The mount answers, but for what `warnings` say. A daemon in the background lets go of its terminal; what C libraries still print
+        goes to `stderr`."""
         self._tell({"ready": summary, "warnings": list(warnings)})
         self.notify(f"READY=1\nMAINPID={os.getpid()}\nSTATUS={summary}")
 

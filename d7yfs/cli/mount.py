@@ -29,7 +29,8 @@ def mount(ctx: click.Context, arguments: tuple[str, ...], given: Given) -> None:
 
     \b
     URL: s3://bucket[/prefix], s3://host:port/bucket[/prefix] (plain http),
-         s3://http://host:port/..., s3://https://host:port/...
+         s3://http://host:port/..., s3://https://host:port/...;
+         gs://, oss:// and obs:// likewise; as://account/container[/prefix]
 
     \b
     d7yfs mount s3://models/triton /mnt/models
@@ -50,6 +51,8 @@ def mount(ctx: click.Context, arguments: tuple[str, ...], given: Given) -> None:
     except Failed as failed:
         report(failed.error)
         ctx.exit(failed.status)
+    for warning in said["warnings"]:
+        click.echo(f"d7yfs: warning: {warning}", err=True)
     click.echo(said["ready"])
 
 

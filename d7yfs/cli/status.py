@@ -11,6 +11,7 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from d7yfs import control, mounts
 from d7yfs.errors import MountError
@@ -57,6 +58,8 @@ def _table(answer: dict[str, Any]) -> Table:
         if each["proxy_usable"] is False:
             way += " (not answering: direct for now)"
         table.add_row("repository", f"{each['name']}={each['url']}".removeprefix("=") + f", {way}")
+        if each["error"]:
+            table.add_row("[red]error[/red]", Text(f"{each['error']}; it is an empty directory until it can be read"))
         fetched = each["fetched"]
         said = f"{show_size_roughly(fetched['direct_bytes'])} direct in {fetched['direct_requests']} requests"
         if each["proxy"]:

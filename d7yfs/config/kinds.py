@@ -96,6 +96,25 @@ def parse_proxy(value: object) -> str:
     return address
 
 
+def _http_proxy(value: object) -> str:
+    text = _text(value)
+    if text.lower() in ("", "none"):
+        return ""
+    allowed = "allowed: http://host:port, host:port, or none"
+    try:
+        address = normal_endpoint(text if "://" in text else f"http://{text}")
+    except ValueError as error:
+        raise ValueError(f"is no proxy address: it {error}; {allowed}") from None
+    return address
+
+
+def _host(value: object) -> str:
+    text = _text(value).lower().strip(".")
+    if text and not re.fullmatch(r"[a-z0-9-]+(\.[a-z0-9-]+)*", text):
+        raise ValueError("is no domain; allowed: such as core.chinacloudapi.cn")
+    return text
+
+
 def _at_least(
     low: float, parse: Callable[[object], int] | Callable[[object], float], shown: str
 ) -> Callable[[object], float]:
@@ -144,6 +163,8 @@ TRUTH = Kind("", _truth, _show_truth)
 PATH = Kind("PATH", _path, _show_path)
 ENDPOINT = Kind("URL", _endpoint)
 PROXY = Kind("URL", parse_proxy)
+HTTP_PROXY = Kind("URL", _http_proxy)
+HOST = Kind("DOMAIN", _host)
 SIZE = Kind("SIZE", units.parse_size, _show_size)
 BUFFER_SIZE = Kind("SIZE", _at_least(16 << 20, units.parse_size, "16MiB"), _show_size)
 DURATION = Kind("TIME", units.parse_duration, _show_duration)

@@ -41,6 +41,8 @@ class Opt:
     """Words for a default that depends on the host or says too little by itself."""
     off_flag: str = ""
     """Spelling of the flag that turns a true option off; `--no-NAME` when empty."""
+    schemes: tuple[str, ...] = ()
+    """Where it means anything; empty for everywhere."""
 
 
 def default_cache_dir(environ: Mapping[str, str], *, root: bool) -> Path:
@@ -70,23 +72,69 @@ class RepositoryConfig(BaseModel):
         Opt(
             kinds.ENDPOINT,
             REPOSITORY,
-            "Address of an S3-compatible store, such as https://minio.example.com:9000. An endpoint inside the URL "
+            "Address of the store's service, such as https://minio.example.com:9000. An endpoint inside the URL "
             "(s3://host:port/bucket) wins over it.",
             default="the provider's own",
         ),
     ] = ""
-    region: Annotated[
-        str, Opt(kinds.TEXT, REPOSITORY, "Region of the bucket.", default="from the provider's own configuration")
+    endpoint_suffix: Annotated[
+        str,
+        Opt(
+            kinds.HOST,
+            REPOSITORY,
+            "Domain of the provider's services in a sovereign or private cloud, such as core.chinacloudapi.cn, "
+            "aliyuncs.com.example or myhuaweicloud.eu.",
+            default="the public cloud's",
+            schemes=("as", "oss", "obs"),
+        ),
     ] = ""
+    region: Annotated[
+        str,
+        Opt(
+            kinds.TEXT,
+            REPOSITORY,
+            "Region of the bucket.",
+            default="from the provider's own configuration",
+            schemes=("s3", "oss", "obs"),
+        ),
+    ] = ""
+    internal_endpoint: Annotated[
+        bool,
+        Opt(
+            kinds.TRUTH,
+            REPOSITORY,
+            "Go to the region's -internal endpoint: from inside the provider's network, without traffic charges.",
+            schemes=("oss",),
+        ),
+    ] = False
+    dual_stack: Annotated[
+        bool, Opt(kinds.TRUTH, REPOSITORY, "Go to AWS's endpoints that speak IPv6 too.", schemes=("s3",))
+    ] = False
+    accelerate: Annotated[
+        bool,
+        Opt(kinds.TRUTH, REPOSITORY, "Go to S3 Transfer Acceleration, which the bucket must have on.", schemes=("s3",)),
+    ] = False
     profile: Annotated[
         str,
         Opt(
             kinds.TEXT,
             REPOSITORY,
-            "Take the credentials from this profile of the provider's own configuration (~/.aws/config).",
+            "Take the credentials from this profile of the provider's own configuration (~/.aws/config, "
+            "~/.alibabacloud/credentials.ini).",
             default="the provider's own chain: environment, profile, SSO, web identity, instance metadata",
+            schemes=("s3", "oss"),
         ),
     ] = ""
+    credentials_file: Annotated[
+        Path | None,
+        Opt(
+            kinds.PATH,
+            REPOSITORY,
+            "Take the credentials from this file of Google's: a service account, a user, or workload identity federation.",
+            default="the provider's own chain",
+            schemes=("gs",),
+        ),
+    ] = None
     anonymous: Annotated[bool, Opt(kinds.TRUTH, REPOSITORY, "Send unsigned requests: for public buckets.")] = False
     addressing_style: Annotated[
         str,
@@ -95,8 +143,47 @@ class RepositoryConfig(BaseModel):
             REPOSITORY,
             "Whether the bucket stands in the path or in the host name; auto means path for your own endpoint, "
             "virtual for the provider's.",
+            schemes=("s3", "oss", "obs"),
         ),
     ] = "auto"
+    signature: Annotated[
+        str,
+        Opt(
+            kinds.one_of("v4", "v1"),
+            REPOSITORY,
+            "How requests are signed; v1 for stores that know nothing newer.",
+            schemes=("oss",),
+        ),
+    ] = "v4"
+    versioned: Annotated[
+        bool,
+        Opt(
+            kinds.TRUTH,
+            REPOSITORY,
+            "Read each file by its version's id, so that it can be read on after it was replaced; needs a bucket with "
+            "versioning and the right to read versions, and costs one request more per file.",
+            schemes=("s3", "as", "oss", "obs"),
+        ),
+    ] = False
+    requester_pays: Annotated[
+        bool,
+        Opt(
+            kinds.TRUTH,
+            REPOSITORY,
+            "Agree to be charged for requests and traffic by a bucket whose owner does not pay for them.",
+            schemes=("s3", "gs", "oss"),
+        ),
+    ] = False
+    billing_project: Annotated[
+        str,
+        Opt(
+            kinds.TEXT,
+            REPOSITORY,
+            "Project that pays for a requester-pays bucket.",
+            default="the credentials' own project",
+            schemes=("gs",),
+        ),
+    ] = ""
     verify_tls: Annotated[
         bool,
         Opt(
@@ -115,6 +202,16 @@ class RepositoryConfig(BaseModel):
             default="the system's",
         ),
     ] = None
+    control_proxy: Annotated[
+        str,
+        Opt(
+            kinds.HTTP_PROXY,
+            REPOSITORY,
+            "HTTP proxy for listings, credentials and the like, such as http://proxy.example.com:3128; file data does not "
+            "go through it.",
+            default="none; HTTP_PROXY and the like are not heeded",
+        ),
+    ] = ""
 
     proxy: Annotated[
         str,
@@ -208,6 +305,15 @@ class Config(BaseModel):
             "Mount a prefix with nothing under it; otherwise refused, for it is nearly always a typo.",
         ),
     ] = False
+    require_all: Annotated[
+        bool,
+        Opt(
+            kinds.TRUTH,
+            MOUNT,
+            "Refuse to mount when one of several repositories cannot be reached; otherwise it is an empty directory until "
+            "it can.",
+        ),
+    ] = False
     uid: Annotated[int, Opt(kinds.NUMERIC_ID, MOUNT, "Owner of all files.", default="the user who mounts")] = Field(
         default_factory=os.getuid
     )
@@ -265,6 +371,8 @@ class Option:
     off_flag: str
     on_by_default: bool | None
     """For a true-or-false option; None when the default depends on the host, and for other options."""
+    schemes: tuple[str, ...] = ()
+    """Where it means anything; empty for everywhere."""
 
     @property
     def flag(self) -> str:
@@ -273,6 +381,10 @@ class Option:
     @property
     def variable(self) -> str:
         return f"D7YFS_{self.name.upper()}"
+
+    def means_something_for(self, scheme: str) -> bool:
+        """Whether repositories of this scheme heed it."""
+        return not self.schemes or scheme in self.schemes
 
 
 def _options() -> dict[str, Option]:
@@ -291,6 +403,7 @@ def _options() -> dict[str, Option]:
                     default=opt.default or opt.kind.show(info.default),
                     off_flag=opt.off_flag or f"--no-{name.replace('_', '-')}" if opt.kind is kinds.TRUTH else "",
                     on_by_default=info.default if isinstance(info.default, bool) else None,
+                    schemes=opt.schemes,
                 )
     return found
 
@@ -334,12 +447,38 @@ class StaticKeys:
 
 
 @dataclass(frozen=True, slots=True)
+class SasToken:
+    """A shared access signature of Azure's, as the query string that it is."""
+
+    token: SecretStr
+
+    def describe(self) -> str:
+        """In words."""
+        return "shared access signature"
+
+
+@dataclass(frozen=True, slots=True)
+class CredentialsFile:
+    """A file in the format of the provider's own tools; read by its SDK, again when it changes."""
+
+    path: Path
+
+    def describe(self) -> str:
+        """In words."""
+        return f"file {self.path}"
+
+
+@dataclass(frozen=True, slots=True)
 class ProviderChain:
     """Whatever the provider's SDK finds by itself."""
+
+    else_anonymous: bool = False
+    """Whether requests go unsigned where it finds nothing (Triton's way with `gs`)."""
 
     def describe(self) -> str:
         """In words."""
         return "the provider's own chain"
 
 
-Credentials = Anonymous | Profile | StaticKeys | ProviderChain
+Credentials = Anonymous | Profile | StaticKeys | SasToken | CredentialsFile | ProviderChain
+"""StaticKeys are an access key and its secret; on Azure the account and its key; on GCS an HMAC key."""

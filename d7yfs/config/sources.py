@@ -20,17 +20,19 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from d7yfs.config import triton
+from d7yfs.config import azure, triton
 from d7yfs.config.layers import Layer, Value, first, parse_value, spellings, suggestion
 from d7yfs.config.schema import (
     OPTIONS,
     Anonymous,
     Config,
     Credentials,
+    CredentialsFile,
     Option,
     Profile,
     ProviderChain,
     RepositoryConfig,
+    StaticKeys,
     default_cache_dir,
 )
 from d7yfs.config.toml import Source, TomlFile, check_name, read_toml
@@ -46,6 +48,9 @@ MOUNTPOINT_VARIABLE = "D7YFS_MOUNTPOINT"
 
 # Kubernetes sets these in every pod that runs beside a service called d7yfs.
 _SERVICE_LINKS = re.compile(r"D7YFS_(SERVICE|PORT)(_.*)?")
+
+_CREDENTIALS = ("profile", "credentials_file", "anonymous")
+"""Options that say which credentials to use, of which a layer may give one."""
 
 _Stack = Sequence[Layer]
 """The layers that hold for one repository, highest first."""
@@ -88,8 +93,12 @@ class Settings:
             add(_qualified(repository.name, "url"), str(repository.url))
             add(_qualified(repository.name, "credentials"), self.credentials[repository.name].describe())
             for option in OPTIONS.values():
-                # Both are said by the credentials.
-                if option.per_repository and option.name not in ("profile", "anonymous"):
+                # The others are said by the credentials.
+                if (
+                    option.per_repository
+                    and option.means_something_for(repository.url.scheme)
+                    and option.name not in _CREDENTIALS
+                ):
                     add(_qualified(repository.name, option.name), _shown(option, repository))
         for option in OPTIONS.values():
             if not option.per_repository:
@@ -122,10 +131,13 @@ def load_settings(
     environ_layer = _environ_layer(environ, here, warnings)
 
     chosen = _choose_sources(sources, environ, toml, warnings)
-    stacks = [(flag_layer, environ_layer, source.layer, toml.layer) for source in chosen]
+    stacks = [
+        [_meant_for(source.url.scheme, layer) for layer in (flag_layer, environ_layer, source.layer, toml.layer)]
+        for source in chosen
+    ]
     files = _triton_files(environ, triton_home, stacks)
     warnings += files.warnings
-    resolved = [_resolve(source, stack, files) for source, stack in zip(chosen, stacks, strict=True)]
+    resolved = [_resolve(source, stack, files, environ) for source, stack in zip(chosen, stacks, strict=True)]
 
     values: dict[str, Any] = {"cache_dir": default_cache_dir(environ, root=os.geteuid() == 0)}
     provenance: dict[str, str] = {}
@@ -264,21 +276,26 @@ class _Resolved:
     provenance: Mapping[str, str]
 
 
-def _resolve(source: Source, stack: _Stack, files: _TritonFiles) -> _Resolved:
-    """One repository's options and credentials out of its layers and Triton's files."""
+def _resolve(source: Source, stack: _Stack, files: _TritonFiles, environ: Mapping[str, str]) -> _Resolved:
+    """One repository's options and credentials out of its layers, the provider's variables and Triton's files."""
     below: dict[str, Value] = {}
     if files.dragonfly:
         below["proxy"] = Value(files.dragonfly.proxy, str(files.dragonfly.path))
     credential = _explicit_credentials(stack)
-    # The other providers' sections are for their own origins to read.
-    if credential is None and files.credentials and source.url.scheme == "s3":
+    if credential is None and source.url.scheme == "as":
+        variables = azure.from_environ(environ, source.url.account)
+        if variables is not None:
+            credential = Value(variables.credentials, variables.where)
+            places = {"endpoint_url": variables.endpoint_url, "endpoint_suffix": variables.endpoint_suffix}
+            below |= {name: Value(place, variables.where) for name, place in places.items() if place}
+    if credential is None and files.credentials and source.url.scheme in files.credentials.sections:
         entry = files.credentials.match(source.url)
         where = f'{files.credentials.path}, key "{entry.key}"'
-        if isinstance(entry.value, triton.KeyEntry):
-            credential = Value(entry.value.credentials(), where)
-            if entry.value.region:
-                below["region"] = Value(entry.value.region, where)
+        credential = Value(_from_triton(entry.value, source.url.account), where)
+        if isinstance(entry.value, triton.KeyEntry) and entry.value.region:
+            below["region"] = Value(entry.value.region, where)
     credential = credential or Value(ProviderChain(), DEFAULT)
+    _check_schemes(source)
 
     found = {
         option.name: value
@@ -291,6 +308,8 @@ def _resolve(source: Source, stack: _Stack, files: _TritonFiles) -> _Resolved:
     profile = credential.value.name if isinstance(credential.value, Profile) else ""
     found["profile"] = Value(profile, credential.where)
     found["anonymous"] = Value(isinstance(credential.value, Anonymous), credential.where)
+    file = credential.value.path if isinstance(credential.value, CredentialsFile) else None
+    found["credentials_file"] = Value(file, credential.where)
     bundle = found.get("ca_bundle")
     if bundle and not bundle.value.is_file():
         raise ConfigError(f"{bundle.where}: ca_bundle {str(bundle.value)!r} is no file", hint="allowed: a PEM file")
@@ -303,19 +322,47 @@ def _resolve(source: Source, stack: _Stack, files: _TritonFiles) -> _Resolved:
     )
 
 
+def _from_triton(entry: triton.KeyEntry | triton.GoogleEntry | triton.AzureEntry, account: str) -> Credentials:
+    """What an entry of Triton's file amounts to, for the storage `account` of an Azure URL."""
+    match entry:
+        case triton.KeyEntry():
+            return entry.credentials()
+        case triton.GoogleEntry(path=path):
+            return CredentialsFile(Path(path)) if path else ProviderChain(else_anonymous=True)
+        case triton.AzureEntry(account_str=named, account_key=key):
+            return StaticKeys(named.lower() or account, key) if key else ProviderChain()
+
+
+def _meant_for(scheme: str, layer: Layer) -> Layer:
+    """What of `layer` means anything for a repository of `scheme`: flags and variables speak to all repositories at once."""
+    return {name: value for name, value in layer.items() if OPTIONS[name].means_something_for(scheme)}
+
+
+def _check_schemes(source: Source) -> None:
+    """Refuse what a repository's own table sets and its provider has not. Raises ConfigError."""
+    for name, value in source.layer.items():
+        if not OPTIONS[name].means_something_for(source.url.scheme):
+            meant = ", ".join(f"{scheme}://" for scheme in OPTIONS[name].schemes)
+            raise ConfigError(
+                f"{value.where}: {name} means nothing for {source.url.scheme}://", hint=f"it is for {meant}: remove it"
+            )
+
+
 def _explicit_credentials(stack: _Stack) -> Value | None:
     """What flags, variables or TOML say, as a whole; None when they say nothing or only `anonymous = false`."""
     signed = False
     for layer in stack:
-        anonymous, profile = layer.get("anonymous"), layer.get("profile")
-        if profile and profile.value:
-            if anonymous and anonymous.value:
-                both = f"both a profile ({profile.where}) and anonymous ({anonymous.where}) are given"
-                raise ConfigError(both, hint="choose one")
-            return Value(Profile(profile.value), profile.where)
-        if anonymous and anonymous.value and not signed:
-            return Value(Anonymous(), anonymous.where)
-        signed = signed or anonymous is not None
+        given = {name: layer[name] for name in _CREDENTIALS if name in layer and layer[name].value}
+        if len(given) > 1:
+            both = " and ".join(f"{name} ({value.where})" for name, value in given.items())
+            raise ConfigError(f"both are given: {both}", hint="choose one")
+        if found := given.get("profile"):
+            return Value(Profile(found.value), found.where)
+        if found := given.get("credentials_file"):
+            return Value(CredentialsFile(found.value), found.where)
+        if "anonymous" in given and not signed:
+            return Value(Anonymous(), given["anonymous"].where)
+        signed = signed or "anonymous" in layer
     return None
 
 

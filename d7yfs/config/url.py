@@ -9,6 +9,14 @@ opened is the origin registry's word.
     s3://http://host[:port]/bucket[/prefix]   the same with the scheme written out
     s3://https://host[:port]/bucket[/prefix]  over TLS
 
+The same three forms with gs://, oss:// and obs://; oss://bucket.endpoint/prefix is the OSS tools' spelling. On Azure an account comes
+before the container, and decides the address:
+
+    as://account/container[/prefix]                               Triton's form; also az://
+    as://account.blob.core.windows.net/container[/prefix]         another suffix than this becomes the endpoint
+    abfs://container@account.dfs.core.windows.net[/prefix]        Hadoop's; also abfss://
+    as://http://host:port/account/container[/prefix]              an emulator, or a gateway with the account in the path
+
 Keys are opaque: nothing is percent-decoded, case and an inner `//` are kept (on S3, `a//b` and `a/b` are two keys). Slashes
 around the prefix are dropped. Segments `.` and `..` are refused, because HTTP software on the way may resolve them and so
 reach another bucket. Credentials in a URL are refused, and no message repeats them.
@@ -26,7 +34,7 @@ from d7yfs.errors import ConfigError
 SCHEMES = ("s3", "gs", "as", "oss", "obs")
 """Schemes that parse."""
 
-MOUNTABLE_SCHEMES = ("s3",)
+MOUNTABLE_SCHEMES = ("s3", "gs", "as", "oss", "obs")
 """Schemes that the origin registry can open: what an error recommends."""
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -34,7 +42,13 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _HOST_PORT = re.compile(r"(?P<host>\[[^\]/]*\]|[^:/\[\]]*)(?P<port>:.*)?", re.DOTALL)
 _HOST = re.compile(r"[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_SPELLINGS = {"az": "as", "abfs": "as", "abfss": "as"}
+AZURE_SUFFIX = "core.windows.net"
+_AZURE_HOST = re.compile(r"(?P<account>[a-z0-9]{3,24})\.(?:blob|dfs)\.(?P<suffix>[a-z0-9.-]+)")
+_ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
+_OSS_HOST = re.compile(r"(?P<bucket>[a-z0-9-]+)\.(?P<endpoint>[a-z0-9-]+(?:\.[a-z0-9-]+)+)")
 _FORMS = "s3://bucket/prefix, s3://host:port/bucket/prefix or s3://https://host/bucket/prefix"
+_AZURE_FORMS = "as://account/container/prefix"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +62,15 @@ class RepositoryUrl:
     bucket: str
     prefix: str
     """Without leading or trailing slash; empty for the whole bucket."""
+    account: str = ""
+    """The storage account that an Azure container (`bucket`) belongs to; empty for the other schemes."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read one URL. Raises ConfigError that names what is wrong, never the credentials a URL may hold."""
         url = cls.parse_prefix(text)
+        if url.scheme == "as" and not (url.account and url.bucket):
+            raise _error(text, f"names no {'container' if url.account else 'account'}", f"write {_AZURE_FORMS}")
         if not url.bucket:
             raise _error(text, "names no bucket", f"write {_FORMS}")
         return url
@@ -64,20 +82,28 @@ class RepositoryUrl:
         scheme, rest = _split_scheme(text)
         if any(ord(char) < 0x20 or ord(char) == 0x7F or 0xD800 <= ord(char) < 0xE000 for char in text):
             raise _error(text, "holds a control character or is not UTF-8", f"write {_FORMS}")
-        endpoint_url, path = _split_endpoint(text, rest)
+        account = ""
+        if scheme == "as":
+            endpoint_url, account, path = _split_account(text, rest)
+        else:
+            endpoint_url, path = _split_endpoint(text, rest)
         bucket, _, prefix = path.partition("/")
+        if scheme == "oss" and not endpoint_url and (named := _OSS_HOST.fullmatch(bucket)):
+            endpoint_url, bucket = f"https://{named['endpoint']}", named["bucket"]
         if bucket and not _BUCKET.fullmatch(bucket):
             raise _error(text, f"{bucket!r} is no bucket name", "letters, digits, '.', '-' and '_' make a bucket name")
         if not {".", ".."}.isdisjoint(prefix.split("/")):
             raise _error(text, "has a '.' or '..' segment in its prefix", "write the prefix as the keys have it")
         if not bucket and prefix.strip("/"):
             raise _error(text, "names no bucket before its prefix", f"write {_FORMS}")
-        return cls(scheme, endpoint_url, bucket, prefix.strip("/"))
+        return cls(scheme, endpoint_url, bucket, prefix.strip("/"), account)
 
     def covers(self, other: RepositoryUrl) -> bool:
         """Whether `other` is this place or lies below it: the prefix must end on a path boundary, `s3://b/mo` does not
         cover `s3://b/models` (stricter than Triton, which compares characters)."""
         if self.scheme != other.scheme:
+            return False
+        if self.account and self.account != other.account:
             return False
         if not self.bucket:
             return self.endpoint_url in ("", other.endpoint_url)
@@ -86,7 +112,9 @@ class RepositoryUrl:
         return not self.prefix or f"{other.prefix}/".startswith(f"{self.prefix}/")
 
     def __str__(self) -> str:
-        return f"{self.scheme}://" + "/".join(part for part in (self.endpoint_url, self.bucket, self.prefix) if part)
+        return f"{self.scheme}://" + "/".join(
+            part for part in (self.endpoint_url, self.account, self.bucket, self.prefix) if part
+        )
 
 
 def normal_endpoint(text: str) -> str:
@@ -119,7 +147,7 @@ def _split_scheme(text: str) -> tuple[str, str]:
     mountable = ", ".join(f"{scheme}://" for scheme in MOUNTABLE_SCHEMES)
     if not match:
         raise _error(text, f"has no scheme; supported: {mountable}", f"write {_FORMS}")
-    scheme = match[1].lower()
+    scheme = _SPELLINGS.get(match[1].lower(), match[1].lower())
     if scheme in _DEFAULT_PORTS:
         raise _error(
             text,
@@ -150,6 +178,32 @@ def _split_endpoint(text: str, rest: str) -> tuple[str, str]:
     except ValueError as error:
         raise _error(text, f"its endpoint {error}", f"write {_FORMS}") from None
     return endpoint, path.lstrip("/")
+
+
+def _split_account(text: str, rest: str) -> tuple[str, str, str]:
+    """Endpoint (empty for Azure's public cloud), account and `container/prefix` of an Azure URL."""
+    authority, _, path = rest.partition("/")
+    container, at, host = authority.partition("@")
+    if at:
+        # Hadoop's form has the container where a URL has its user; anything else before an @ may be a password.
+        named = _AZURE_HOST.fullmatch(host.lower())
+        if not named or not _BUCKET.fullmatch(container):
+            raise _error(text, "holds credentials", f"keep them out of URLs; write {_AZURE_FORMS}")
+        return _azure_endpoint(named), named["account"], f"{container}/{path}"
+    if named := _AZURE_HOST.fullmatch(authority.lower()):
+        return _azure_endpoint(named), named["account"], path.lstrip("/")
+    endpoint_url, path = _split_endpoint(text, rest)
+    account, _, path = path.partition("/")
+    account = account.lower()
+    if account and not _ACCOUNT.fullmatch(account):
+        hint = f"3 to 24 letters and digits make an account; write {_AZURE_FORMS}"
+        raise _error(text, f"{account!r} is no storage account", hint)
+    return endpoint_url, account, path.lstrip("/")
+
+
+def _azure_endpoint(named: re.Match[str]) -> str:
+    suffix = named["suffix"]
+    return "" if suffix == AZURE_SUFFIX else f"https://{named['account']}.blob.{suffix}"
 
 
 def _host_port(authority: str, default_port: int) -> str:

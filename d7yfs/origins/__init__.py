@@ -1,32 +1,49 @@
 """Which provider serves which URL scheme. The registry of origins: a new provider is one file here and one line below.
 
-A provider's module is imported only when its scheme is used: boto3 and one client cost 40 MiB and 0.25 s.
+A provider's module is imported only when its scheme is used: boto3 and one client cost 40 MiB and 0.25 s, and the SDKs of the other clouds
+are optional extras of the package, which need not be there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+from typing import Protocol, cast
 
 from d7yfs.config.schema import Credentials, RepositoryConfig
 from d7yfs.errors import ConfigError
 from d7yfs.origins.origin import Origin
 
+_ORIGINS = {
+    "s3": ("d7yfs.origins.s3", "S3Origin", ""),
+    "gs": ("d7yfs.origins.gs", "GsOrigin", "gs"),
+    "as": ("d7yfs.origins.azure", "AzureOrigin", "azure"),
+    "oss": ("d7yfs.origins.oss", "OssOrigin", "oss"),
+    "obs": ("d7yfs.origins.obs", "ObsOrigin", "obs"),
+}
+"""Module, class, and the extra that installs what the module imports."""
+
+
+class _OriginClass(Protocol):
+    def open(self, repository: RepositoryConfig, credentials: Credentials) -> Origin: ...
+
 
 def open_origin(repository: RepositoryConfig, credentials: Credentials) -> Origin:
-    """The origin behind one repository. Makes no request. Raises ConfigError for a scheme that is not supported."""
-    opener = _OPENERS.get(repository.url.scheme)
-    if opener is None:
-        supported = ", ".join(f"{scheme}://" for scheme in sorted(_OPENERS))
+    """The origin behind one repository. Makes no request.
+
+    Raises ConfigError for a scheme that is not supported, whose SDK is not installed, or whose settings make no sense.
+    """
+    scheme = repository.url.scheme
+    if scheme not in _ORIGINS:
+        supported = ", ".join(f"{each}://" for each in sorted(_ORIGINS))
+        raise ConfigError(f"{repository.url}: {scheme}:// is not supported", hint=f"supported: {supported}")
+    module, name, extra = _ORIGINS[scheme]
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if not extra or (error.name or "").startswith("d7yfs"):
+            raise
         raise ConfigError(
-            f"{repository.url}: {repository.url.scheme}:// is not supported", hint=f"supported: {supported}"
-        )
-    return opener(repository, credentials)
-
-
-def _open_s3(repository: RepositoryConfig, credentials: Credentials) -> Origin:
-    from d7yfs.origins.s3 import S3Origin
-
-    return S3Origin.open(repository, credentials)
-
-
-_OPENERS: dict[str, Callable[[RepositoryConfig, Credentials], Origin]] = {"s3": _open_s3}
+            f"{repository.url}: {scheme}:// needs the package {error.name}, which is not installed",
+            hint=f"pip install 'd7yfs[{extra}]', or 'd7yfs[all]' for every cloud",
+        ) from None
+    return cast("_OriginClass", found).open(repository, credentials)

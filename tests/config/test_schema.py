@@ -25,11 +25,13 @@ REPOSITORY = RepositoryConfig(url=RepositoryUrl.parse("s3://h:9000/b/p"))
 
 def test_names() -> None:
     assert set(OPTIONS) == {
-        *("endpoint_url", "region", "profile", "anonymous", "addressing_style", "verify_tls", "ca_bundle"),
+        *("endpoint_url", "endpoint_suffix", "region", "internal_endpoint", "dual_stack", "accelerate"),
+        *("profile", "credentials_file", "anonymous", "addressing_style", "signature", "versioned"),
+        *("requester_pays", "billing_project", "verify_tls", "ca_bundle", "control_proxy"),
         *("proxy", "fallback"),
         *("cache_dir", "cache_size", "cache_min_free", "memory_buffer", "verify"),
         *("metadata_ttl", "negative_ttl", "read_timeout", "connect_timeout", "max_connections"),
-        *("allow_other", "allow_empty", "uid", "gid", "file_mode", "dir_mode", "xattr"),
+        *("allow_other", "allow_empty", "require_all", "uid", "gid", "file_mode", "dir_mode", "xattr"),
         *("foreground", "shutdown_timeout", "log_level", "log_format", "log_file"),
     }
     assert OPTIONS["cache_size"].field == "cache_size_bytes"

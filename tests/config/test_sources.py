@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from d7yfs.config.schema import OPTIONS, Anonymous, Credentials, Profile, ProviderChain, StaticKeys
+from d7yfs.config.schema import (
+    OPTIONS,
+    Anonymous,
+    Credentials,
+    CredentialsFile,
+    Profile,
+    ProviderChain,
+    StaticKeys,
+)
 from d7yfs.config.sources import Settings, load_settings, parse_source
 from d7yfs.errors import ConfigError
 
@@ -145,8 +153,12 @@ def test_every_option_by_every_way(host: Host) -> None:
         "log_format": "json",
         "region": "r",
         "verify": "full",
+        "signature": "v1",
+        "control_proxy": "http://h:3128",
+        "credentials_file": "/f",
     }
     for option in OPTIONS.values():
+        url = f"{(option.schemes or ('s3',))[0]}://account/models"
         text = texts.get(option.name) or (
             "true" if option.off_flag else "20s" if "TIME" in option.kind.metavar else "32"
         )
@@ -154,14 +166,14 @@ def test_every_option_by_every_way(host: Host) -> None:
             text = "32MiB"
         expected = option.kind.show(option.kind.parse(text))
         for settings in (
-            host.load(URL, **dict[str, Any]({option.name: text})),
-            host.load(URL, environ={option.variable: text}),
-            host.load(URL, toml=f'{option.name} = "{text}"'),
-            host.load(URL, toml=f'{option.name.replace("_", "-")} = "{text}"'),
+            host.load(url, **dict[str, Any]({option.name: text})),
+            host.load(url, environ={option.variable: text}),
+            host.load(url, toml=f'{option.name} = "{text}"'),
+            host.load(url, toml=f'{option.name.replace("_", "-")} = "{text}"'),
         ):
             holder = settings.config.repositories[0] if option.per_repository else settings.config
             assert option.kind.show(getattr(holder, option.field)) == expected
-            setting = "credentials" if option.name in ("profile", "anonymous") else option.name
+            setting = "credentials" if option.name in ("profile", "anonymous", "credentials_file") else option.name
             assert settings.describe()[setting]["from"] != "default"
 
 
@@ -334,7 +346,7 @@ def test_region_of_a_higher_layer_with_keys_of_the_file(host: Host) -> None:
 
 
 def test_both_in_one_layer_is_a_contradiction(host: Host) -> None:
-    with pytest.raises(ConfigError, match=r"both a profile .--profile. and anonymous"):
+    with pytest.raises(ConfigError, match=r"both are given: profile .--profile. and anonymous"):
         host.load(URL, profile="p", anonymous=True)
 
 
@@ -411,9 +423,69 @@ def test_the_agents_file(host: Host) -> None:
     assert settings.filter == ("a", "b")
 
 
-def test_other_schemes_leave_triton_sections_to_their_origin(host: Host) -> None:
-    host.write("triton/cloud_credential.json", {"gs": {"": "/etc/gs.json"}, "as": {"": {"account_key": SECRET}}})
-    assert host.load("gs://bucket/x").credentials[""] == ProviderChain()
+def test_each_scheme_has_its_section_of_tritons_file(host: Host) -> None:
+    keys = {"key_id": "LTAI", "secret_key": SECRET, "region": "cn-hangzhou"}
+    sections = {
+        "gs": {"": "/etc/gs.json", "gs://default": ""},
+        "as": {
+            "": {"account_str": "", "account_key": SECRET},
+            "as://named": {"account_str": "Other", "account_key": SECRET},
+        },
+        "oss": {"": keys},
+    }
+    host.write("triton/cloud_credential.json", sections)
+    expected = {
+        "gs://bucket/x": CredentialsFile(Path("/etc/gs.json")),
+        "gs://default/x": ProviderChain(else_anonymous=True),
+        "as://account/c": StaticKeys("account", SecretStr(SECRET)),
+        "as://named/c": StaticKeys("other", SecretStr(SECRET)),
+        "oss://bucket": StaticKeys("LTAI", SecretStr(SECRET)),
+        "obs://bucket": ProviderChain(),
+    }
+    for url, credentials in expected.items():
+        assert host.load(url).credentials[""] == credentials, url
+    assert host.load("oss://bucket").config.repositories[0].region == "cn-hangzhou"
+
+
+def test_azures_variables_rank_above_tritons_file(host: Host) -> None:
+    host.write("triton/cloud_credential.json", {"as": {"": {"account_str": "", "account_key": SECRET}}})
+    environ = {
+        "AZURE_STORAGE_CONNECTION_STRING": "AccountName=mine;AccountKey=a2V5;BlobEndpoint=http://127.0.0.1:1/mine"
+    }
+    settings = host.load("a=as://mine/c", "b=as://other/c", environ=environ)
+    assert settings.credentials == {
+        "a": StaticKeys("mine", SecretStr("a2V5")),
+        "b": StaticKeys("other", SecretStr(SECRET)),
+    }
+    assert [each.endpoint_url for each in settings.config.repositories] == ["http://127.0.0.1:1", ""]
+    assert settings.provenance["a.credentials"] == settings.provenance["a.endpoint_url"]
+    assert settings.provenance["a.credentials"] == "AZURE_STORAGE_CONNECTION_STRING"
+    assert host.load("as://mine/c", environ=environ, anonymous=True).credentials[""] == Anonymous()
+
+
+def test_a_credentials_file(host: Host) -> None:
+    toml = """
+        [repositories.one]
+        url = "gs://one"
+        credentials_file = "keys/one.json"
+        [repositories.two]
+        url = "gs://two"
+    """
+    settings = host.load(toml=toml)
+    assert settings.credentials == {"one": CredentialsFile(host.root / "keys/one.json"), "two": ProviderChain()}
+
+
+def test_what_means_nothing_for_a_provider_is_refused_in_its_table(host: Host) -> None:
+    with pytest.raises(ConfigError, match=r"profile means nothing for gs://.*s3://, oss://"):
+        host.load(toml='[repositories.one]\nurl = "gs://one"\nprofile = "p"')
+
+
+def test_what_is_said_to_all_repositories_counts_where_it_means_something(host: Host) -> None:
+    settings = host.load("one=s3://one", "two=gs://two", profile="p", region="here")
+    assert settings.credentials == {"one": Profile("p"), "two": ProviderChain()}
+    assert [each.region for each in settings.config.repositories] == ["here", ""]
+    assert "one.region" in settings.describe()
+    assert "two.region" not in settings.describe()
 
 
 def test_nothing_shown_holds_a_secret(host: Host) -> None:

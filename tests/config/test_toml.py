@@ -79,7 +79,7 @@ def test_relative_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         ('cache_sise = "1G"', "unknown key 'cache_sise'", "did you mean cache_size?"),
         ("no_fallback = true", "unknown key 'no_fallback'", "did you mean fallback=false?"),
         ("insecure-skip-tls-verify = true", "unknown key 'insecure_skip_tls_verify'", "did you mean verify_tls=false?"),
-        ("zzzzzzzz = 1", "unknown key 'zzzzzzzz'", "allowed: endpoint_url, region"),
+        ("zzzzzzzz = 1", "unknown key 'zzzzzzzz'", "allowed: endpoint_url, endpoint_suffix, region"),
         ('[cache]\nsize = "1G"', "unknown key 'cache'", ""),
         ('cache_size = "lots"', "cache_size = 'lots' is no size; allowed: bytes", ""),
         ("cache_size = true", "cache_size = True is no size", ""),

@@ -41,9 +41,86 @@ def test_spellings(text: str, endpoint_url: str, bucket: str, prefix: str) -> No
     assert RepositoryUrl.parse(text) == RepositoryUrl("s3", endpoint_url, bucket, prefix)
 
 
-@pytest.mark.parametrize("scheme", ["gs", "as", "oss", "obs"])
+@pytest.mark.parametrize("scheme", ["gs", "oss", "obs"])
 def test_other_providers_parse(scheme: str) -> None:
     assert str(RepositoryUrl.parse(f"{scheme}://bucket/p/")) == f"{scheme}://bucket/p"
+
+
+@pytest.mark.parametrize(
+    ("text", "endpoint_url", "account", "container", "prefix"),
+    [
+        ("as://models/c", "", "models", "c", ""),
+        ("as://Models/c/a//b/", "", "models", "c", "a//b"),
+        ("az://models/c/p", "", "models", "c", "p"),
+        ("as://models.blob.core.windows.net/c/p", "", "models", "c", "p"),
+        ("as://MODELS.blob.core.windows.net//c/P", "", "models", "c", "P"),
+        (
+            "as://models.blob.core.chinacloudapi.cn/c/p",
+            "https://models.blob.core.chinacloudapi.cn",
+            "models",
+            "c",
+            "p",
+        ),
+        ("abfs://c@models.dfs.core.windows.net/p/q", "", "models", "c", "p/q"),
+        ("abfss://c@models.dfs.core.windows.net", "", "models", "c", ""),
+        ("as://http://127.0.0.1:10000/models/c/p", "http://127.0.0.1:10000", "models", "c", "p"),
+        ("as://127.0.0.1:10000/models/c", "http://127.0.0.1:10000", "models", "c", ""),
+    ],
+)
+def test_azure_spellings(text: str, endpoint_url: str, account: str, container: str, prefix: str) -> None:
+    url = RepositoryUrl.parse(text)
+    assert url == RepositoryUrl("as", endpoint_url, container, prefix, account)
+    assert RepositoryUrl.parse(str(url)) == url
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("as://", "no account"),
+        ("as://models", "no container"),
+        ("as://my-models/c", "no storage account"),
+        ("as://ab/c", "no storage account"),
+        ("as://models:hunter2@host/c", "credentials"),
+        ("abfs://c:hunter2@models.dfs.core.windows.net/p", "credentials"),
+    ],
+)
+def test_azure_refusals(text: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=what) as caught:
+        RepositoryUrl.parse(text)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "endpoint_url", "bucket", "prefix"),
+    [
+        ("oss://models/triton", "", "models", "triton"),
+        ("oss://models.oss-cn-hangzhou.aliyuncs.com/p", "https://oss-cn-hangzhou.aliyuncs.com", "models", "p"),
+        (
+            "oss://models.oss-cn-hangzhou-internal.aliyuncs.com",
+            "https://oss-cn-hangzhou-internal.aliyuncs.com",
+            "models",
+            "",
+        ),
+        ("oss://https://oss.example.com/models/p", "https://oss.example.com", "models", "p"),
+    ],
+)
+def test_oss_spellings(text: str, endpoint_url: str, bucket: str, prefix: str) -> None:
+    assert RepositoryUrl.parse(text) == RepositoryUrl("oss", endpoint_url, bucket, prefix)
+
+
+@pytest.mark.parametrize(
+    ("place", "url", "covers"),
+    [
+        ("as://models", "as://models/c/p", True),
+        ("as://models", "as://other/c/p", False),
+        ("as://", "as://models/c", True),
+        ("as://models/c", "as://models/c/p", True),
+        ("as://models/c", "as://models/d/p", False),
+        ("as://models.blob.core.windows.net", "as://models/c", True),
+    ],
+)
+def test_an_account_covers_its_containers(place: str, url: str, covers: bool) -> None:
+    assert RepositoryUrl.parse_prefix(place).covers(RepositoryUrl.parse(url)) is covers
 
 
 @pytest.mark.parametrize(
@@ -166,7 +243,9 @@ segments = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=8).f
     lambda text: text not in (".", "..")
 )
 urls = st.builds(
-    lambda scheme, endpoint, bucket, prefix: f"{scheme}://{endpoint}{bucket}/{'/'.join(prefix)}",
+    lambda scheme, endpoint, bucket, prefix: (
+        f"{scheme}://{endpoint}{'Account/' if scheme == 'as' else ''}{bucket}/{'/'.join(prefix)}"
+    ),
     st.sampled_from(["s3", "S3", "gs", "as", "oss", "obs"]),
     endpoints,
     st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,20}\Z"),

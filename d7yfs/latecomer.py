@@ -1,0 +1,55 @@
+"""A repository that could not be reached when the mount began: an empty directory until it answers, then what it is.
+
+Owns the waiting: it asks again with growing pauses, without anybody having to look, and never lets a reader of its directory wait for it.
+The other repositories of the mount know nothing of it. Built by `daemon`, for mounts of several repositories.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import trio
+
+from d7yfs.errors import D7yfsError
+from d7yfs.listing import DirectoryListing
+from d7yfs.repository import Repository
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 30.0
+
+
+class Latecomer:
+    """One such repository; `failure` says why it is not there, and is None once it is."""
+
+    def __init__(self, repository: Repository, failure: D7yfsError, *, allow_empty: bool) -> None:
+        self.repository = repository
+        self.failure: D7yfsError | None = failure
+        self._allow_empty = allow_empty
+
+    async def wait(self, arrived: Callable[[str], None]) -> None:
+        """Ask until it answers; then tell `arrived` what is to be listed (see `Repository.locate`)."""
+        pause_s = _FIRST_PAUSE_S
+        while self.failure is not None:
+            await trio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+            try:
+                prefix = await self.repository.locate(allow_empty=self._allow_empty)
+            except D7yfsError as error:
+                if error.message != self.failure.message:
+                    log.warning("%s; its directory stays empty", error)
+                self.failure = error
+            except Exception:
+                log.exception("%s cannot be looked at", self.repository.config.url)
+            else:
+                self.failure = None
+                arrived(prefix)
+                log.info("%s is there: mounted as %s", self.repository.config.url, self.repository.config.name)
+
+    async def list_directory(self, prefix: str) -> DirectoryListing:
+        """Nothing while it is away, without waiting."""
+        if self.failure is not None:
+            return DirectoryListing(prefix)
+        return await self.repository.list_directory(prefix)
