@@ -11,7 +11,9 @@ bearer token, must not travel to another host.
 from __future__ import annotations
 
 import logging
+import os
 import random
+import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -27,6 +29,7 @@ from d7yfs.errors import BadReply, OriginUnavailable, OriginUntrusted
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 15.0
+_WHOLE_TIMEOUT_S = 30.0
 _ATTEMPTS = 3
 """With the timeouts above a call that nobody answers ends within the default read timeout of a mount (60 s)."""
 _PAUSE_S = 0.2
@@ -114,12 +117,16 @@ class Rest:
         try:
             request = self._client.build_request(method, url, headers=dict(headers), content=body or None)
             async with aclosing(await self._client.send(request, stream=True)) as response:
-                received = bytearray()
-                async for chunk in response.aiter_raw():
-                    received += chunk
-                    if len(received) > _BODY_MAX_BYTES:
-                        raise BadReply(f"{subject}: {where} answers with more than {_BODY_MAX_BYTES >> 20} MiB")
-        except httpx.TimeoutException:
+                # Read to its end, whatever it is: httpx's iterators cannot be left half-way.
+                with trio.fail_after(_WHOLE_TIMEOUT_S):
+                    received, too_long = bytearray(), False
+                    async for chunk in response.aiter_raw():
+                        too_long = too_long or len(received) + len(chunk) > _BODY_MAX_BYTES
+                        if not too_long:
+                            received += chunk
+                if too_long:
+                    raise BadReply(f"{subject}: {where} answers with more than {_BODY_MAX_BYTES >> 20} MiB")
+        except (httpx.TimeoutException, trio.TooSlowError):
             raise OriginUnavailable(f"{subject}: {where} did not answer in time", hint=_REACH) from None
         except httpx.InvalidURL:
             raise BadReply(f"{subject}: has no URL") from None
@@ -166,6 +173,8 @@ def _causes(error: BaseException) -> list[BaseException]:
 def _words(error: BaseException) -> str:
     if not isinstance(error, OSError):
         return ""
+    if error.errno and not isinstance(error, ssl.SSLError | socket.gaierror):
+        return os.strerror(error.errno)  # trio's own text names the address, which the message does too
     return str(getattr(error, "verify_message", "") or error.strerror or "")
 
 

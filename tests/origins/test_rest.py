@@ -1,0 +1,170 @@
+"""The control plane's HTTP client against a server that misbehaves: what is tried again, what is said, what is never sent."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from email.utils import formatdate
+from typing import Any
+
+import pytest
+import trio
+import trustme
+
+from d7yfs.errors import BadReply, OriginUnavailable, OriginUntrusted
+from d7yfs.origins import rest as rest_module
+from d7yfs.origins.rest import Rest
+from tests.servers import faults
+from tests.servers.http11 import Answer, Exchange, HttpServer, Request
+
+NOW = 1_700_000_000.0
+
+
+class Echo(HttpServer):
+    async def answer(self, request: Request) -> Answer:
+        return Answer(200, {"Date": formatdate(NOW, usegmt=True)}, request.target.encode())
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Echo]:
+    async with Echo().running() as running:
+        yield running
+
+
+@asynccontextmanager
+async def client(**options: Any) -> AsyncIterator[Rest]:
+    made = Rest(options.pop("context", True), clock=lambda: NOW, **options)
+    async with aclosing(made):
+        yield made
+
+
+async def test_a_url_is_sent_as_it_is(server: Echo) -> None:
+    target = "/b/a%2Fb%20c+d/%E2%82%AC?prefix=x%2F&x=a+b&empty"
+    async with client() as rest:
+        reply = await rest.send("GET", server.url + target, {"X-A": "1"}, subject="t://b/k")
+    assert (reply.status, reply.body.decode(), reply.date) == (200, target, NOW)
+    (request,) = server.requests
+    assert request.headers["x-a"] == "1"
+    assert request.headers["accept-encoding"] == "identity"
+
+
+async def test_one_connection_serves_many_requests(server: Echo) -> None:
+    async with client() as rest:
+        for _ in range(3):
+            await rest.send("GET", server.url, {}, subject="t://b/k")
+    assert server.connections == 1
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+async def test_a_busy_provider_is_asked_again(
+    server: Echo, autojump_clock: trio.testing.MockClock, status: int
+) -> None:
+    server.script(faults.status(status, {"Retry-After": "2"}))
+    began = trio.current_time()
+    async with client() as rest:
+        reply = await rest.send("GET", server.url, {}, subject="t://b/k")
+    assert reply.status == 200
+    assert 2 <= trio.current_time() - began < 3
+
+
+async def test_retry_after_may_be_a_date(server: Echo, autojump_clock: trio.testing.MockClock) -> None:
+    server.script(faults.status(503, {"Retry-After": formatdate(NOW + 3, usegmt=True)}))
+    began = trio.current_time()
+    async with client() as rest:
+        await rest.send("GET", server.url, {}, subject="t://b/k")
+    assert 3 <= trio.current_time() - began < 4
+
+
+async def test_a_long_pause_is_left_to_the_caller(server: Echo) -> None:
+    server.script(faults.status(503, {"Retry-After": "60"}))
+    async with client() as rest:
+        reply = await rest.send("GET", server.url, {}, subject="t://b/k")
+    assert (reply.status, reply.retry_after_s(NOW)) == (503, 60)
+    assert len(server.requests) == 1
+
+
+async def test_it_gives_up(server: Echo, autojump_clock: trio.testing.MockClock) -> None:
+    server.script(faults.status(503), forever=True)
+    async with client() as rest:
+        assert (await rest.send("GET", server.url, {}, subject="t://b/k")).status == 503
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize("status", [301, 307, 400, 401, 403, 404, 412])
+async def test_other_statuses_are_the_callers(server: Echo, status: int) -> None:
+    server.script(faults.status(status, {"Location": "http://127.0.0.1:1/"}))
+    async with client() as rest:
+        assert (await rest.send("GET", server.url, {}, subject="t://b/k")).status == status
+    assert len(server.requests) == 1
+
+
+async def test_a_cut_body_is_asked_for_again(server: Echo, autojump_clock: trio.testing.MockClock) -> None:
+    server.script(faults.cut_after(3), faults.reset_after(0))
+    async with client() as rest:
+        assert (await rest.send("GET", f"{server.url}/whole", {}, subject="t://b/k")).body == b"/whole"
+    assert len(server.requests) == 3
+
+
+async def test_a_body_that_is_always_cut(server: Echo, autojump_clock: trio.testing.MockClock) -> None:
+    server.script(faults.cut_after(3), forever=True)
+    async with client() as rest:
+        with pytest.raises(OriginUnavailable, match=r"t://b/k: http://127.0.0.1:\d+ broke off"):
+            await rest.send("GET", f"{server.url}/whole?sig=hunter2", {}, subject="t://b/k")
+
+
+async def test_nobody_listens(autojump_clock: trio.testing.MockClock) -> None:
+    async with client() as rest:
+        with pytest.raises(
+            OriginUnavailable, match=r"t://b/k: .*127.0.0.1:1 cannot be reached: Connection refused"
+        ) as error:
+            await rest.send("GET", "http://127.0.0.1:1/?sig=hunter2", {}, subject="t://b/k")
+    assert "hunter2" not in str(error.value)
+
+
+async def test_silence(server: Echo, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock) -> None:
+    async def silent(exchange: Exchange, answer: Answer) -> None:
+        await trio.sleep_forever()
+
+    server.script(silent, forever=True)
+    async with client() as rest:
+        with pytest.raises(OriginUnavailable, match="did not answer in time"):
+            await rest.send("GET", server.url, {}, subject="t://b/k")
+
+
+async def test_too_much(server: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rest_module, "_BODY_MAX_BYTES", 10)
+    async with client() as rest:
+        with pytest.raises(BadReply, match="more than"):
+            await rest.send("GET", f"{server.url}/{'x' * 20}", {}, subject="t://b/k")
+
+
+async def test_a_certificate_must_verify() -> None:
+    authority = trustme.CA()
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    async with Echo(context).running() as server:
+        async with client() as rest:
+            with pytest.raises(OriginUntrusted, match=r"certificate|issuer"):
+                await rest.send("GET", server.url, {}, subject="t://b/k")
+        async with client(context=trusting) as rest:
+            assert (await rest.send("GET", server.url, {}, subject="t://b/k")).status == 200
+
+
+async def test_the_proxy_is_a_setting_and_nothing_else(server: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
+    async with client() as rest:
+        assert (await rest.send("GET", server.url, {}, subject="t://b/k")).status == 200
+    async with client(proxy=server.url) as rest:
+        await rest.send("GET", "http://store.example/b/k", {}, subject="t://b/k")
+    assert server.requests[-1].target == "http://store.example/b/k"
+
+
+async def test_nothing_secret_is_shown(server: Echo) -> None:
+    async with client() as rest:
+        reply = await rest.send("GET", f"{server.url}/hunter2", {"Authorization": "hunter2"}, subject="t://b/k")
+        assert "hunter2" not in repr(reply)
+        assert "hunter2" not in repr(rest)
