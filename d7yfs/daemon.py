@@ -74,7 +74,9 @@ async def run(settings: Settings, readiness: Readiness, *, stderr: Path | None) 
                 await repository.aclose()
 
 
-async def _locate(repositories: list[Repository], config: Config) -> tuple[list[tuple[Repository, str]], list[Latecomer]]:
+async def _locate(
+    repositories: list[Repository], config: Config
+) -> tuple[list[tuple[Repository, str]], list[Latecomer]]:
     """All repositories with what each is to list, and those of several that cannot be reached, unless all must be.
 
     Raises what the origin said where there is no going on without it.

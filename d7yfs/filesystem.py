@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -45,27 +45,6 @@ class Source:
     list_directory: Callable[[str], Awaitable[DirectoryListing]]
     """All entries under a prefix. Raises D7yfsError."""
     new_filler: NewFiller
-
-
-@dataclass(frozen=True, slots=True)
-class Attributes:
-    """What stat(2) shows, as far as it depends on the object."""
-
-    inode: int
-    is_directory: bool
-    size_bytes: int
-    mtime_ns: int
-    nlink: int
-    timeout_s: float
-    """How long the kernel may keep them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A name's answer: its attributes, or None where it does not exist, and for how long that holds."""
-
-    attributes: Attributes | None
-    timeout_s: float
 
 
 @dataclass(slots=True)
@@ -113,14 +92,12 @@ class Filesystem:
 
     # --- names and attributes ---
 
-    async def lookup(self, parent: int, name: str) -> Entry:
-        """The entry `name`; when it exists the caller has told the kernel of it and owes a `forget`."""
-        asked_at = trio.current_time()
-        answer = await self._ask(parent, name, asked_at)
-        if isinstance(answer, Absent):
-            return Entry(None, answer.timeout_s)
-        self.tree.remember(answer.node.inode)
-        return Entry(self._attributes(answer.node), answer.entry_timeout_s)
+    async def lookup(self, parent: int, name: str) -> Found | Absent:
+        """The entry `name`; when it exists the caller tells the kernel of it and owes a `forget`."""
+        answer = await self._ask(parent, name, trio.current_time())
+        if isinstance(answer, Found):
+            self.tree.remember(answer.node.inode)
+        return answer
 
     async def _ask(self, parent: int, name: str, asked_at: float) -> Found | Absent:
         while True:
@@ -129,18 +106,12 @@ class Filesystem:
                 return answer
             await self._refresh(answer.directory)
 
-    async def getattr(self, inode: int) -> Attributes:
-        """Attributes of an inode; those of a directory that was listed rest on a listing that lives."""
+    async def getattr(self, inode: int) -> Node:
+        """What an inode stands for; the attributes of a directory that was listed rest on a listing that lives."""
         node = self.tree.get(inode)
         if isinstance(node, Directory) and node.children is not None and not node.fresh(trio.current_time()):
             await self._refresh(node)
-        return self._attributes(self.tree.get(inode))
-
-    def _attributes(self, node: Node) -> Attributes:
-        now = trio.current_time()
-        return Attributes(
-            node.inode, node.is_directory, node.size_bytes, node.mtime_ns, node.nlink, node.attributes_timeout_s(now)
-        )
+        return self.tree.get(inode)
 
     def forget(self, inode: int, count: int) -> None:
         """The kernel gives back `count` lookups."""
@@ -168,23 +139,16 @@ class Filesystem:
         self._directory_handles[handle] = _DirectoryHandle(inode, self.tree.children(inode), asked_at)
         return handle
 
-    async def entry_at(self, handle: int, index: int) -> tuple[str, Entry] | None:
-        """The entry at `index` of an open directory; None past its end. An entry that is gone meanwhile has no attributes.
+    async def entries(self, handle: int, start: int) -> tuple[Directory, Iterator[tuple[int, str, Node]]]:
+        """An open directory and what it still has of the names from index `start` on, each with its index.
 
-        Unlike `lookup` it does not remember: the adapter does, if the kernel has room for the entry.
+        For use before anything else is awaited. Unlike `lookup` it does not remember: the adapter does, as far as the
+        kernel has room for the entries.
         """
         opened = self._directory_handles[handle]
-        if index >= len(opened.names):
-            return None
-        name = opened.names[index]
-        answer = await self._ask(opened.inode, name, opened.opened_at)
-        if isinstance(answer, Absent):
-            return name, Entry(None, 0.0)
-        return name, Entry(self._attributes(answer.node), answer.entry_timeout_s)
-
-    def directory_of(self, handle: int) -> Attributes:
-        """Attributes of the directory that a handle is open on."""
-        return self._attributes(self.tree.get(self._directory_handles[handle].inode))
+        while not self.tree.listed(opened.inode, opened.opened_at):
+            await self._refresh(self.tree.directory(opened.inode))
+        return self.tree.directory(opened.inode), self.tree.entries(opened.inode, opened.names, start)
 
     def releasedir(self, handle: int) -> None:
         self._directory_handles.pop(handle, None)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from d7yfs.errors import NotADirectory, VersionGone
@@ -164,9 +164,7 @@ class Tree:
     def lookup(self, parent: int, name: str, now: float, *, asked_at: float | None = None) -> Found | Absent | Expired:
         """The entry `name` of the directory `parent`; answered from a listing that lives at `asked_at` (default: now).
 
-        For LOOKUP, `asked_at` is when the request came in. For READDIR it is when the directory was opened: a slow reader
-        then never needs another listing, and what it tells the kernel is still the present entry with its present
-        timeout (0 once expired). Raises NotADirectory, VersionGone.
+        `asked_at` is when the request came in. Raises NotADirectory, VersionGone.
         """
         directory = self.directory(parent)
         if not directory.fresh(now if asked_at is None else asked_at):
@@ -180,18 +178,37 @@ class Tree:
         return Found(node, directory.remaining_s(now))
 
     def listed(self, directory: int, asked_at: float) -> bool:
-        """Whether `lookup` and `children` would answer for this directory. Raises NotADirectory, VersionGone."""
+        """Whether `lookup` and `children` would answer for this directory.
+
+        For READDIR, `asked_at` is when the directory was opened: a slow reader then never needs another listing, and what
+        it tells the kernel is still the present entry with its present timeout (0 once expired).
+        Raises NotADirectory, VersionGone.
+        """
         return self.directory(directory).fresh(asked_at)
 
     def children(self, directory: int) -> tuple[str, ...]:
         """The names known in a directory, fresh or not, in the origin's order: a snapshot, so an index is a steady offset.
 
-        Look each name up when it is shown, and skip the absent: entries may have changed since.
-        Raises NotADirectory, VersionGone.
+        `entries` shows them: they may have changed since. Raises NotADirectory, VersionGone.
         """
         node = self.directory(directory)
         self._touch(node)
         return tuple(node.children or ())
+
+    def entries(self, directory: int, names: Sequence[str], start: int) -> Iterator[tuple[int, str, Node]]:
+        """Index, name and node of those of `names` from index `start` on that the directory has at present.
+
+        What holds for `Found` holds for each node. Raises NotADirectory, VersionGone.
+        """
+        node = self.directory(directory)
+        self._touch(node)
+        self._stale_answers += node.stale
+        children = node.children or {}
+        return (
+            (index, names[index], child)
+            for index in range(start, len(names))
+            if (child := children.get(names[index])) is not None
+        )
 
     def resolve(self, path: str) -> Node | None:
         """The node at `path` (relative to the mount) if it is known at present; asks for nothing, refreshes nothing."""
@@ -286,6 +303,13 @@ class Tree:
         self._touch(directory)
         self._trim(now, directory)
         return Changes(len(children), tuple(added), tuple(removed), tuple(replaced), self._report(repository, listing))
+
+    def settle(self, repository: str, prefix: str) -> None:
+        """What the named repository's directory lists is `prefix` from now on, and what was known of it is to be asked for."""
+        directory = (self.directory(ROOT_INODE).children or {})[repository]
+        assert isinstance(directory, Directory)
+        directory.prefix = prefix
+        directory.expires_at = -math.inf
 
     def extend_stale(self, inode: int, now: float, retry_s: float) -> bool:
         """Listing failed: serve what is known for another `retry_s` (at least MIN_RETRY_S) rather than an error.

@@ -29,7 +29,7 @@ from d7yfs.errors import (
 from d7yfs.filesystem import STALE_RETRY_S, Filesystem, Source
 from d7yfs.listing import DirectoryListing
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ListingPage, ObjectVersion
-from d7yfs.tree import ROOT_INODE, Repository, Tree
+from d7yfs.tree import ROOT_INODE, Absent, Found, Repository, Tree
 from tests.cache.doubles import steady_pace
 
 TTL_S = 60.0
@@ -141,22 +141,23 @@ async def inode_of(filesystem: Filesystem, path: str) -> int:
     """As the kernel walks."""
     inode = ROOT_INODE
     for name in path.split("/"):
-        entry = await filesystem.lookup(inode, name)
-        assert entry.attributes is not None, path
-        inode = entry.attributes.inode
+        answer = await filesystem.lookup(inode, name)
+        assert isinstance(answer, Found), path
+        inode = answer.node.inode
     return inode
+
+
+async def timeout_s(filesystem: Filesystem, name: str) -> float:
+    answer = await filesystem.lookup(ROOT_INODE, name)
+    assert isinstance(answer, Found)
+    return answer.entry_timeout_s
 
 
 async def names(filesystem: Filesystem, inode: int = ROOT_INODE) -> list[str]:
     handle = await filesystem.opendir(inode)
-    found = []
-    index = 0
-    while (entry := await filesystem.entry_at(handle, index)) is not None:
-        index += 1
-        if entry[1].attributes is not None:
-            found.append(entry[0])
+    _, entries = await filesystem.entries(handle, 0)
     filesystem.releasedir(handle)
-    return found
+    return [name for _, name, _ in entries]
 
 
 # --- names and attributes ---
@@ -164,35 +165,31 @@ async def names(filesystem: Filesystem, inode: int = ROOT_INODE) -> list[str]:
 
 async def test_attributes_of_files_and_directories(tmp_path: Path, autojump_clock: MockClock) -> None:
     async with mounted(tmp_path, Store(model__a=b"abc", top=b"")) as filesystem:
-        file = (await filesystem.lookup(await inode_of(filesystem, "model"), "a")).attributes
-        directory = (await filesystem.lookup(ROOT_INODE, "model")).attributes
-        assert file is not None
-        assert directory is not None
+        file = await filesystem.getattr(await inode_of(filesystem, "model/a"))
+        directory = await filesystem.getattr(await inode_of(filesystem, "model"))
         assert (file.is_directory, file.size_bytes, file.nlink) == (False, 3, 1)
         assert file.mtime_ns == 1_700_000_000_000_000_000
         assert directory.is_directory
         assert directory.mtime_ns > 0
-        assert file.timeout_s > 1e6, "a version never changes"
-        assert directory.timeout_s <= TTL_S
-        assert (await filesystem.getattr(file.inode)) == file
+        assert file.attributes_timeout_s(trio.current_time()) > 1e6, "a version never changes"
+        assert directory.attributes_timeout_s(trio.current_time()) <= TTL_S
 
 
 async def test_entries_live_as_long_as_what_is_left_of_their_listing(tmp_path: Path, autojump_clock: MockClock) -> None:
     store = Store(file=b"x")
     async with mounted(tmp_path, store) as filesystem:
-        assert (await filesystem.lookup(ROOT_INODE, "file")).timeout_s == pytest.approx(TTL_S)
+        assert await timeout_s(filesystem, "file") == pytest.approx(TTL_S)
         await trio.sleep(TTL_S - 10)
-        assert (await filesystem.lookup(ROOT_INODE, "file")).timeout_s == pytest.approx(10)
+        assert await timeout_s(filesystem, "file") == pytest.approx(10)
         assert len(store.listings) == 1
         await trio.sleep(11)
-        assert (await filesystem.lookup(ROOT_INODE, "file")).timeout_s == pytest.approx(TTL_S)
+        assert await timeout_s(filesystem, "file") == pytest.approx(TTL_S)
         assert len(store.listings) == 2
 
 
 async def test_an_absent_name(tmp_path: Path, autojump_clock: MockClock) -> None:
     async with mounted(tmp_path, Store(file=b"x")) as filesystem:
-        absent = await filesystem.lookup(ROOT_INODE, "absent")
-        assert (absent.attributes, absent.timeout_s) == (None, NEGATIVE_TTL_S)
+        assert await filesystem.lookup(ROOT_INODE, "absent") == Absent(NEGATIVE_TTL_S)
         with pytest.raises(NotADirectory):
             await filesystem.lookup(await inode_of(filesystem, "file"), "below")
         with pytest.raises(VersionGone):
@@ -207,7 +204,7 @@ async def test_lookups_at_once_are_one_listing(tmp_path: Path, autojump_clock: M
     found = []
 
     async def look(filesystem: Filesystem) -> None:
-        found.append((await filesystem.lookup(ROOT_INODE, "file")).attributes)
+        found.append(await filesystem.lookup(ROOT_INODE, "file"))
 
     async with mounted(tmp_path, store) as filesystem, trio.open_nursery() as nursery:
         with trio.move_on_after(1):
@@ -218,7 +215,7 @@ async def test_lookups_at_once_are_one_listing(tmp_path: Path, autojump_clock: M
         await trio.testing.wait_all_tasks_blocked()
         store.listing_gate.set()
     assert len(found) == 10
-    assert None not in found
+    assert all(isinstance(answer, Found) for answer in found)
     assert len(store.listings) == 1, "who gave up took nothing from the others"
 
 
@@ -235,10 +232,8 @@ async def test_a_listing_that_fails(
 
         await trio.sleep(TTL_S + 1)
         store.listing_error = OriginUnavailable("mem:// is away")
-        entry = await filesystem.lookup(ROOT_INODE, "file")
-        assert entry.attributes is not None
-        assert entry.attributes.inode == inode
-        assert entry.timeout_s == pytest.approx(STALE_RETRY_S)
+        assert await inode_of(filesystem, "file") == inode
+        assert await timeout_s(filesystem, "file") == pytest.approx(STALE_RETRY_S)
         assert "serving the last listing" in caplog.text
 
         store.listing_error = None
@@ -291,22 +286,16 @@ async def test_an_open_directory_is_a_snapshot_without_what_is_gone(tmp_path: Pa
     store = Store(a=b"1", b=b"2", c=b"3")
     async with mounted(tmp_path, store) as filesystem:
         handle = await filesystem.opendir(ROOT_INODE)
-        first = await filesystem.entry_at(handle, 0)
-        assert first is not None
-        assert first[0] == "a"
+        _, entries = await filesystem.entries(handle, 0)
+        assert next(entries)[:2] == (0, "a")
         del store.versions["b"]
         store.put("d", b"4")
         await trio.sleep(TTL_S + 1)
         assert await names(filesystem) == ["a", "c", "d"]
-        gone = await filesystem.entry_at(handle, 1)
-        assert gone is not None
-        assert gone[0] == "b"
-        assert gone[1].attributes is None
-        last = await filesystem.entry_at(handle, 2)
-        assert last is not None
-        assert last[0] == "c"
-        assert await filesystem.entry_at(handle, 3) is None
-        assert filesystem.directory_of(handle).inode == ROOT_INODE
+        directory, entries = await filesystem.entries(handle, 1)
+        assert [(index, name) for index, name, _ in entries] == [(2, "c")]
+        assert directory.inode == ROOT_INODE
+        assert not list((await filesystem.entries(handle, 3))[1])
 
 
 async def test_showing_entries_owes_the_kernel_nothing(tmp_path: Path, autojump_clock: MockClock) -> None:
@@ -524,4 +513,5 @@ async def test_describe(tmp_path: Path) -> None:
         filesystem.release(handle)
         assert filesystem.describe(await filesystem.resolve("model/a"))["cached_bytes"] == "3"
         assert filesystem.describe(await filesystem.resolve("model")) == {"url": "mem:///model/"}
-        assert math.isfinite((await filesystem.getattr(ROOT_INODE)).timeout_s)
+        root = await filesystem.getattr(ROOT_INODE)
+        assert math.isfinite(root.attributes_timeout_s(trio.current_time()))

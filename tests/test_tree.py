@@ -243,6 +243,25 @@ def test_a_failed_listing_serves_the_older_one_until_the_retry() -> None:
     assert mount.tree.statistics()["stale_answers_total"] == 3
 
 
+def test_entries_are_those_of_the_names_that_there_still_are() -> None:
+    mount = Mount(make_tree(), version("m/a"), version("m/b"), version("m/c"))
+    mount.list()
+    names = mount.tree.children(ROOT_INODE)
+    a, c = mount.find("a"), mount.find("c")
+    mount.delete("m/b")
+    mount.put(version("m/d"))
+    mount.list()
+    assert list(mount.tree.entries(ROOT_INODE, names, 0)) == [(0, "a", a), (2, "c", c)]
+    assert list(mount.tree.entries(ROOT_INODE, names, 1)) == [(2, "c", c)]
+    assert not list(mount.tree.entries(ROOT_INODE, names, 3))
+    mount.expire()
+    assert mount.tree.extend_stale(ROOT_INODE, mount.now, retry_s=4.0)
+    list(mount.tree.entries(ROOT_INODE, names, 0))
+    assert mount.tree.statistics()["stale_answers_total"] == 1
+    with pytest.raises(NotADirectory):
+        mount.tree.entries(a.inode, names, 0)
+
+
 def test_a_failed_refresh_does_not_shorten_what_lives_longer() -> None:
     mount = Mount(make_tree(), version("m/a"))
     mount.list()

@@ -24,7 +24,9 @@ from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestC
 from pyfuse3._pyfuse3 import FileHandleT, FileNameT, FlagT, InodeT, ModeT, XAttrNameT
 
 from d7yfs.errors import D7yfsError
-from d7yfs.filesystem import Attributes, Entry, Filesystem
+from d7yfs.filesystem import Filesystem
+from d7yfs.inodes import Node
+from d7yfs.tree import Absent
 
 log = logging.getLogger(__name__)
 
@@ -135,20 +137,22 @@ class Adapter(pyfuse3.Operations):
 
     @_answered
     async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> EntryAttributes:
-        entry = await self._filesystem.lookup(parent_inode, os.fsdecode(name))
-        if entry.attributes is None:
-            if entry.timeout_s <= 0:
+        answer = await self._filesystem.lookup(parent_inode, os.fsdecode(name))
+        if isinstance(answer, Absent):
+            if answer.timeout_s <= 0:
                 raise FUSEError(errno.ENOENT)
             # Inode 0 is a negative entry: the kernel remembers that there is none (fuse_entry_param in fuse_lowlevel.h).
             negative = EntryAttributes()
             negative.st_ino = InodeT(0)
-            negative.entry_timeout = entry.timeout_s
+            negative.entry_timeout = answer.timeout_s
             return negative
-        return self._entry(entry, entry.attributes)
+        found = self._shown(answer.node)
+        found.entry_timeout = answer.entry_timeout_s
+        return found
 
     @_answered
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
-        return self._stat(await self._filesystem.getattr(inode))
+        return self._shown(await self._filesystem.getattr(inode))
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         for inode, count in inode_list:
@@ -171,21 +175,24 @@ class Adapter(pyfuse3.Operations):
 
     @_answered
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
-        own = self._stat(self._filesystem.directory_of(fh))
+        directory, entries = await self._filesystem.entries(fh, max(start_id - 2, 0))
         for index, dots in enumerate((b".", b"..")):
-            if start_id <= index and not pyfuse3.readdir_reply(token, FileNameT(dots), own, index + 1):
+            if start_id <= index and not pyfuse3.readdir_reply(
+                token, FileNameT(dots), self._shown(directory), index + 1
+            ):
                 return
-        index = max(start_id - 2, 0)
-        while (found := await self._filesystem.entry_at(fh, index)) is not None:
-            name, entry = found
-            index += 1
-            if entry.attributes is None:
-                continue
-            encoded = FileNameT(os.fsencode(name))
-            if not pyfuse3.readdir_reply(token, encoded, self._entry(entry, entry.attributes), index + 2):
+        now = trio.current_time()
+        # One for all entries of a kind, since each is copied into the reply: thousands come in one call.
+        values = {kind: self._common(is_directory=kind) for kind in (False, True)}
+        for value in values.values():
+            value.entry_timeout = directory.remaining_s(now)
+        for index, name, node in entries:
+            value = values[node.is_directory]
+            _show(node, value, now)
+            if not pyfuse3.readdir_reply(token, FileNameT(os.fsencode(name)), value, index + 3):
                 return
             # READDIRPLUS counts as a lookup of every entry that fitted.
-            self._filesystem.tree.remember(entry.attributes.inode)
+            self._filesystem.tree.remember(node.inode)
 
     @_answered
     async def releasedir(self, fh: FileHandleT) -> None:
@@ -266,24 +273,29 @@ class Adapter(pyfuse3.Operations):
 
     # --- values ---
 
-    def _entry(self, entry: Entry, attributes: Attributes) -> EntryAttributes:
-        value = self._stat(attributes)
-        value.entry_timeout = entry.timeout_s
+    def _shown(self, node: Node) -> EntryAttributes:
+        value = self._common(is_directory=node.is_directory)
+        _show(node, value, trio.current_time())
         return value
 
-    def _stat(self, attributes: Attributes) -> EntryAttributes:
-        common = self._appearance
+    def _common(self, *, is_directory: bool) -> EntryAttributes:
+        """What all directories, or all files, have in common."""
+        appearance = self._appearance
         value = EntryAttributes()
-        value.st_ino = InodeT(attributes.inode)
         value.st_mode = ModeT(
-            stat.S_IFDIR | common.dir_mode if attributes.is_directory else stat.S_IFREG | common.file_mode
+            stat.S_IFDIR | appearance.dir_mode if is_directory else stat.S_IFREG | appearance.file_mode
         )
-        value.st_nlink = attributes.nlink
-        value.st_uid = common.uid
-        value.st_gid = common.gid
-        value.st_size = attributes.size_bytes
+        value.st_uid = appearance.uid
+        value.st_gid = appearance.gid
         value.st_blksize = BLOCK_SIZE
-        value.st_blocks = -(-attributes.size_bytes // 512)
-        value.st_atime_ns = value.st_mtime_ns = value.st_ctime_ns = attributes.mtime_ns
-        value.attr_timeout = attributes.timeout_s
         return value
+
+
+def _show(node: Node, value: EntryAttributes, now: float) -> None:
+    """Set in `value` what depends on the node."""
+    value.st_ino = InodeT(node.inode)
+    value.st_nlink = node.nlink
+    value.st_size = size_bytes = node.size_bytes
+    value.st_blocks = -(-size_bytes // 512)
+    value.st_atime_ns = value.st_mtime_ns = value.st_ctime_ns = node.mtime_ns
+    value.attr_timeout = node.attributes_timeout_s(now)

@@ -21,7 +21,7 @@ from d7yfs.cache import cache as cache_module
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.errors import D7yfsError
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
-from d7yfs.tree import ROOT_INODE
+from d7yfs.tree import ROOT_INODE, Absent
 from tests.reference.clock import jump_when_idle, threads_idle
 from tests.reference.daemon import METADATA_TTL_S, Daemon
 from tests.reference.program import (
@@ -180,22 +180,22 @@ class _World:
         filesystem = daemon.filesystem
         since = trio.current_time() - METADATA_TTL_S
         try:
-            entry = await filesystem.lookup(ROOT_INODE, file)
+            answer = await filesystem.lookup(ROOT_INODE, file)
         except D7yfsError as error:
             if not self._store.listings_failed:
                 self._fail(f"lookup of {file}: {error!r}")
             return
         possible = self._store.versions_since(file, since if not self._store.listings_failed else 0.0)
-        if entry.attributes is None:
+        if isinstance(answer, Absent):
             if None not in possible:
                 self._fail(f"{file} is not there")
             return
-        inode = entry.attributes.inode
+        inode = answer.node.inode
         etag = filesystem.tree.get(inode).identity[2]
         number = filesystem.open(inode)
         filesystem.forget(inode, 1)
-        if etag not in possible or entry.attributes.size_bytes != len(self._store.bodies[file, etag]):
-            self._fail(f"{file} is opened as version {etag} of {entry.attributes.size_bytes} bytes, not of {possible}")
+        if etag not in possible or answer.node.size_bytes != len(self._store.bodies[file, etag]):
+            self._fail(f"{file} is opened as version {etag} of {answer.node.size_bytes} bytes, not of {possible}")
         self._slots[slot] = _Handle(daemon, file, etag, number)
 
     def _release(self, slot: int) -> None:
