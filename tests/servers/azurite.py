@@ -1,0 +1,126 @@
+"""A real Azure Blob Storage server for tests: Azurite, Microsoft's emulator, which `scripts/azurite.sh` installs with npm.
+
+Owns one `azurite-blob` process: its port, its one account, and how it ends. It knows nothing of pytest, so that other code may import it.
+
+Azurite checks account keys, shared access signatures and user delegation ones, and of a bearer token what it says of itself (over TLS
+alone). Where it differs from the real service: no versioning, no hierarchical namespace, no firewall; a signature that has expired is an
+AuthorizationFailure, not an AuthenticationFailed.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from azure.core.exceptions import AzureError
+from azure.storage.blob import BlobServiceClient
+
+_SCRIPT = Path(__file__).parents[2] / "scripts" / "azurite.sh"
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """PEM files for a server that speaks https, which bearer tokens need."""
+
+    certificate: Path
+    key: Path
+    authority: Path
+
+
+class Azurite:
+    """A running server. `account` and `key` may do everything; both are made anew, so that a test may grep logs for the key."""
+
+    def __init__(self, directory: Path, *, tls: Tls | None = None) -> None:
+        """Start the server on loopback with its data in `directory`. Not yet ready: see `wait`. Raises RuntimeError without npm."""
+        self.directory = directory
+        self.account = f"d7yfs{secrets.token_hex(4)}"
+        self.key = base64.b64encode(secrets.token_bytes(64)).decode()
+        self.port = _free_port()
+        self.endpoint_url = f"{'https' if tls else 'http'}://127.0.0.1:{self.port}"
+        self._tls = tls
+        directory.mkdir(parents=True, exist_ok=True)
+        command = [_azurite(), "--blobHost", "127.0.0.1", "--blobPort", str(self.port), "--location", str(directory)]
+        command += ["--silent", "--disableTelemetry", "--skipApiVersionCheck"]
+        if tls:
+            command += ["--cert", str(tls.certificate), "--key", str(tls.key), "--oauth", "basic"]
+        environment = os.environ | {"AZURITE_ACCOUNTS": f"{self.account}:{self.key}"}
+        with (directory / "azurite.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                command, cwd=directory, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def client(self) -> BlobServiceClient:
+        """The SDK's own client with the account's key: how tests put and delete blobs. The caller closes it."""
+        verify = str(self._tls.authority) if self._tls else True
+        return BlobServiceClient(
+            f"{self.endpoint_url}/{self.account}",
+            credential={"account_name": self.account, "account_key": self.key},
+            connection_verify=verify,
+            use_env_settings=False,
+            retry_total=0,
+        )
+
+    def ssl_context(self) -> ssl.SSLContext | bool:
+        """What trusts it."""
+        return ssl.create_default_context(cafile=str(self._tls.authority)) if self._tls else True
+
+    def wait(self, *, timeout_s: float = 60.0) -> None:
+        """Return when it answers. Raises RuntimeError with the log's tail."""
+        deadline = time.monotonic() + timeout_s
+        with contextlib.closing(self.client()) as client:
+            while True:
+                try:
+                    list(client.list_containers())
+                    return
+                except AzureError as error:
+                    if self._process.poll() is not None or time.monotonic() > deadline:
+                        log = (self.directory / "azurite.log").read_text(errors="replace")[-4000:]
+                        raise RuntimeError(f"Azurite does not become ready: {error}\n{log}") from error
+                    time.sleep(0.1)
+
+    def stop(self) -> None:
+        """End the process, by force after a few seconds; the data stays in `directory`."""
+        try:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=5)
+        finally:  # a second Ctrl-C must not leave it running
+            self._process.kill()
+            self._process.wait()
+
+
+@contextlib.contextmanager
+def running(directory: Path, *, tls: Tls | None = None) -> Iterator[Azurite]:
+    """A ready server with its data in `directory`, stopped at the end."""
+    server = Azurite(directory, tls=tls)
+    try:
+        server.wait()
+        yield server
+    finally:
+        server.stop()
+
+
+def _azurite() -> str:
+    """The `azurite-blob` of the PATH, else the one that the script installs, which takes half a minute at the first time."""
+    if found := shutil.which("azurite-blob"):
+        return found
+    installed = subprocess.run([_SCRIPT], stdout=subprocess.PIPE, text=True, check=False)
+    if installed.returncode != 0:
+        raise RuntimeError(f"{_SCRIPT.name} cannot install Azurite; its words are above")
+    return installed.stdout.strip()
+
+
+def _free_port() -> int:
+    with socket.socket() as each:
+        each.bind(("127.0.0.1", 0))
+        return int(each.getsockname()[1])
