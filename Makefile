@@ -4,11 +4,12 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 ARGS ?=
+STORES ?=
 
-.PHONY: help setup demo test check format bench install lock clean
+.PHONY: help setup demo test integration check format bench install lock clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
 
 setup: ## .venv with the locked dependencies and .venv/bin/d7yfs; system packages too when root runs it
 	@scripts/setup.sh
@@ -17,7 +18,10 @@ demo: setup ## mount a model repository from a real S3 server, check every byte,
 	@$(BIN)/python -m demo $(ARGS)
 
 test: setup ## the whole test suite with a real S3 server and real mounts; ARGS='-k name' picks some
-	@$(BIN)/python -m pytest -p tests.plugins.no_skips $(ARGS)
+	@$(BIN)/python -m pytest -p tests.plugins.no_skips -p tests.plugins.contract_table $(ARGS)
+
+integration: ## contract suite against a real Ceph RGW and MinIO; STORES=s3-minio for one, ARGS='-x'
+	@scripts/integration.sh $(STORES) -- $(ARGS)
 
 check: setup ## ruff, mypy --strict, layer contracts
 	$(BIN)/ruff check
@@ -40,9 +44,9 @@ install: setup ## as root: d7yfs in /usr/local, the helper of mount -t d7yfs in 
 UV ?= uv
 COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
 lock: ## renew requirements/*.txt from pyproject.toml (needs uv)
-	$(COMPILE) --output-file requirements/runtime.txt pyproject.toml
+	$(COMPILE) --all-extras --output-file requirements/runtime.txt pyproject.toml
 	$(COMPILE) --output-file requirements/build.txt --constraint requirements/runtime.txt --group build
-	$(COMPILE) --output-file requirements/dev.txt --constraint requirements/runtime.txt \
+	$(COMPILE) --all-extras --output-file requirements/dev.txt --constraint requirements/runtime.txt \
 	    --constraint requirements/build.txt pyproject.toml --group test --group check --group demo --group bench
 
 clean: ## remove .venv and what the tools left

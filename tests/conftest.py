@@ -7,9 +7,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.servers.seaweedfs import SeaweedFS, running
+from tests.contract import obs_store, oss_store
+from tests.servers import azurite as azurite_server
+from tests.servers import seaweedfs as seaweedfs_server
+from tests.servers.azurite import Azurite
+from tests.servers.gcs import GcsServer
+from tests.servers.obs import ObsServer
+from tests.servers.oss import OssServer
+from tests.servers.seaweedfs import SeaweedFS
 
-_FOREIGN = ("AWS_", "D7YFS_", "TRITON_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+_FOREIGN = (
+    *("AWS_", "D7YFS_", "TRITON_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
+    *("GOOGLE_", "GCE_", "AZURE_", "IDENTITY_", "MSI_", "IMDS_", "OSS_", "ALIBABA_CLOUD_", "OBS_", "HUAWEI"),
+)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,5 +38,30 @@ def _clean_environment() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def seaweedfs(tmp_path_factory: pytest.TempPathFactory, _clean_environment: None) -> Iterator[SeaweedFS]:
     """A real S3 server for the whole run. Tests share it: use a bucket or prefix of your own."""
-    with running(tmp_path_factory.mktemp("seaweedfs")) as server:
+    with seaweedfs_server.running(tmp_path_factory.mktemp("seaweedfs")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def gcs() -> Iterator[GcsServer]:
+    """A Google Cloud Storage server of this suite's own, shared like `seaweedfs`, as are the others."""
+    with GcsServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
+    with azurite_server.running(tmp_path_factory.mktemp("azurite")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def oss() -> Iterator[OssServer]:
+    with oss_store.running() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def obs() -> Iterator[ObsServer]:
+    with obs_store.running() as server:
         yield server
