@@ -21,7 +21,7 @@ from d7yfs import mounts
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.config.schema import Config
 from d7yfs.config.sources import Settings
-from d7yfs.errors import CacheUnusable, D7yfsError, MountError
+from d7yfs.errors import AccessDenied, CacheUnusable, D7yfsError, MountError
 from d7yfs.listing import DirectoryListing
 from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.origins.survey import list_all
@@ -80,6 +80,10 @@ async def _check_repository(repository: Repository, settings: Settings) -> Async
     try:
         prefix = await repository.locate(allow_empty=settings.config.allow_empty)
         listing = await _look(repository, prefix)
+    except AccessDenied as error:
+        only = "without the right to list only a URL that names one object can be mounted"
+        yield Finding("list", Verdict.FAILED, error.message, f"{error.hint}; {only}" if error.hint else only)
+        return
     except D7yfsError as error:
         yield _failed("list", error)
         return
@@ -96,7 +100,13 @@ async def _check_repository(repository: Repository, settings: Settings) -> Async
     if listing.hidden_count:
         named = "; ".join(f"{hidden.key!r}: {hidden.reason}" for hidden in listing.hidden[:_NAMED])
         yield Finding("names", Verdict.WARNING, f"{where}: {listing.hidden_count} keys cannot be shown ({named})")
-    version = await _some_object(repository, prefix)
+    sample = await _sample(repository, prefix)
+    if encoded := [each for each in sample if each.encoding]:
+        said = f"{where}: {len(encoded)} of {len(sample)} objects are stored compressed ({encoded[0].key!r}: {encoded[0].encoding})"
+        yield Finding(
+            "encoding", Verdict.WARNING, said, "they are read as they are stored and never decoded: store models plain"
+        )
+    version = next((each for each in sample if each.size_bytes and not each.archived), None)
     if version is None:
         yield Finding("read", Verdict.WARNING, f"{where}: no readable object found to try a ranged read on")
         return
@@ -131,12 +141,14 @@ async def _look(repository: Repository, prefix: str) -> DirectoryListing:
     return listing
 
 
-async def _some_object(repository: Repository, prefix: str) -> ObjectVersion | None:
-    """Some object under the prefix that has bytes and is not archived."""
+async def _sample(repository: Repository, prefix: str) -> tuple[ObjectVersion, ...]:
+    """Some objects under the prefix."""
+    if prefix and not prefix.endswith("/"):
+        return (await repository.origin.stat(prefix),)
     async with aclosing(list_all(repository.origin, prefix, delimiter="")) as pages:
         async for page in pages:
-            return next((each for each in page.objects if each.size_bytes and not each.archived), None)
-    return None
+            return page.objects
+    return ()
 
 
 class _Nowhere:

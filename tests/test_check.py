@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from d7yfs.config.schema import Config
 from d7yfs.config.sources import Settings, load_settings
 from tests.servers import faults
 from tests.servers.dfdaemon import FakeDfdaemon
+from tests.servers.gcs import GcsServer
 from tests.servers.s3_faults import S3Faults
 
 SIZE = 6 << 20
@@ -67,6 +70,25 @@ async def test_a_listing_that_is_refused(store: S3Faults, tmp_path: Path) -> Non
     found = await findings(settings_for(store, tmp_path))
     assert found["list"].verdict is Verdict.FAILED
     assert "s3:ListBucket" in found["list"].said + found["list"].hint
+
+
+async def test_one_object_needs_no_right_to_list(store: S3Faults, tmp_path: Path) -> None:
+    store.script(faults.status(403, {}, b"<Error><Code>AccessDenied</Code></Error>"), key="b", forever=True)
+    found = await findings(settings_for(store, tmp_path, "models/top"))
+    assert found["list"].verdict is Verdict.OK
+    assert found["read"].verdict is Verdict.OK
+
+
+async def test_objects_that_are_stored_compressed(gcs: GcsServer, tmp_path: Path) -> None:
+    account = tmp_path / "account.json"
+    account.write_text(json.dumps(gcs.account()))
+    gcs.put("check", "models/plain.bin", b"plain")
+    gcs.put("check", "models/packed.json", gzip.compress(b"{}"), encoding="gzip")
+    flags = {"credentials_file": account, "endpoint_url": gcs.url, "cache_dir": tmp_path / "cache"}
+    found = await findings(load_settings(flags, ["gs://check/models"], None, {}, None))
+    assert found["encoding"].verdict is Verdict.WARNING
+    assert "1 of 2 objects are stored compressed ('models/packed.json': gzip)" in found["encoding"].said
+    assert found["read"].verdict is Verdict.OK
 
 
 async def test_a_read_that_is_refused(store: S3Faults, tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
-from d7yfs.errors import AccessDenied, NotFound
+from d7yfs.errors import AccessDenied, D7yfsError, NotFound
 from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.origins.origin import Origin
 
@@ -46,14 +46,21 @@ class Empty:
 async def survey(origin: Origin, prefix: str) -> Directory | SingleObject | Empty:
     """What `prefix` (slashes around it do not matter) is in `origin`. Where `a` and `a/…` exist it is the directory.
 
-    Raises what `Origin.list` and `Origin.stat` raise. Makes a bounded number of requests.
+    Who may not list may still read an object whose key is known. Raises what `Origin.list` and `Origin.stat` raise. Makes a bounded number
+    of requests.
     """
     prefix = prefix.strip("/")
     directory = f"{prefix}/" if prefix else ""
-    async with aclosing(list_all(origin, directory, page_size=2)) as pages:
-        async for page in pages:
-            if page.prefixes or any(version.key != directory for version in page.objects):
-                return Directory(directory)
+    try:
+        async with aclosing(list_all(origin, directory, page_size=2)) as pages:
+            async for page in pages:
+                if page.prefixes or any(version.key != directory for version in page.objects):
+                    return Directory(directory)
+    except AccessDenied as denied:
+        if prefix:
+            with suppress(D7yfsError):
+                return SingleObject(await origin.stat(prefix))
+        raise denied
     if not prefix:
         return Empty(())
     try:

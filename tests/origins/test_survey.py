@@ -113,3 +113,11 @@ async def test_list_all_walks_every_page() -> None:
     origin: Origin = MemoryOrigin(*KEYS)
     keys = [v.key async for page in list_all(origin, "", delimiter="", page_size=2) for v in page.objects]
     assert keys == sorted(KEYS)
+
+
+async def test_who_may_not_list_may_name_an_object() -> None:
+    origin = MemoryOrigin(*KEYS, allowed="vision/")
+    assert await survey(origin, "readme") == SingleObject(ObjectVersion("readme", 1, '"e"', 0))
+    for prefix in ("triton", "absent", ""):
+        with pytest.raises(AccessDenied):
+            await survey(origin, prefix)
