@@ -1,0 +1,116 @@
+"""OSS's signature V4 (OSS4-HMAC-SHA256), in headers and in the URL. Pure; called by `bucket_rest` for `oss`. V1 is in `hmac_sha1_signing`.
+
+After the documentation, "Include V4 signatures in the Authorization header" and "Include a V4 signature in a URL"
+(https://www.alibabacloud.com/help/en/oss/developer-reference/add-signatures-to-urls), and tested against the vectors of Alibaba's SDKs.
+alibabacloud-oss-v2 has signers, but they cannot be imported without its whole client (28 MiB), and its V1 sends the token of temporary keys
+outside of what it signs.
+
+Neither the host nor `Range` and `If-*` are signed: one signature serves every range.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from collections.abc import Mapping
+from urllib.parse import quote
+
+from d7yfs.origins.access_keys import AccessKeys
+from d7yfs.origins.bucket_rest import encoded_query
+
+_ALGORITHM = "OSS4-HMAC-SHA256"
+_UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
+
+
+class SignerV4:
+    """Signs for one region, such as `cn-hangzhou`."""
+
+    params = frozenset(
+        {
+            "x-oss-credential",
+            "x-oss-date",
+            "x-oss-expires",
+            "x-oss-security-token",
+            "x-oss-signature",
+            "x-oss-signature-version",
+        }
+    )
+
+    def __init__(self, region: str) -> None:
+        self._region = region
+
+    def in_headers(
+        self,
+        method: str,
+        bucket: str,
+        key: str,
+        query: Mapping[str, str],
+        headers: Mapping[str, str],
+        keys: AccessKeys,
+        now: float,
+    ) -> dict[str, str]:
+        """`headers` with the signature; OSS accepts it for 15 minutes."""
+        moment = _moment(now)
+        signed = {**headers, "x-oss-content-sha256": _UNSIGNED_PAYLOAD, "x-oss-date": moment}
+        if keys.token:
+            signed["x-oss-security-token"] = keys.token
+        signature = self._signature(method, bucket, key, query, signed, keys, moment)
+        signed["Authorization"] = f"{_ALGORITHM} Credential={keys.key_id}/{self._scope(moment)},Signature={signature}"
+        return signed
+
+    def in_query(
+        self, bucket: str, key: str, query: Mapping[str, str], keys: AccessKeys, now: float, expires_at: float
+    ) -> dict[str, str]:
+        """`query` with the signature of a GET without headers."""
+        moment = _moment(now)
+        signed = {
+            **query,
+            "x-oss-signature-version": _ALGORITHM,
+            "x-oss-date": moment,
+            "x-oss-expires": str(max(1, int(expires_at - now))),
+            "x-oss-credential": f"{keys.key_id}/{self._scope(moment)}",
+        }
+        if keys.token:
+            signed["x-oss-security-token"] = keys.token
+        signed["x-oss-signature"] = self._signature("GET", bucket, key, signed, {}, keys, moment)
+        return signed
+
+    def _scope(self, moment: str) -> str:
+        return f"{moment[:8]}/{self._region}/oss/aliyun_v4_request"
+
+    def _signature(
+        self,
+        method: str,
+        bucket: str,
+        key: str,
+        query: Mapping[str, str],
+        headers: Mapping[str, str],
+        keys: AccessKeys,
+        moment: str,
+    ) -> str:
+        named = sorted((name.lower(), value) for name, value in headers.items())
+        canonical_request = "\n".join(
+            [
+                method,
+                quote(f"/{bucket}/{key}", safe="/"),
+                "&".join(sorted(encoded_query(query).split("&"), key=lambda pair: pair.partition("="))),
+                "".join(f"{name}:{value}\n" for name, value in named if _is_signed(name)),
+                "",  # no additional headers
+                _UNSIGNED_PAYLOAD,
+            ]
+        )
+        digest = hashlib.sha256(canonical_request.encode()).hexdigest()
+        derived = f"aliyun_v4{keys.secret}".encode()
+        for part in self._scope(moment).split("/"):
+            derived = hmac.digest(derived, part.encode(), "sha256")
+        to_sign = "\n".join([_ALGORITHM, moment, self._scope(moment), digest])
+        return hmac.digest(derived, to_sign.encode(), "sha256").hex()
+
+
+def _is_signed(name: str) -> bool:
+    return name.startswith("x-oss-") or name in ("content-type", "content-md5")
+
+
+def _moment(now: float) -> str:
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
