@@ -20,7 +20,7 @@ demo: setup ## mount a model repository from a real S3 server, check every byte,
 test: setup ## the whole test suite with a real S3 server and real mounts; ARGS='-k name' picks some
 	@$(BIN)/python -m pytest -p tests.plugins.no_skips -p tests.plugins.contract_table $(ARGS)
 
-integration: ## contract suite against a real Ceph RGW and MinIO; STORES=s3-minio for one, ARGS='-x'
+integration: ## contract suite against Ceph RGW, MinIO and fake-gcs-server; STORES=s3-minio for one, ARGS='-x'
 	@scripts/integration.sh $(STORES) -- $(ARGS)
 
 check: setup ## ruff, mypy --strict, layer contracts

@@ -80,6 +80,8 @@ class ObjectVersion:
     version_id: str = ""
     archived: str = ""
     """Name of the storage class when the object must be restored before it can be read, else empty."""
+    encoding: str = ""
+    """The Content-Encoding it is stored with, where the listing tells; the size is that of the stored bytes, which are never decoded."""
 
     @property
     def identity(self) -> tuple[str, str, int]:

@@ -77,8 +77,9 @@ def proxy_headers(
 def blame(status: int, error_type: str | None) -> Blame:
     """Who failed, by dfdaemon's `X-Dragonfly-Error-Type`: `backend` is the origin's own answer, `proxy` and `dfdaemon` are its own trouble.
 
-    Without the mark (another proxy, an older client), 4xx statuses that an origin gives are the origin's; 5xx, 407 and 429 the proxy's.
+    Without the mark (another proxy, an older client), 4xx statuses that an origin gives are the origin's (400 and 401 mean
+    credentials that have ended); 5xx, 407 and 429 the proxy's.
     """
     if error_type is not None:
         return Blame.ORIGIN if error_type.strip().lower() == "backend" else Blame.PROXY
-    return Blame.ORIGIN if status in (403, 404, 412, 416) else Blame.PROXY
+    return Blame.ORIGIN if status in (400, 401, 403, 404, 412, 416) else Blame.PROXY

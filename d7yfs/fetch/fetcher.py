@@ -49,8 +49,8 @@ _URGENT_RESERVE = 4
 """Connections that prefetch may not take, so that a reader who waits never queues behind it alone."""
 
 
-_ANY_VERSION = ObjectVersion("-", 1, '"-"', 0)
-"""Never asked for."""
+_ANY_VERSION = ObjectVersion("-", 1, '"-"', 0, version_id="-")
+"""Never asked for; it has an id, lest an origin that pins by ids ask for one."""
 
 
 @dataclass(slots=True)

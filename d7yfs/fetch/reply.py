@@ -13,12 +13,14 @@ from email.utils import parsedate_to_datetime
 
 from d7yfs.errors import AccessDenied, BadReply, D7yfsError, ObjectArchived, OriginUnavailable, VersionGone
 from d7yfs.objects import ByteRange, ObjectVersion
+from d7yfs.origins.encryption import undecryptable
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _EXPIRED_CODES = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
 """S3 says 400 to a session token that has ended."""
 _BUSY_CODES = {"RequestTimeout", "SlowDown"}
 _ERROR_CODE = re.compile(rb"<Code>([A-Za-z0-9_.]{1,64})</Code>")
+_ERROR_MESSAGE = re.compile(rb"<Message>([^<]{1,4096})</Message>")
 MAX_RETRY_AFTER_S = 30.0
 
 
@@ -38,6 +40,9 @@ def check_head(
     """
     if status not in (200, 206):
         raise error_of(status, headers, name=name, body=error_body)
+    stored_coding = _coding(headers, "x-goog-stored-content-encoding")
+    if stored_coding and not _coding(headers, "content-encoding") and "content-length" not in headers:
+        raise BadReply(f"{name}: is stored as {stored_coding[:40]!r}, and the server decoded it on the way")
     content_range = headers.get("content-range")
     if content_range is not None:
         match = _CONTENT_RANGE.fullmatch(content_range.strip())
@@ -60,10 +65,13 @@ def check_head(
     etag = headers.get("etag")
     if etag and version.validator.startswith('"') and _opaque_tag(etag) != _opaque_tag(version.validator):
         raise VersionGone(f"{name}: was replaced (the server sent version {etag[:80]})")
-    coding = headers.get("content-encoding", "").strip().lower()
-    if coding not in ("", "identity") and (length is None or etag != version.validator):
-        # S3 hands out the Content-Encoding that an object was stored with, and the bytes as stored: those have the listed size and the
-        # strong ETag. Whoever compresses on the way weakens the ETag and leaves out or changes the length.
+    generation = headers.get("x-goog-generation")
+    if generation and version.validator.isdecimal() and generation != version.validator:
+        raise VersionGone(f"{name}: was replaced (the server sent generation {generation[:20]})")
+    coding = _coding(headers, "content-encoding")
+    if coding and (length is None or version.validator not in (etag, generation)):
+        # Stores hand out the Content-Encoding that an object was stored with, and the bytes as stored: those have the listed size and the
+        # strong ETag, or the generation. Whoever compresses on the way weakens the ETag and leaves out or changes the length.
         raise BadReply(f"{name}: the reply is encoded as {coding[:40]!r}, which was not asked for")
 
 
@@ -78,6 +86,10 @@ def error_of(status: int, headers: Mapping[str, str], *, name: str, body: bytes 
         return VersionGone(f"{name}: was replaced while it was open ({said})")
     if code == "InvalidObjectState":
         return ObjectArchived(f"{name}: lies in an archive storage class", hint="restore it, then read it again")
+    message_match = _ERROR_MESSAGE.search(body)
+    message = message_match.group(1).decode(errors="replace") if message_match else ""
+    if status in (400, 403) and (encryption := undecryptable(code, message)):
+        return AccessDenied(f"{name}: reading was refused ({said}): {encryption.reason}", hint=encryption.hint)
     if status in (401, 403) or (status == 400 and (code in _EXPIRED_CODES or not body)):
         # dfdaemon drops the body that would tell one 400 from another.
         return AccessDenied(
@@ -102,6 +114,11 @@ def retry_after_s(headers: Mapping[str, str], now: datetime | None = None) -> fl
     except (ValueError, TypeError):
         return 0.0
     return min(max(seconds, 0.0), MAX_RETRY_AFTER_S)
+
+
+def _coding(headers: Mapping[str, str], name: str) -> str:
+    coding = headers.get(name, "").strip().lower()
+    return "" if coding == "identity" else coding
 
 
 def _opaque_tag(etag: str) -> str:

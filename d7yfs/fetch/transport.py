@@ -221,8 +221,8 @@ class Transport:
         """GET `url` and yield the reply once its head has come, whatever its status; redirects are not followed.
 
         `url` goes out byte for byte as given (path and query are signed), so it must be percent-encoded. `headers` adds to
-        Host, User-Agent and Accept-Encoding, which are ours. With `via`, the base URL of a plain HTTP proxy, the request goes
-        there in absolute form (RFC 9112, 3.2.2); CONNECT is never used.
+        Host and User-Agent, which are ours; Accept-Encoding is identity unless it says otherwise. With `via`, the base URL of a
+        plain HTTP proxy, the request goes there in absolute form (RFC 9112, 3.2.2); CONNECT is never used.
 
         A request on a reused connection that was closed before the first byte of a reply is repeated once on a new one.
 
@@ -387,7 +387,9 @@ def _request(url: str, headers: Mapping[str, str], via: str, user_agent: str) ->
             raise ValueError("a proxy is reached in plain http")
         peer = Peer(proxy.host, proxy.port, tls=False, proxy=True)
         target = f"{'https' if origin.tls else 'http'}://{authority}{target}"
-    ours = {"Host": authority, "User-Agent": user_agent, "Accept-Encoding": "identity"}
+    ours = {"Host": authority, "User-Agent": user_agent}
+    if not any(name.lower() == "accept-encoding" for name in headers):
+        ours["Accept-Encoding"] = "identity"
     reserved = {name.lower() for name in ours}
     fields = [*ours.items(), *((name, value) for name, value in headers.items() if name.lower() not in reserved)]
     try:

@@ -1,7 +1,7 @@
 """What a failed S3 call means: botocore's exceptions and S3's error codes as `d7yfs.errors`, with a hint. Pure.
 
-Owns the wording. No message repeats botocore's own text, which may hold URLs and headers: only codes, statuses, hosts and
-the operating system's reasons. Called by `s3.py` and by nothing else.
+Owns the wording. No message repeats botocore's own text, which may hold URLs and headers: only codes, statuses, hosts, a KMS key's
+name and the operating system's reasons. Called by `s3.py` and by nothing else.
 
 Codes: https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html. A reply to HEAD has no body, so its code is
 only the status, and 403 there may be any of the reasons.
@@ -9,7 +9,8 @@ only the status, and 403 there may be any of the reasons.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ssl
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
@@ -27,7 +28,9 @@ from d7yfs.errors import (
     NotFound,
     ObjectArchived,
     OriginUnavailable,
+    OriginUntrusted,
 )
+from d7yfs.origins.encryption import undecryptable
 
 _NO_SUCH_KEY = {"NoSuchKey", "NoSuchVersion", "NotFound", "404", "405", "MethodNotAllowed"}
 _UNKNOWN_KEY_ID = {"InvalidAccessKeyId", "InvalidSecurity", "NotSignedUp"}
@@ -108,12 +111,18 @@ def translate(error: Exception, call: Call) -> D7yfsError:
             hint="does the endpoint URL name an S3 service?",
         )
     if isinstance(error, aws.SSLError):
-        return OriginUnavailable(
+        untrusted = any(isinstance(each, ssl.SSLCertVerificationError) for each in _behind(error))
+        return (OriginUntrusted if untrusted else OriginUnavailable)(
             f"{call.subject}: TLS with {call.endpoint} failed: {reason(error)}",
             hint="a private certificate authority is set with ca_bundle; a plain-text server has an http:// endpoint URL",
         )
     if isinstance(error, aws.ConnectTimeoutError | aws.ReadTimeoutError):
         return OriginUnavailable(f"{call.subject}: {call.endpoint} did not answer in time", hint=_REACH)
+    if isinstance(error, aws.ProxyConnectionError):
+        return OriginUnavailable(
+            f"{call.subject}: the control proxy does not let through to {call.endpoint}: {reason(error)}",
+            hint="is control_proxy right, and up?",
+        )
     if isinstance(error, aws.HTTPClientError | aws.ConnectionError):
         return OriginUnavailable(f"{call.subject}: {call.endpoint} cannot be reached: {reason(error)}", hint=_REACH)
     if isinstance(error, aws.ParamValidationError):
@@ -139,6 +148,8 @@ def from_credentials(error: Exception, call: Call) -> D7yfsError:
         return ConfigError(f"{call.subject}: AWS settings cannot be used: {_own_words(error)}")
     if isinstance(error, aws.ClientError):
         code = _code(error)
+        if code in _THROTTLED or _status(error) == 429 or _status(error) >= 500:
+            return OriginUnavailable(f"{where} could not be fetched: {code}")
         return AccessDenied(f"{where} were refused while they were fetched: {code}", hint=_GIVE_CREDENTIALS)
     if isinstance(error, RuntimeError):  # botocore's words for a refresh that yields expired credentials
         return AccessDenied(f"{where} have expired and could not be refreshed", hint="renew them")
@@ -157,19 +168,25 @@ def date_of(headers: Mapping[str, str]) -> float | None:
 
 def reason(error: BaseException) -> str:
     """The operating system's or TLS library's reason under botocore's and urllib3's wrappers, which repeat the URL."""
-    seen: set[int] = set()
     found = ""
+    for each in _behind(error):
+        if isinstance(each, OSError) and isinstance(each.strerror, str):
+            found = getattr(each, "verify_message", "") or each.strerror
+    return found or "connection failed"
+
+
+def _behind(error: BaseException) -> Iterator[BaseException]:
+    """`error` and what it wraps."""
+    seen: set[int] = set()
     pending: list[object] = [error]
     while pending:
         current = pending.pop()
         if not isinstance(current, BaseException) or id(current) in seen:
             continue
         seen.add(id(current))
-        if isinstance(current, OSError) and isinstance(current.strerror, str):
-            found = getattr(current, "verify_message", "") or current.strerror
+        yield current
         kwargs = getattr(current, "kwargs", {})
         pending += [current.__context__, current.__cause__, getattr(current, "reason", None), kwargs.get("error")]
-    return found or "connection failed"
 
 
 _REACH = "is the endpoint right, the service up, and the network open?"
@@ -182,7 +199,7 @@ _GIVE_CREDENTIALS = (
 def _from_reply(error: aws.ClientError, call: Call) -> D7yfsError:
     code, subject = _code(error), call.subject
     metadata = cast("dict[str, Any]", error.response.get("ResponseMetadata", {}))
-    status = int(metadata.get("HTTPStatusCode", 0))
+    status = _status(error)
     headers = cast("Mapping[str, str]", metadata.get("HTTPHeaders", {}))
     says = f"{subject}: {call.endpoint} says {code}" + (f" ({status})" if code != str(status) else "")
 
@@ -203,6 +220,8 @@ def _from_reply(error: aws.ClientError, call: Call) -> D7yfsError:
         return NotFound(f"{subject}: no such object")
     if code == "InvalidObjectState":
         return ObjectArchived(f"{subject}: archived", hint="restore it before it is read")
+    if encryption := undecryptable(code, str(error.response.get("Error", {}).get("Message", ""))):
+        return AccessDenied(f"{says}: {encryption.reason}", hint=encryption.hint)
     if code in _UNKNOWN_KEY_ID:
         return AccessDenied(
             f"{says}: the access key id is not known there",
@@ -226,11 +245,18 @@ def _from_reply(error: aws.ClientError, call: Call) -> D7yfsError:
         return AccessDenied(
             says, hint=f"the credentials ({call.credentials}) must be valid and allow {call.needs} here"
         )
-    return AccessDenied(f"{says}: the request was refused", hint=f"endpoint {call.endpoint}, region {call.region}")
+    hint = f"endpoint {call.endpoint}, region {call.region}"
+    if code == "400":  # of a HEAD, whose replies have no body
+        hint += "; a session token that has expired, or an object under a key of the customer's own (SSE-C)?"
+    return AccessDenied(f"{says}: the request was refused", hint=hint)
 
 
 def _code(error: aws.ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", "")) or "an error without a code"
+
+
+def _status(error: aws.ClientError) -> int:
+    return int(cast("dict[str, Any]", error.response.get("ResponseMetadata", {})).get("HTTPStatusCode", 0))
 
 
 def _own_words(error: Exception) -> str:

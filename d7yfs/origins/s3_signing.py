@@ -2,7 +2,7 @@
 
 Owns what a signed GET consists of. botocore's way to one, `generate_presigned_url`, resolves the endpoint and validates anew for every
 key; reading thousands of small files must not wait for that, nor for a thread, so a `Signer` holds all that signing needs and may be
-used on the trio thread: it never refreshes credentials. `s3.py`, its only caller, replaces it before it is stale.
+used on the trio thread: it never refreshes credentials. `s3.py`, its only caller, replaces it when there are others.
 
 The algorithm: https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-authenticating-requests.html. `Range` and `If-*` stay unsigned, so
 that one signature serves every range.
@@ -21,17 +21,18 @@ from botocore.utils import percent_encode
 from d7yfs.errors import ConfigError
 from d7yfs.objects import ObjectVersion
 from d7yfs.origins.origin import ReadRequest
+from d7yfs.origins.s3_credentials import Held
 
 if TYPE_CHECKING:
-    from botocore.credentials import ReadOnlyCredentials
     from mypy_boto3_s3 import S3Client
 
 SIGNATURE_LIFE_S = 900
 """How long a signed GET is valid: the longest that S3 grants a header signature (its clock-skew window)."""
 
-_STALE_AFTER_S = 60.0
-"""How long a signer may go on with the credentials it has: the SDK replaces temporary ones minutes before they end."""
 _SIGNATURE_PREFIX = "X-Amz-"
+_PAYER = "x-amz-request-payer"
+"""Consent to be charged: a signed header, or a signed parameter of a presigned URL
+(https://docs.aws.amazon.com/AmazonS3/latest/userguide/ObjectsinRequesterPaysBuckets.html)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,30 +61,20 @@ class Target:
 
 
 class Signer:
-    """Signs GETs at `target` with `credentials` as they were at `taken_at` (None: anonymous). Holds secrets: no repr.
+    """Signs GETs at `target` with `held` credentials (None: anonymous). Holds secrets: no repr."""
 
-    `expires_at` is the credentials' end. Times are time.time().
-    """
-
-    def __init__(
-        self, target: Target, credentials: ReadOnlyCredentials | None, *, taken_at: float, expires_at: float
-    ) -> None:
-        self.target = target
-        self._taken_at = taken_at
-        self._expires_at = expires_at
+    def __init__(self, target: Target, held: Held | None, *, requester_pays: bool = False) -> None:
+        self.held = held
+        self._target = target
+        self._payer = {_PAYER: "requester"} if requester_pays else {}
         self._in_headers = self._in_query = None
-        if credentials is not None:
-            self._in_headers = S3SigV4Auth(credentials, target.service, target.region)
-            self._in_query = S3SigV4QueryAuth(credentials, target.service, target.region, expires=SIGNATURE_LIFE_S)
+        self._expires_at = float("inf")
+        if held is not None:
+            self._expires_at = held.expires_at
+            self._in_headers = S3SigV4Auth(held.frozen, target.service, target.region)
+            self._in_query = S3SigV4QueryAuth(held.frozen, target.service, target.region, expires=SIGNATURE_LIFE_S)
             # Else each signature parses it from the URL twice, a quarter of its cost.
             self._host = str(self._in_headers.headers_to_sign(AWSRequest("GET", target.base_url))["host"])
-
-    def is_stale(self, now: float) -> bool:
-        """Whether the credentials should be asked for again: after a while, and before half of their rest is over."""
-        if self._in_headers is None:
-            return False
-        life_s = min(_STALE_AFTER_S, (self._expires_at - self._taken_at) / 2)
-        return not 0 <= now - self._taken_at < life_s
 
     def sign(self, version: ObjectVersion, *, presigned: bool, now: float) -> ReadRequest:
         """A GET of `version`, valid for SIGNATURE_LIFE_S or until the credentials end.
@@ -92,20 +83,24 @@ class Signer:
         """
         if not version.key:
             raise ValueError("an empty key")
-        url = self.target.base_url + str(percent_encode(version.key, safe="/~"))
+        url = self._target.base_url + str(percent_encode(version.key, safe="/~"))
         if version.version_id:
             url += f"?versionId={percent_encode(version.version_id)}"
         pin = {"If-Match": version.validator}
         if self._in_headers is None or self._in_query is None:
             return ReadRequest(url, pin, expires_at=float("inf"))
-        request = AWSRequest("GET", url, headers={"Host": self._host})
         expires_at = min(now + SIGNATURE_LIFE_S, self._expires_at)
         if presigned:
+            if self._payer:
+                url += f"{'&' if version.version_id else '?'}{_PAYER}={self._payer[_PAYER]}"
+            request = AWSRequest("GET", url, headers={"Host": self._host})
             self._in_query.add_auth(request)
             signed_url = str(request.url)
             names = (pair.partition("=")[0] for pair in signed_url.partition("?")[2].split("&"))
-            params = frozenset(name for name in names if name.startswith(_SIGNATURE_PREFIX))
+            # Who pays says nothing about the object either.
+            params = frozenset(name for name in names if name.startswith(_SIGNATURE_PREFIX) or name == _PAYER)
             return ReadRequest(signed_url, pin, expires_at, params)
+        request = AWSRequest("GET", url, headers={"Host": self._host, **self._payer})
         self._in_headers.add_auth(request)
         del request.headers["Host"]  # the transport's own
         return ReadRequest(url, {**request.headers, **pin}, expires_at)

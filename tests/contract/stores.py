@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import pytest
 from pydantic import SecretStr
@@ -13,17 +13,40 @@ from pydantic import SecretStr
 from d7yfs.config.schema import StaticKeys
 from d7yfs.origins.origin import Origin
 from d7yfs.origins.s3 import S3Origin
-from tests.servers.seaweedfs import SeaweedFS
+from tests.servers.faults import status
+from tests.servers.http11 import Fault
+from tests.servers.seaweedfs import S3Server
+
+WRONG_SECRET = "not-the-secret"
 
 
 class Store(Protocol):
     """One bucket of a real store, shared by the run. Each test works below a `prefix` of its own, which ends in a slash."""
 
     prefix: str
-    secret: str
-    """What must never show up anywhere."""
-    unstorable: frozenset[str]
-    """Names of the suite that this store refuses or changes."""
+    endpoint_url: str
+    """Scheme, host and port of the real server."""
+    secrets: frozenset[str]
+    """What must never show up anywhere: keys, tokens, shared access signatures."""
+
+    @property
+    def cannot(self) -> Mapping[str, str]:
+        """Cases that the provider or its emulator has no way to show, each with the reason: by the test's name, whole
+        (`test_clock_that_is_wrong`) or with its parameters (`test_any_range_with_one_request[presigned]`). They are not run; the table
+        shows the reason.
+        """
+
+    @property
+    def unstorable(self) -> frozenset[str]:
+        """Names of the suite that this store refuses or changes."""
+
+    @property
+    def elsewhere(self) -> Mapping[str, Fault]:
+        """How the provider answers a listing of a bucket that is in another region or at another endpoint, by a name for each way."""
+
+    @property
+    def follows(self) -> bool:
+        """Whether the origin then goes there by itself; else it says so."""
 
     def put(self, name: str, body: bytes) -> str:
         """Store an object at prefix + name; returns its key."""
@@ -31,30 +54,51 @@ class Store(Protocol):
     def delete(self, name: str) -> None: ...
 
     def origin(self, **changes: Any) -> Origin:
-        """An origin for the bucket with read-only credentials."""
+        """An origin for the bucket with read-only credentials; `changes` are keywords of its class (`clock`, `control_proxy`)."""
+
+    def origin_at(self, endpoint_url: str) -> Origin:
+        """The same at another address (scheme, host and port), where something stands before the real server."""
 
     def denied(self) -> Origin:
-        """The same with a wrong secret."""
+        """The same with a wrong secret, WRONG_SECRET where any text may be one."""
 
-    def no_such_bucket(self) -> Origin: ...
+    def no_such_bucket(self) -> Origin:
+        """An origin for the bucket `no-such-bucket`."""
 
-    def unreachable(self) -> Origin: ...
+    def unreachable(self) -> Origin:
+        """An origin at a port where nobody listens."""
 
     def signing_at(self, shift_s: float) -> AbstractContextManager[None]:
-        """While it lasts, the provider's SDK signs as if the clock were off by `shift_s`."""
+        """While it lasts, requests are signed as if the clock were off by `shift_s`."""
 
     def close(self) -> None: ...
+
+
+def _s3_error(code: str, extra: str = "") -> bytes:
+    return f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>no</Message>{extra}</Error>".encode()
 
 
 class S3OnSeaweedFS:
     """`s3://` against SeaweedFS, which verifies every signature."""
 
     BUCKET = "contract"
+    cannot: ClassVar[Mapping[str, str]] = {
+        "test_empty_segments": "SeaweedFS keeps a//b as a/b",
+        "test_long_components": "SeaweedFS refuses segments over 255 bytes",
+    }
     unstorable = frozenset({"back\\slash"})
+    # https://docs.aws.amazon.com/AmazonS3/latest/userguide/Redirects.html; the region as the header and as the element that S3 adds.
+    elsewhere: ClassVar[Mapping[str, Fault]] = {
+        "301": status(301, {"x-amz-bucket-region": "eu-west-1"}, _s3_error("PermanentRedirect")),
+        "307": status(307, {"x-amz-bucket-region": "eu-west-1"}, _s3_error("TemporaryRedirect")),
+        "400": status(400, {}, _s3_error("AuthorizationHeaderMalformed", "<Region>eu-west-1</Region>")),
+    }
+    follows = True
 
-    def __init__(self, server: SeaweedFS) -> None:
+    def __init__(self, server: S3Server) -> None:
         self.prefix = ""
-        self.secret = server.reader.secret_key
+        self.endpoint_url = server.endpoint_url
+        self.secrets = frozenset({server.reader.secret_key, server.writer.secret_key})
         self._server = server
         self._client = server.client()
         self._client.create_bucket(Bucket=self.BUCKET)
@@ -67,16 +111,19 @@ class S3OnSeaweedFS:
         self._client.delete_object(Bucket=self.BUCKET, Key=self.prefix + name)
 
     def origin(self, **changes: Any) -> Origin:
-        return self._origin(self.BUCKET, self._server.endpoint_url, self.secret, **changes)
+        return self._origin(**changes)
+
+    def origin_at(self, endpoint_url: str) -> Origin:
+        return self._origin(endpoint_url=endpoint_url)
 
     def denied(self) -> Origin:
-        return self._origin(self.BUCKET, self._server.endpoint_url, "not-the-secret")
+        return self._origin(secret=WRONG_SECRET)
 
     def no_such_bucket(self) -> Origin:
-        return self._origin("no-such-bucket", self._server.endpoint_url, self.secret)
+        return self._origin(bucket="no-such-bucket")
 
     def unreachable(self) -> Origin:
-        return self._origin(self.BUCKET, "http://127.0.0.1:1", self.secret)
+        return self._origin(endpoint_url="http://127.0.0.1:1")
 
     @contextmanager
     def signing_at(self, shift_s: float) -> Iterator[None]:
@@ -88,6 +135,6 @@ class S3OnSeaweedFS:
     def close(self) -> None:
         self._client.close()
 
-    def _origin(self, bucket: str, endpoint_url: str, secret: str, **changes: Any) -> Origin:
-        keys = StaticKeys(self._server.reader.key_id, SecretStr(secret))
-        return S3Origin(bucket, keys, endpoint_url=endpoint_url, **changes)
+    def _origin(self, *, bucket: str = BUCKET, secret: str = "", endpoint_url: str = "", **changes: Any) -> Origin:
+        keys = StaticKeys(self._server.reader.key_id, SecretStr(secret or self._server.reader.secret_key))
+        return S3Origin(bucket, keys, endpoint_url=endpoint_url or self.endpoint_url, **changes)

@@ -99,8 +99,8 @@ def test_our_headers_win_in_every_spelling() -> None:
         (404, "something new", Blame.PROXY),
         (404, "", Blame.PROXY),
         (403, " Backend ", Blame.ORIGIN),
-        *((status, None, Blame.ORIGIN) for status in (403, 404, 412, 416)),
-        *((status, None, Blame.PROXY) for status in (301, 400, 407, 429, 500, 502, 503, 504)),
+        *((status, None, Blame.ORIGIN) for status in (400, 401, 403, 404, 412, 416)),
+        *((status, None, Blame.PROXY) for status in (301, 407, 429, 500, 502, 503, 504)),
     ],
 )
 def test_blame(status: int, error_type: str | None, whose: Blame) -> None:

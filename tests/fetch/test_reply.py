@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 
 import pytest
@@ -98,6 +99,25 @@ def test_a_generation_is_not_compared_with_an_etag() -> None:
         check(206, PART_HEAD | {"content-encoding": "gzip"}, PART, GENERATION)
 
 
+def test_generation_is_compared_where_the_reply_has_it() -> None:
+    same = {"x-goog-generation": GENERATION.validator}
+    check(206, PART_HEAD | same, PART, GENERATION)
+    check(
+        206, PART_HEAD | same | {"content-encoding": "gzip", "x-goog-stored-content-encoding": "gzip"}, PART, GENERATION
+    )
+    check(206, PART_HEAD | {"x-goog-generation": "7"}, PART)  # some store's header; the version is an ETag
+    with pytest.raises(VersionGone, match="generation 7"):
+        check(206, PART_HEAD | {"x-goog-generation": "7"}, PART, GENERATION)
+
+
+def test_what_the_store_decoded_on_the_way_is_refused() -> None:
+    head = {"transfer-encoding": "chunked", "x-goog-stored-content-encoding": "gzip"}
+    for wanted in (PART, WHOLE):
+        with pytest.raises(BadReply, match="decoded"):
+            check(200, head, wanted, GENERATION)
+    check(200, WHOLE_HEAD | {"x-goog-stored-content-encoding": "identity"}, WHOLE, GENERATION)
+
+
 def xml(code: str) -> bytes:
     return f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>secret</Message></Error>".encode()
 
@@ -133,6 +153,35 @@ def test_errors(status: int, body: bytes, kind: type[D7yfsError], words: str) ->
         check_head(status, head, version=VERSION, wanted=PART, name=NAME, error_body=body)
     assert type(caught.value) is kind
     assert "secret" not in str(caught.value)
+
+
+KMS_DENIED = (
+    b"<Error><Code>AccessDenied</Code><Message>User: arn:aws:iam::1:user/secret is not authorized to perform: kms:Decrypt on resource: "
+    b"arn:aws:kms:eu-west-3:1:key/k because of secret</Message></Error>"
+)
+CUSTOMERS_KEY = (
+    b"<Error><Code>InvalidRequest</Code><Message>The object was stored using a form of Server Side Encryption. "
+    b"secret</Message></Error>"
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (
+            403,
+            KMS_DENIED,
+            r"403 AccessDenied\): the credentials may not decrypt with the KMS key arn:aws:kms:eu-west-3:1:key/k ",
+        ),
+        (400, CUSTOMERS_KEY, r"400 InvalidRequest\): it is encrypted with a key of the customer's own"),
+        (400, b"<Code>KMS.DisabledException</Code>", "its KMS key cannot be used"),
+    ],
+)
+def test_what_cannot_be_decrypted_says_so(status: int, body: bytes, words: str) -> None:
+    error = error_of(status, {}, name=NAME, body=body)
+    assert type(error) is AccessDenied
+    assert re.search(words, str(error))
+    assert "secret" not in str(error)
 
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

@@ -464,7 +464,7 @@ async def test_signs_without_waiting(
 @pytest.mark.parametrize(
     ("life_s", "renewed_after_s"), [(3600, 60), (800, 60), (40, 21)], ids=["lasting", "in-refresh-window", "brief"]
 )
-async def test_credentials_are_looked_at_again_in_a_thread(
+async def test_credentials_are_looked_at_again_beside_the_reads(
     s3: ScriptedS3, give_keys: GiveKeys, life_s: float, renewed_after_s: float
 ) -> None:
     start = now = time.time()
@@ -478,13 +478,15 @@ async def test_credentials_are_looked_at_again_in_a_thread(
         assert "KEY1" in request.url
         assert request.expires_at <= start + life_s
         now = start + renewed_after_s + 1
-        with assert_checkpoints():
-            request = await origin.read_request(another("c"), presigned=True)
-        # The SDK replaces keys a quarter of an hour before they end.
-        assert ("KEY2" if life_s < 900 else "KEY1") in request.url
-        assert request.expires_at > start + min(life_s, 890)
         with assert_no_checkpoints():
-            await origin.read_request(another("d"), presigned=True)
+            assert "KEY1" in (await origin.read_request(another("c"), presigned=True)).url
+        # The SDK replaces keys a quarter of an hour before they end.
+        expected = "KEY2" if life_s < 900 else "KEY1"
+        with trio.fail_after(20):
+            while expected not in (request := await origin.read_request(another(str(now)), presigned=True)).url:
+                now += 1e-3  # another signature, not another look
+                await trio.lowlevel.checkpoint()
+        assert request.expires_at > start + min(life_s, 890)
 
 
 @pytest.mark.parametrize("key", ["", "\ud800"])
@@ -552,12 +554,6 @@ def test_aws_is_one_store() -> None:
 def test_sdk_endpoint_is_part_of_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://store:9000/")
     assert S3Origin("models", Anonymous()).identity == "s3 http://store:9000 models"
-
-
-def test_unsupported_scheme_names_those_that_are() -> None:
-    repository = RepositoryConfig(url=RepositoryUrl.parse("gs://models/x"))
-    with pytest.raises(ConfigError, match=r"gs:// is not supported \(supported: s3://\)"):
-        open_origin(repository, ProviderChain())
 
 
 def test_sdk_is_imported_only_when_used() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from d7yfs.errors import (
     NotFound,
     ObjectArchived,
     OriginUnavailable,
+    OriginUntrusted,
 )
 from d7yfs.origins.s3_errors import Call, WrongRegion, from_credentials, translate
 
@@ -56,8 +58,25 @@ def reply(code: str, status: int, *, region: str = "", **headers: str) -> aws.Cl
         (reply("400", 400, x_amz_bucket_region="eu-1"), WrongRegion, "eu-1"),
         (reply("400", 400, x_amz_bucket_region="us-east-1"), AccessDenied, "refused"),
         (reply("InvalidRequest", 400), AccessDenied, "InvalidRequest"),
+        (reply("400", 400), AccessDenied, "SSE-C"),
+        (reply("KMS.NotFoundException", 400), AccessDenied, "its KMS key cannot be used"),
         (aws.ReadTimeoutError(endpoint_url="u?X-Amz-Signature=1"), OriginUnavailable, "did not answer"),
         (aws.ConnectTimeoutError(endpoint_url="u?X-Amz-Signature=1"), OriginUnavailable, "did not answer"),
+        (
+            aws.ProxyConnectionError(proxy_url="http://u:secret words@p", error=OSError(111, "Connection refused")),
+            OriginUnavailable,
+            "control proxy does not let through to AWS: Connection refused",
+        ),
+        (
+            aws.SSLError(endpoint_url="u?X-Amz-Signature=1", error=ssl.SSLError(1, "wrong version")),
+            OriginUnavailable,
+            "TLS with",
+        ),
+        (
+            aws.SSLError(endpoint_url="u?X-Amz-Signature=1", error=ssl.SSLCertVerificationError(1, "verify failed")),
+            OriginUntrusted,
+            "TLS with",
+        ),
         (aws.ConnectionClosedError(endpoint_url="u?X-Amz-Signature=1"), OriginUnavailable, "connection failed"),
         (ResponseParserError("secret words"), BadReply, "not S3's"),
         (aws.ParamValidationError(report="secret words"), NotFound, "not a name"),
@@ -96,6 +115,14 @@ def test_reason_is_the_operating_systems() -> None:
     wrapped.__cause__ = refused
     error = aws.EndpointConnectionError(endpoint_url="http://h/?X-Amz-Signature=1", error=wrapped)
     assert "cannot be reached: Connection refused" in str(translate(error, CALL))
+
+
+@pytest.mark.parametrize(("code", "status"), [("Throttling", 400), ("TooManyRequests", 429), ("InternalFailure", 500)])
+def test_a_credential_service_that_is_busy_is_not_a_refusal(code: str, status: int) -> None:
+    meant = from_credentials(reply(code, status), CALL)
+    assert type(meant) is OriginUnavailable
+    assert "could not be fetched" in str(meant)
+    assert meant.transient
 
 
 def test_refused_while_fetching_credentials_is_not_the_buckets_word() -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
 
 import boto3
 import pytest
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 
 from d7yfs.errors import ConfigError
 from d7yfs.objects import ObjectVersion
+from d7yfs.origins.s3_credentials import Held
 from d7yfs.origins.s3_signing import SIGNATURE_LIFE_S, Signer, Target
 from tests.contract.test_list_and_stat import ODD_NAMES
 
@@ -96,7 +98,7 @@ def test_presigned_is_botocores(
 ) -> None:
     client, bucket = opened(store)
     credentials = ReadOnlyCredentials(key_id, secret, token)
-    signer = Signer(target(store), credentials, taken_at=0.0, expires_at=float("inf"))
+    signer = Signer(target(store), Held(credentials, float("inf")))
     parameters = {"Bucket": bucket, "Key": key} | ({"VersionId": version_id} if version_id else {})
     with signing_as(client, credentials, moment):
         expected = client.generate_presigned_url("get_object", Params=parameters, ExpiresIn=SIGNATURE_LIFE_S)
@@ -115,7 +117,7 @@ def test_signed_is_botocores(
 ) -> None:
     client, bucket = opened(store, anonymous=True)
     credentials = ReadOnlyCredentials(key_id, secret, token)
-    signer = Signer(target(store), credentials, taken_at=0.0, expires_at=float("inf"))
+    signer = Signer(target(store), Held(credentials, float("inf")))
     parameters = {"Bucket": bucket, "Key": key} | ({"VersionId": version_id} if version_id else {})
     expected = AWSRequest("GET", client.generate_presigned_url("get_object", Params=parameters))
     with signing_as(opened(store)[0], credentials, moment):
@@ -130,7 +132,7 @@ def test_signed_is_botocores(
 @settings(deadline=None, max_examples=50)
 def test_anonymous_is_botocores(store: str, key: str, presigned: bool) -> None:
     client, bucket = opened(store, anonymous=True)
-    signer = Signer(target(store, anonymous=True), None, taken_at=0.0, expires_at=float("inf"))
+    signer = Signer(target(store, anonymous=True), None)
     request = signer.sign(version(key), presigned=presigned, now=0.0)
     assert request.url == client.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": key})
     assert dict(request.headers) == {"If-Match": '"abc"'}
@@ -138,7 +140,7 @@ def test_anonymous_is_botocores(store: str, key: str, presigned: bool) -> None:
 
 @pytest.mark.parametrize("key", ["", "\ud800"])
 def test_key_that_has_no_url(key: str) -> None:
-    signer = Signer(target("path"), None, taken_at=0.0, expires_at=float("inf"))
+    signer = Signer(target("path"), None)
     with pytest.raises(ValueError, match=r"key|surrogate"):
         signer.sign(version(key), presigned=False, now=0.0)
 
@@ -158,30 +160,35 @@ def test_directory_bucket_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "session" not in str(caught.value).lower()
 
 
-@pytest.mark.parametrize(
-    ("expires_at", "now", "stale"),
-    [
-        (float("inf"), 1000.0, False),
-        (float("inf"), 1059.0, False),
-        (float("inf"), 1060.0, True),
-        (float("inf"), 999.0, True),
-        (1020.0, 1009.0, False),
-        (1020.0, 1010.0, True),
-        (990.0, 1000.0, True),
-    ],
-)
-def test_stale(expires_at: float, now: float, stale: bool) -> None:
-    signer = Signer(target("path"), ReadOnlyCredentials("K", "s", None), taken_at=1000.0, expires_at=expires_at)
-    assert signer.is_stale(now) == stale
+@pytest.mark.parametrize("version_id", ["", "v/1 +"])
+def test_consent_to_be_charged_is_signed(version_id: str) -> None:
+    client, _bucket = opened("aws")
+    credentials = ReadOnlyCredentials("AKID", "secret", None)
+    moment = datetime(2026, 1, 1)
+    signer = Signer(target("aws"), Held(credentials, float("inf")), requester_pays=True)
+    with signing_as(client, credentials, moment):
+        signed = signer.sign(version("a b", version_id), presigned=False, now=0.0)
+        presigned = signer.sign(version("a b", version_id), presigned=True, now=0.0)
+        expected = AWSRequest("GET", signed.url, headers={"x-amz-request-payer": "requester"})
+        S3SigV4Auth(credentials, "s3", "us-east-1").add_auth(expected)
+    assert dict(signed.headers) == {**expected.headers, "If-Match": '"abc"'}
+    assert "x-amz-request-payer" in signed.headers["Authorization"]
+    query = parse_qs(urlsplit(presigned.url).query)
+    assert query["x-amz-request-payer"] == ["requester"]
+    assert query.get("versionId", [""]) == [version_id]
+    assert "x-amz-request-payer" in presigned.signature_params
+    assert dict(presigned.headers) == {"If-Match": '"abc"'}
 
 
-def test_anonymous_is_never_stale() -> None:
-    signer = Signer(target("path"), None, taken_at=1000.0, expires_at=float("inf"))
-    assert not signer.is_stale(0.0)
-    assert not signer.is_stale(1e10)
+def test_a_signature_ends_with_the_credentials() -> None:
+    for life_s, expected_s in ((100.0, 100.0), (1e6, SIGNATURE_LIFE_S)):
+        signer = Signer(target("path"), Held(ReadOnlyCredentials("K", "s", None), 1000.0 + life_s))
+        for presigned in (True, False):
+            assert signer.sign(version("a"), presigned=presigned, now=1000.0).expires_at == 1000.0 + expected_s
 
 
 def test_secrets_stay_out_of_the_repr() -> None:
-    signer = Signer(target("path"), ReadOnlyCredentials("K", "s3cr3t", "t0ken"), taken_at=0.0, expires_at=1.0)
-    assert "s3cr3t" not in repr(signer)
-    assert "t0ken" not in repr(signer)
+    held = Held(ReadOnlyCredentials("K", "s3cr3t", "t0ken"), 1.0)
+    for shown in (repr(held), repr(Signer(target("path"), held))):
+        assert "s3cr3t" not in shown
+        assert "t0ken" not in shown

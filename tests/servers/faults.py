@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -106,6 +107,20 @@ def altered(at: int) -> Fault:
         body = bytearray(await answer.whole())
         body[at] ^= 1
         await exchange.deliver(replace(answer, body=bytes(body)))
+
+    return fault
+
+
+def resized(size_bytes: int, *, instead_of: int) -> Fault:
+    """The answer with another object size wherever that one stands: in a listing's body, or in a header of the reply to HEAD."""
+    number = re.compile(rb"(?<![0-9A-Za-z.])%d(?![0-9A-Za-z])" % instead_of)
+
+    async def fault(exchange: Exchange, answer: Answer) -> None:
+        body = number.sub(b"%d" % size_bytes, await answer.whole())
+        headers = {k: str(size_bytes) if v == str(instead_of) else v for k, v in answer.headers.items()}
+        if body:
+            headers["Content-Length"] = str(len(body))
+        await exchange.deliver(Answer(answer.status, headers, body))
 
     return fault
 

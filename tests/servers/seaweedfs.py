@@ -26,7 +26,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import boto3
 from botocore.config import Config
@@ -61,7 +61,7 @@ class SeaweedFS:
         self.directory = directory
         self.writer = Identity("writer", ("Admin", "Read", "Write", "List", "Tagging"))
         self.reader = Identity("reader", ("Read", "List"))
-        ports = _free_ports(8)
+        ports = free_ports(8)
         self.port = port or ports[0]
         self.endpoint_url = f"http://127.0.0.1:{self.port}"
         self._grpc_ports = ports[1:5]
@@ -124,41 +124,11 @@ class SeaweedFS:
 
     def client(self, identity: Identity | None = None) -> S3Client:
         """A plain boto3 client, by default as the writer: how tests put and delete objects. The caller closes it."""
-        identity = identity or self.writer
-        return boto3.session.Session().client(
-            "s3",
-            endpoint_url=self.endpoint_url,
-            region_name=REGION,
-            aws_access_key_id=identity.key_id,
-            aws_secret_access_key=identity.secret_key,
-            config=Config(
-                signature_version="s3v4",
-                proxies={},
-                s3={"addressing_style": "path"},
-                retries={"mode": "standard", "total_max_attempts": 1},
-                connect_timeout=5,
-                read_timeout=60,
-                request_checksum_calculation="when_required",
-                response_checksum_validation="when_required",
-            ),
-        )
+        return new_client(self.endpoint_url, identity or self.writer)
 
     def wait(self, *, timeout_s: float = 60.0) -> None:
         """Return when an object can be written and read by its identities. Raises RuntimeError with the log's tail."""
-        deadline = time.monotonic() + timeout_s
-        with contextlib.closing(self.client()) as writer, contextlib.closing(self.client(self.reader)) as reader:
-            while True:
-                try:
-                    writer.create_bucket(Bucket=_PROBE_BUCKET)
-                    writer.put_object(Bucket=_PROBE_BUCKET, Key="probe", Body=b"1")
-                    reader.get_object(Bucket=_PROBE_BUCKET, Key="probe")["Body"].read()
-                    writer.delete_object(Bucket=_PROBE_BUCKET, Key="probe")
-                    writer.delete_bucket(Bucket=_PROBE_BUCKET)
-                    return
-                except (BotoCoreError, ClientError) as error:
-                    if self._process.poll() is not None or time.monotonic() > deadline:
-                        raise RuntimeError(f"SeaweedFS does not become ready: {error}\n{self._log_tail()}") from error
-                    time.sleep(0.1)
+        wait_until_writable(self, self._process, self.directory / "weed.log", timeout_s=timeout_s)
 
     def stop(self) -> None:
         """End the process, by force after a second (weed waits for its peers); the data stays in `directory`."""
@@ -173,8 +143,57 @@ class SeaweedFS:
                 # The path is fixed in weed, which leaves them behind.
                 Path(f"/tmp/seaweedfs-{name}-grpc-{port}.sock").unlink(missing_ok=True)
 
-    def _log_tail(self) -> str:
-        return (self.directory / "weed.log").read_text(errors="replace")[-4000:]
+
+class S3Server(Protocol):
+    """What all S3 servers of the tests have."""
+
+    endpoint_url: str
+    writer: Identity
+    reader: Identity
+
+    def client(self, identity: Identity | None = None) -> S3Client: ...
+
+
+def new_client(endpoint_url: str, identity: Identity) -> S3Client:
+    """A plain boto3 client of an S3 server on this host. The caller closes it."""
+    return boto3.session.Session().client(
+        "s3",
+        endpoint_url=endpoint_url,
+        region_name=REGION,
+        aws_access_key_id=identity.key_id,
+        aws_secret_access_key=identity.secret_key,
+        config=Config(
+            signature_version="s3v4",
+            proxies={},
+            s3={"addressing_style": "path"},
+            retries={"mode": "standard", "total_max_attempts": 1},
+            connect_timeout=5,
+            read_timeout=60,
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+        ),
+    )
+
+
+def wait_until_writable(
+    server: S3Server, process: subprocess.Popen[bytes], log: Path, *, timeout_s: float = 60.0
+) -> None:
+    """Return when an object can be written and read by the identities of `server`. Raises RuntimeError with the log's tail."""
+    deadline = time.monotonic() + timeout_s
+    with contextlib.closing(server.client()) as writer, contextlib.closing(server.client(server.reader)) as reader:
+        while True:
+            try:
+                writer.create_bucket(Bucket=_PROBE_BUCKET)
+                writer.put_object(Bucket=_PROBE_BUCKET, Key="probe", Body=b"1", ACL="public-read")
+                reader.get_object(Bucket=_PROBE_BUCKET, Key="probe")["Body"].read()
+                writer.delete_object(Bucket=_PROBE_BUCKET, Key="probe")
+                writer.delete_bucket(Bucket=_PROBE_BUCKET)
+                return
+            except (BotoCoreError, ClientError) as error:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    tail = log.read_text(errors="replace")[-4000:] if log.exists() else ""
+                    raise RuntimeError(f"the server does not become ready: {error}\n{tail}") from error
+                time.sleep(0.1)
 
 
 @contextlib.contextmanager
@@ -196,7 +215,7 @@ def _weed() -> str:
     return found
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

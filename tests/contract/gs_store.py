@@ -1,0 +1,172 @@
+"""`gs://` in the contract suite: on this suite's own server, with a service account and with an HMAC key, and on fake-gcs-server."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from google.auth import _helpers
+from pydantic import SecretStr
+
+from d7yfs.config.schema import Anonymous, Credentials, CredentialsFile, StaticKeys
+from d7yfs.origins import gs_signing
+from d7yfs.origins.gs import GsOrigin
+from d7yfs.origins.gs_credentials import RELOAD_INTERVAL_S
+from tests.servers.fake_gcs import FakeGcs
+from tests.servers.gcs import GcsServer
+from tests.servers.http11 import Fault
+
+_ONE_ENDPOINT = {"test_bucket_that_is_elsewhere": "one endpoint serves the buckets of all regions"}
+
+
+class GsServiceAccount:
+    """With a service account's key: URLs are signed with it, direct reads carry a token."""
+
+    BUCKET = "contract"
+    cannot: ClassVar[Mapping[str, str]] = {
+        **_ONE_ENDPOINT,
+        "test_signature_of_wrong_keys_is_refused": "a wrong key gets no token, and nothing is read without one",
+    }
+    unstorable: frozenset[str] = frozenset()
+    elsewhere: ClassVar[Mapping[str, Fault]] = {}
+    follows = False
+
+    def __init__(self, server: GcsServer) -> None:
+        self.prefix = ""
+        self._later_s = 0.0
+        self.server = server
+        self.endpoint_url = server.url
+        server.put(self.BUCKET, "other", b"")
+        self._directory = tempfile.TemporaryDirectory()
+        self.secrets = self._give_credentials()
+
+    def put(self, name: str, body: bytes) -> str:
+        return self.server.put(self.BUCKET, self.prefix + name, body).key
+
+    def delete(self, name: str) -> None:
+        self.server.delete(self.BUCKET, self.prefix + name)
+
+    def origin(self, **changes: Any) -> GsOrigin:
+        return self._origin(**changes)
+
+    def origin_at(self, endpoint_url: str) -> GsOrigin:
+        return self._origin(endpoint_url=endpoint_url)
+
+    def denied(self) -> GsOrigin:
+        return self._origin(credentials=self._wrong)
+
+    def no_such_bucket(self) -> GsOrigin:
+        return self._origin(bucket="no-such-bucket")
+
+    def unreachable(self) -> GsOrigin:
+        return self._origin(endpoint_url="http://127.0.0.1:1")
+
+    @contextmanager
+    def signing_at(self, shift_s: float) -> Iterator[None]:
+        """Signatures and assertions are of that time. A token is the server's: one that was asked for so long ago has ended afterwards."""
+        moment = gs_signing._moment
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(gs_signing, "_moment", lambda now: moment(now + shift_s))
+            patch.setattr(
+                _helpers, "utcnow", lambda: datetime.fromtimestamp(time.time() + shift_s, UTC).replace(tzinfo=None)
+            )
+            yield
+        if -shift_s > self.server.token_life_s:
+            self.server.tokens.clear()
+            self._later_s += RELOAD_INTERVAL_S
+
+    def close(self) -> None:
+        self._directory.cleanup()
+
+    def _give_credentials(self) -> frozenset[str]:
+        account = self.server.account()
+        self._right: Credentials = self._file("right.json", account)
+        self._wrong: Credentials = self._file("wrong.json", self.server.account(account["client_email"], known=False))
+        key = account["private_key"].split("\n")
+        return frozenset(line for line in key if len(line) > 32)
+
+    def _file(self, name: str, content: dict[str, str]) -> CredentialsFile:
+        path = Path(self._directory.name) / name
+        path.write_text(json.dumps(content))
+        return CredentialsFile(path)
+
+    def _now(self) -> float:
+        return time.time() + self._later_s
+
+    def _origin(
+        self,
+        *,
+        bucket: str = BUCKET,
+        endpoint_url: str = "",
+        credentials: Credentials | None = None,
+        **changes: Any,
+    ) -> GsOrigin:
+        changes.setdefault("clock", self._now)
+        return GsOrigin(bucket, credentials or self._right, endpoint_url=endpoint_url or self.endpoint_url, **changes)
+
+
+class GsHmacKey(GsServiceAccount):
+    """With an HMAC key: everything is signed with it, also listings."""
+
+    cannot = _ONE_ENDPOINT
+
+    def _give_credentials(self) -> frozenset[str]:
+        access_id, secret = self.server.hmac_key()
+        self._right = StaticKeys(access_id, SecretStr(secret))
+        self._wrong = StaticKeys(access_id, SecretStr("not-the-secret"))
+        return frozenset({secret})
+
+
+class GsOnFakeGcs(GsServiceAccount):
+    """Anonymously, on a server that asks for no credentials."""
+
+    cannot: ClassVar[Mapping[str, str]] = {
+        **_ONE_ENDPOINT,
+        **dict.fromkeys(
+            (
+                "test_wrong_secret",
+                "test_failures",
+                "test_clock_that_is_wrong",
+                "test_expired_signature_is_renewed",
+                "test_fresh_signs_anew",
+                "test_garbled_signature_is_refused",
+                "test_no_secret_is_ever_written",
+                "test_presigned_signs_neither_range_nor_conditions",
+                "test_refused_signature_is_renewed_once",
+                "test_requests_are_reused_for_half_their_life",
+                "test_signature_of_wrong_keys_is_refused",
+                "test_signed_keeps_the_signature_out_of_the_url",
+            ),
+            "fake-gcs-server checks no credentials",
+        ),
+        **dict.fromkeys(
+            ("test_busy_store", "test_truncated_body"), "fake-gcs-server knows its objects by one Host alone"
+        ),
+        "test_paging_yields_each_entry_once_and_in_order": "fake-gcs-server does not count prefixes into a page",
+    }
+    secrets = frozenset()
+
+    def __init__(self, server: FakeGcs) -> None:
+        self.prefix = ""
+        self._later_s = 0.0
+        self._fake = server
+        self._right = Anonymous()
+        self.endpoint_url = server.endpoint_url
+        server.make_bucket(self.BUCKET)
+
+    def put(self, name: str, body: bytes) -> str:
+        self._fake.put(self.BUCKET, self.prefix + name, body)
+        return self.prefix + name
+
+    def delete(self, name: str) -> None:
+        self._fake.delete(self.BUCKET, self.prefix + name)
+
+    def close(self) -> None:
+        """The server's client is the server's."""

@@ -1,0 +1,20 @@
+"""The row of the contract suite for `s3://` on Ceph's RADOS Gateway; `make integration` runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from tests.contract.stores import S3OnSeaweedFS
+from tests.servers.rgw import Rgw
+
+
+class S3OnRgw(S3OnSeaweedFS):
+    """With a reader that may do nothing else."""
+
+    cannot: ClassVar[Mapping[str, str]] = {}
+    unstorable = frozenset()
+
+    def __init__(self, server: Rgw) -> None:
+        super().__init__(server)
+        server.let_read(self.BUCKET)
