@@ -9,6 +9,7 @@ only the status, and 403 there may be any of the reasons.
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -124,7 +125,9 @@ def translate(error: Exception, call: Call) -> D7yfsError:
             hint="is control_proxy right, and up?",
         )
     if isinstance(error, aws.HTTPClientError | aws.ConnectionError):
-        return OriginUnavailable(f"{call.subject}: {call.endpoint} cannot be reached: {reason(error)}", hint=_REACH)
+        unresolved = any(isinstance(each, socket.gaierror) for each in _behind(error))
+        said = f"{call.subject}: {call.endpoint} cannot be reached: {reason(error)}"
+        return OriginUnavailable(said, hint=_RESOLVE if unresolved else _REACH)
     if isinstance(error, aws.ParamValidationError):
         return NotFound(f"{call.subject}: not a name that S3 allows")
     if isinstance(error, _CREDENTIALS + _CONFIGURATION):
@@ -189,6 +192,10 @@ def _behind(error: BaseException) -> Iterator[BaseException]:
         pending += [current.__context__, current.__cause__, getattr(current, "reason", None), kwargs.get("error")]
 
 
+_RESOLVE = (
+    "is the endpoint's host name right? With addressing_style = virtual the bucket's name stands before it, which many stores of one's own have "
+    "no name for: set addressing_style = path"
+)
 _REACH = "is the endpoint right, the service up, and the network open?"
 _GIVE_CREDENTIALS = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a --profile, point TRITON_CLOUD_CREDENTIAL_PATH at Triton's file, or read a "

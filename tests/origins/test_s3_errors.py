@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from typing import Any
 
@@ -129,3 +130,16 @@ def test_refused_while_fetching_credentials_is_not_the_buckets_word() -> None:
     meant = from_credentials(reply("AccessDenied", 403), CALL)
     assert type(meant) is AccessDenied
     assert "while they were fetched" in str(meant)
+
+
+def test_a_host_name_without_an_address_may_be_the_buckets() -> None:
+    try:
+        try:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        except socket.gaierror as cause:
+            raise aws.EndpointConnectionError(endpoint_url="http://models.store.example", error=cause) from cause
+    except aws.EndpointConnectionError as error:
+        failure = translate(error, CALL)
+    assert isinstance(failure, OriginUnavailable)
+    assert "Name or service not known" in failure.message
+    assert "addressing_style = path" in failure.hint
