@@ -19,7 +19,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 from urllib.parse import parse_qs
 
 import trio
@@ -29,8 +29,8 @@ from azure.identity import CredentialUnavailableError, DefaultAzureCredential
 
 from d7yfs.config.schema import Anonymous, Credentials, ProviderChain, SasToken, StaticKeys
 from d7yfs.errors import AccessDenied, BadReply, ConfigError, OriginUnavailable
-from d7yfs.origins.azure_renewal import Expiring, Renewing
 from d7yfs.origins.azure_sas import VERSION, DelegationKey, Signer, expiry_of, iso, timestamp
+from d7yfs.origins.renewal import Renewal
 
 SIGNATURE_LIFE_S = 900
 """How long a signature of ours is valid, as on the other clouds: so far may this host's clock be behind."""
@@ -62,6 +62,18 @@ class Grant:
     headers: Mapping[str, str] = field(default_factory=dict)
     expires_at: float = float("inf")
     """In time.time()."""
+
+
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Lent(Generic[V]):
+    """A secret and its end in time.time(). No repr."""
+
+    value: V
+    expires_at: float
+    check_again_s: float = float("inf")
 
 
 class Access(Protocol):
@@ -189,18 +201,22 @@ class _Identity:
         self._ask_key = ask_key
         self._clock = clock
         self._limiter = trio.CapacityLimiter(1)
-        self._token = Renewing(self._fetch_token, f"token for storage account {account}", clock)
-        self._signer = Renewing(self._fetch_signer, f"user delegation key of storage account {account}", clock)
+        self._token = Renewal(self._fetch_token, name=f"the token for storage account {account}", clock=clock)
+        self._signer = Renewal(
+            self._fetch_signer, name=f"the user delegation key of storage account {account}", clock=clock
+        )
         self._no_key_until = 0.0
 
     async def control(self) -> Grant:
-        token = await self._token.get()
+        token = await self._token.current()
+        assert token is not None
         return Grant("", {"Authorization": f"Bearer {token.value}", "x-ms-version": VERSION}, token.expires_at)
 
     async def data(self, key: str, version_id: str, *, presigned: bool) -> Grant:
         if presigned and self._clock() >= self._no_key_until:
             try:
-                signer = await self._signer.get()
+                signer = await self._signer.current()
+                assert signer is not None
             except _DelegationDenied as denied:
                 self._no_key_until = self._clock() + _NO_KEY_PAUSE_S
                 log.warning("%s; reads go on with a bearer token, which reaches dfdaemon and its peers", denied)
@@ -212,8 +228,8 @@ class _Identity:
     async def reload(self) -> bool:
         """Sign in anew, past what the SDK remembers."""
         await self._close_credential()
-        await self._token.renew()
-        self._signer.drop()
+        await self._token.reload()
+        self._signer.forget()
         self._no_key_until = 0.0
         return True
 
@@ -225,7 +241,7 @@ class _Identity:
         await self._token.aclose()
         await self._close_credential()
 
-    async def _fetch_token(self) -> Expiring[str]:
+    async def _fetch_token(self, _held: _Lent[str] | None) -> _Lent[str]:
         with trio.move_on_after(_SIGN_IN_TIMEOUT_S):
             return await trio.to_thread.run_sync(self._sign_in, abandon_on_cancel=True, limiter=self._limiter)
         raise OriginUnavailable(
@@ -233,14 +249,14 @@ class _Identity:
             hint="is the way to the sign-in service open?",
         )
 
-    def _sign_in(self) -> Expiring[str]:
+    def _sign_in(self) -> _Lent[str]:
         """Blocks. What azure-identity raises may quote the replies it got: only Entra's code is passed on."""
         subject = f"as://{self._account}"
         try:
             # Held on to here: meanwhile the trio thread may want another one.
             credential = self._credential = self._credential or self._new_credential()
             token = credential.get_token(SCOPE)
-            return Expiring(token.token, float(token.expires_on))
+            return _Lent(token.token, float(token.expires_on))
         except CredentialUnavailableError:
             failure: AccessDenied | OriginUnavailable = AccessDenied(
                 f"{subject}: no credentials: azure-identity found no identity to sign in as",
@@ -265,7 +281,7 @@ class _Identity:
             )
         raise failure
 
-    async def _fetch_signer(self) -> Expiring[Signer]:
+    async def _fetch_signer(self, _held: _Lent[Signer] | None) -> _Lent[Signer]:
         now = self._clock()
         body = (
             '<?xml version="1.0" encoding="utf-8"?><KeyInfo>'
@@ -290,7 +306,7 @@ class _Identity:
             expires_at = timestamp(key.expiry)
         except (KeyError, ValueError):
             raise BadReply(f"as://{self._account}: the user delegation key that came is none") from None
-        return Expiring(Signer(self._account, self._container, key), expires_at)
+        return _Lent(Signer(self._account, self._container, key), expires_at)
 
     async def _close_credential(self) -> None:
         credential, self._credential = self._credential, None

@@ -2,7 +2,7 @@
 
 Owns what the two have in common: the address of bucket and keys, lists, stats, checksums and the bounded table of signed requests. What
 differs is a `Signer` and what a subclass says of itself (`oss`, `obs`). Control calls go over `rest.Rest`; signing never blocks, so it is
-done where it is needed, with the keys that `access_keys.KeyRing` has at hand.
+done where it is needed, with the keys that `renewal` has at hand.
 
 A bucket that turns out to be at another endpoint of the same provider is followed there once. Keys are never sent to a host outside the
 domain of the endpoint that was configured.
@@ -26,9 +26,10 @@ from cachetools import TLRUCache
 
 from d7yfs.errors import AccessDenied, BadReply, D7yfsError, NotFound
 from d7yfs.objects import ListingPage, ObjectVersion
-from d7yfs.origins.access_keys import AccessKeys, KeyRing
+from d7yfs.origins.access_keys import AccessKeys
 from d7yfs.origins.origin import Checksums, ReadRequest
 from d7yfs.origins.refusal import Call, Vocabulary, refusal, xml_code
+from d7yfs.origins.renewal import Renewal
 from d7yfs.origins.rest import Reply, Rest
 from d7yfs.origins.xml_listing import XmlListing, entity_tag, parse_listing
 
@@ -118,7 +119,7 @@ class BucketRest(ABC):
         self,
         address: Address,
         signer: Signer,
-        ring: KeyRing,
+        ring: Renewal[AccessKeys],
         rest: Rest,
         *,
         credentials: str,
@@ -242,7 +243,7 @@ class BucketRest(ABC):
 
     async def aclose(self) -> None:
         """Close the connections."""
-        self._ring.close()
+        await self._ring.aclose()
         self._signed.clear()
         await self._rest.aclose()
 

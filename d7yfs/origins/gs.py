@@ -211,7 +211,7 @@ class GsOrigin:
         """Close the connections."""
         self._reads.clear()
         if self._google is not None:
-            self._google.close()
+            await self._google.aclose()
         await self._rest.aclose()
 
     def _read(

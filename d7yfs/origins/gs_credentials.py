@@ -10,13 +10,13 @@ The order of the default credentials: https://cloud.google.com/docs/authenticati
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from datetime import UTC
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,9 @@ from google.oauth2 import credentials as user
 from google.oauth2 import service_account
 
 from d7yfs.config.schema import CredentialsFile, ProviderChain
-from d7yfs.errors import AccessDenied, D7yfsError
+from d7yfs.errors import AccessDenied
 from d7yfs.origins.gs_refusal import token_refused
+from d7yfs.origins.renewal import Renewal
 
 SCOPES = ("https://www.googleapis.com/auth/devstorage.read_only",)
 _SIGNING_SCOPES = ("https://www.googleapis.com/auth/iam",)
@@ -42,10 +43,6 @@ _SIGNING_SCOPES = ("https://www.googleapis.com/auth/iam",)
 _TIMEOUT_S = 15.0
 _AHEAD_S = 300.0
 """How long before its end a token is replaced; the metadata server has a new one by then."""
-RELOAD_INTERVAL_S = 5.0
-"""A herd of 401s reloads credentials once, not once each."""
-_PAUSE_S = 10.0
-"""Between attempts to replace a token that is still valid."""
 _LOOK_INTERVAL_S = 1.0
 """How often the file is looked at."""
 _AWS_TOKEN = "urn:ietf:params:aws:token-type:aws4_request"  # noqa: S105 - the name of a type
@@ -79,13 +76,8 @@ class Held:
     asking: Any = None
     """The same credentials with the scope that signBlob wants, where it is not."""
     token: str = ""
-    taken_at: float = 0.0
-    expires_at: float = field(default=float("inf"))
-
-    def is_stale(self, now: float) -> bool:
-        """Whether the token should be replaced."""
-        ahead_s = min(_AHEAD_S, (self.expires_at - self.taken_at) / 2)
-        return now >= self.expires_at - ahead_s
+    expires_at: float = math.inf
+    check_again_s: float = math.inf
 
 
 class GoogleCredentials:
@@ -110,32 +102,28 @@ class GoogleCredentials:
         if control_proxy:
             self._session.proxies = {"https": control_proxy}
         self._request = _Request(self._session)
-        self._held: Held | None = None
         self._limiter = trio.CapacityLimiter(1)
-        self._renewing = trio.Lock()
-        self._failure: D7yfsError | None = None
-        self._in_background = False
-        self._looked_at = self._pause_until = float("-inf")
+        self._renewal = Renewal(
+            self._renewed_in_thread,
+            name=f"{subject}: the token",
+            clock=clock,
+            ahead_s=_AHEAD_S,
+            has_changed=self._is_changed,
+        )
+        self._looked_at = -math.inf
 
     @property
     def words(self) -> str:
         """Whence the credentials came, as far as that is known."""
-        return self._held.words if self._held else self._source.describe()
+        return held.words if (held := self._renewal.held) else self._source.describe()
 
     async def current(self, *, fresh: bool = False) -> Held:
         """What is in use, without waiting while it is valid; `fresh` reads everything again, at most every few seconds.
 
         Raises AccessDenied and OriginUnavailable.
         """
-        held, now = self._held, self._clock()
-        if held is None or now >= held.expires_at:
-            return await self._renew(held, reload=fresh)
-        if fresh:
-            recent = 0 <= now - held.taken_at < RELOAD_INTERVAL_S
-            return held if recent else await self._renew(held, reload=True)
-        if (held.is_stale(now) or self._is_changed(held, now)) and not self._in_background and now >= self._pause_until:
-            self._in_background = True
-            trio.lowlevel.spawn_system_task(self._renew_unasked, held)
+        held = await (self._renewal.reload() if fresh else self._renewal.current())
+        assert held is not None
         return held
 
     async def signing_token(self, held: Held) -> str:
@@ -154,50 +142,21 @@ class GoogleCredentials:
             return str(held.asking.token)
         return await trio.to_thread.run_sync(renewed, abandon_on_cancel=True, limiter=self._limiter)
 
-    def close(self) -> None:
-        """Close the connections."""
+    async def aclose(self) -> None:
+        """End a renewal that is under way and close the connections."""
+        await self._renewal.aclose()
         self._session.close()
 
-    async def _renew_unasked(self, held: Held) -> None:
-        try:
-            await self._renew(held, reload=False)
-        except Exception:  # a system task must not end the program
-            log.exception("%s: renewing the credentials failed unexpectedly", self._subject)
-        finally:
-            self._in_background = False
+    async def _renewed_in_thread(self, held: Held | None) -> Held:
+        return await trio.to_thread.run_sync(self._renewed, held, abandon_on_cancel=True, limiter=self._limiter)
 
-    async def _renew(self, old: Held | None, *, reload: bool) -> Held:
-        failure = self._failure
-        async with self._renewing:
-            if self._held is not None and self._held is not old:
-                return self._held
-            if self._failure is not None and self._failure is not failure:
-                # Somebody tried while we waited: a herd fails at once, not one after the other.
-                raise copy.copy(self._failure)
-            try:
-                self._held = await trio.to_thread.run_sync(
-                    self._renewed, old, reload, abandon_on_cancel=True, limiter=self._limiter
-                )
-            except D7yfsError as error:
-                now = self._clock()
-                if old is None or now >= old.expires_at:
-                    self._failure = error
-                    raise
-                self._pause_until = now + _PAUSE_S
-                log.warning("%s; going on with the token that ends in %.0f s", error, old.expires_at - now)
-                return old
-            return self._held
-
-    def _renewed(self, old: Held | None, reload: bool) -> Held:
-        """Blocks. A new token; of newly loaded credentials where there are none, or they changed, or when told to."""
+    def _renewed(self, old: Held | None) -> Held:
+        """Blocks. A new token; of newly loaded credentials where there are none, or their file has changed."""
         stamp = _stamp(self._file())
-        if old is None or reload or stamp != old.stamp:
-            held = self._load(stamp)
-        else:
-            held = Held(old.credentials, old.words, old.project, old.stamp)
+        same = old if old is not None and stamp == old.stamp else self._load(stamp)
+        held = replace(same)
         if held.credentials is None:
             return held
-        held.taken_at = self._clock()
         try:
             held.credentials.refresh(self._request)
         except GoogleAuthError as error:
@@ -247,7 +206,8 @@ class GoogleCredentials:
         path = Path(root or Path("~/.config/gcloud").expanduser()) / "application_default_credentials.json"
         return path if path.is_file() else None
 
-    def _is_changed(self, held: Held, now: float) -> bool:
+    def _is_changed(self, held: Held) -> bool:
+        now = self._clock()
         if 0 <= now - self._looked_at < _LOOK_INTERVAL_S:
             return False
         self._looked_at = now

@@ -20,11 +20,11 @@ from d7yfs.checksum import plain_md5
 from d7yfs.config.schema import Credentials, RepositoryConfig
 from d7yfs.config.url import normal_endpoint
 from d7yfs.errors import ConfigError
-from d7yfs.origins.access_keys import KeyRing
 from d7yfs.origins.bucket_rest import Address, BucketRest
 from d7yfs.origins.hmac_sha1_signing import OBS
 from d7yfs.origins.obs_credentials import METADATA_URL, ObsCredentials
 from d7yfs.origins.refusal import Vocabulary
+from d7yfs.origins.renewal import Renewal
 from d7yfs.origins.rest import Rest
 from d7yfs.origins.xml_listing import XmlListing
 from d7yfs.trust import ssl_context
@@ -90,7 +90,7 @@ class ObsOrigin(BucketRest):
         super().__init__(
             Address.of(address, bucket, addressing_style),
             OBS,
-            KeyRing(source.load, subject=subject, clock=clock),
+            Renewal(source.load, name=f"{subject}: the credentials", clock=clock),
             Rest(ssl_context(ca_bundle, verify=verify_tls), proxy=control_proxy, clock=clock),
             credentials=credentials.describe(),
             shown_endpoint=endpoint_url,

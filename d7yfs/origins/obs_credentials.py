@@ -1,4 +1,4 @@
-"""Where `obs://` finds its access keys. Called by `obs` through an `access_keys.KeyRing`, which decides when to look again.
+"""Where `obs://` finds its access keys. Called by `obs` through a `renewal.Renewal`, which decides when to look again.
 
 Of the chain the first that has keys counts, whole:
 
@@ -57,7 +57,7 @@ class ObsCredentials:
         self._metadata_url = metadata_url
         self._clock = clock
 
-    async def load(self) -> AccessKeys | None:
+    async def load(self, _held: AccessKeys | None = None) -> AccessKeys | None:
         """The keys as they are now; None for anonymous. Raises AccessDenied, and OriginUnavailable while the metadata service fails."""
         match self._source:
             case StaticKeys() as keys:

@@ -21,13 +21,13 @@ from typing import ClassVar, Self
 from d7yfs.checksum import plain_md5
 from d7yfs.config.schema import Anonymous, Credentials, RepositoryConfig
 from d7yfs.errors import ConfigError
-from d7yfs.origins.access_keys import KeyRing
 from d7yfs.origins.bucket_rest import Address, BucketRest, Signer
 from d7yfs.origins.hmac_sha1_signing import OSS_V1
 from d7yfs.origins.oss_credentials import OssCredentials
 from d7yfs.origins.oss_endpoint import domain_of, endpoint, plain_region, region_of
 from d7yfs.origins.oss_signing import SignerV4
 from d7yfs.origins.refusal import Vocabulary
+from d7yfs.origins.renewal import Renewal
 from d7yfs.origins.rest import Reply, Rest
 from d7yfs.origins.xml_listing import XmlListing
 from d7yfs.trust import ssl_context
@@ -103,7 +103,7 @@ class OssOrigin(BucketRest):
         super().__init__(
             Address.of(address, bucket, addressing_style),
             self._signer_for(region),
-            KeyRing(source.load, subject=subject, clock=clock),
+            Renewal(source.load, name=f"{subject}: the credentials", clock=clock),
             Rest(ssl_context(ca_bundle, verify=verify_tls), proxy=control_proxy, clock=clock),
             credentials=credentials.describe(),
             shown_endpoint=endpoint_url,

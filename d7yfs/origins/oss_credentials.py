@@ -1,4 +1,4 @@
-"""Where `oss://` finds its access keys. Called by `oss` through an `access_keys.KeyRing`, which decides when to look again.
+"""Where `oss://` finds its access keys. Called by `oss` through a `renewal.Renewal`, which decides when to look again.
 
 Of the chain the first that has keys counts, whole:
 
@@ -95,7 +95,7 @@ class OssCredentials:
             case _:
                 raise ConfigError(f"{subject}: credentials of that kind ({source.describe()}) are not OSS's")
 
-    async def load(self) -> AccessKeys | None:
+    async def load(self, _held: AccessKeys | None = None) -> AccessKeys | None:
         """The keys as they are now; None for anonymous. Raises AccessDenied and ConfigError."""
         keys = await trio.to_thread.run_sync(self._load, abandon_on_cancel=True)
         if keys is None and not self._else_anonymous:

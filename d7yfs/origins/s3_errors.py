@@ -193,8 +193,8 @@ def _behind(error: BaseException) -> Iterator[BaseException]:
 
 
 _RESOLVE = (
-    "is the endpoint's host name right? With addressing_style = virtual the bucket's name stands before it, which many stores of one's own have "
-    "no name for: set addressing_style = path"
+    "is the endpoint's host name right? With addressing_style = virtual the bucket's name stands before it, which many stores of one's own "
+    "have no name for: set addressing_style = path"
 )
 _REACH = "is the endpoint right, the service up, and the network open?"
 _GIVE_CREDENTIALS = (

@@ -18,7 +18,7 @@ from pydantic import SecretStr
 from d7yfs.config.schema import Anonymous, Credentials, CredentialsFile, StaticKeys
 from d7yfs.origins import gs_signing
 from d7yfs.origins.gs import GsOrigin
-from d7yfs.origins.gs_credentials import RELOAD_INTERVAL_S
+from d7yfs.origins.renewal import RELOAD_INTERVAL_S
 from tests.servers.fake_gcs import FakeGcs
 from tests.servers.gcs import GcsServer
 from tests.servers.http11 import Fault

@@ -207,7 +207,7 @@ async def test_delegation_key_is_kept_and_renewed_behind_the_readers(
         assert owner(grant) == "oid1"
         assert grant.expires_at == clock.now + SIGNATURE_LIFE_S
     assert keys.grants[0].headers["Authorization"] == "Bearer t1"
-    clock.now += 3 * 3600 + 60
+    clock.now += 6 * 3600 - 600
     assert owner(await chain.data("c", "", presigned=True)) == "oid1"
     with trio.fail_after(10):
         await keys.asked_again.wait()  # a thread gets another token meanwhile
@@ -264,8 +264,9 @@ async def test_what_is_no_delegation_key(chain: Access, keys: KeyService, reply:
         await chain.data("a", "", presigned=True)
 
 
-async def test_reload_signs_in_anew(chain: Access, identity: Identity) -> None:
+async def test_reload_signs_in_anew(chain: Access, identity: Identity, clock: Clock) -> None:
     await chain.data("a", "", presigned=True)
+    clock.now += 6
     assert await chain.reload()
     assert identity.made == 2, "the SDK remembers tokens"
     assert (await chain.control()).headers["Authorization"] == "Bearer t2"
@@ -333,13 +334,15 @@ async def metadata(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MetadataSer
 
 async def test_managed_identity_of_the_host(metadata: MetadataService, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
+    now = [time.time()]
     opened = access_for(
-        ProviderChain(), "account", "models", ask_key=no_key, proxy="http://127.0.0.1:1", clock=time.time
+        ProviderChain(), "account", "models", ask_key=no_key, proxy="http://127.0.0.1:1", clock=lambda: now[0]
     )
     async with aclosing(opened):
         grant = await opened.control()
         assert grant.headers["Authorization"] == "Bearer managed-token-1"
         assert time.time() + 3000 < grant.expires_at < time.time() + 3700
+        now[0] += 6
         assert await opened.reload()
         assert (await opened.control()).headers["Authorization"] == "Bearer managed-token-2"
     (request, _) = metadata.requests

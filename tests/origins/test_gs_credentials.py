@@ -59,7 +59,7 @@ async def opened(
 ) -> AsyncIterator[GoogleCredentials]:
     credentials = GoogleCredentials(source, subject="gs://models", verify=True, control_proxy="", clock=clock)
     yield credentials
-    credentials.close()
+    await credentials.aclose()
 
 
 def written(path: Path, content: object) -> CredentialsFile:
@@ -210,7 +210,7 @@ async def test_refresh_that_fails_leaves_the_token_in_use_until_its_end(
         metadata_server.intercept = lambda request: Reply(404) if request.path == path else None
         clock.now = first.expires_at - 100
         with trio.fail_after(10):
-            while "going on with the token" not in caplog.text:
+            while "cannot be renewed yet" not in caplog.text:
                 assert await credentials.current() is first
                 await trio.lowlevel.checkpoint()
         asked = len(metadata_server.asked(path))

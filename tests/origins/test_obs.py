@@ -201,7 +201,7 @@ async def test_agency_is_renewed_ahead_and_outlives_a_failing_metadata_service(
             assert request.expires_at == start + 7200
             assert (await get(request)).content == b"1"
             with trio.fail_after(10):
-                while "could not be renewed yet" not in caplog.text:
+                while "cannot be renewed yet" not in caplog.text:
                     await trio.testing.wait_all_tasks_blocked(0.01)
 
             metadata.status, metadata.expires_at = 200, start + 20000

@@ -163,7 +163,7 @@ async def test_role_is_renewed_ahead_and_outlives_a_failing_service(
                 assert "STS.1" in request.url, "still valid: nobody waits"
                 assert request.expires_at == start + 7200
                 with trio.fail_after(10):
-                    while "could not be renewed yet" not in caplog.text:
+                    while "cannot be renewed yet" not in caplog.text:
                         await trio.testing.wait_all_tasks_blocked(0.01)
 
                 instance.status, instance.expires_at = 200, start + 20000

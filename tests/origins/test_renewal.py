@@ -1,3 +1,5 @@
+"""Renewal: who waits for a new thing, and who does not."""
+
 from __future__ import annotations
 
 import math
@@ -7,7 +9,8 @@ import trio
 import trio.testing
 
 from d7yfs.errors import AccessDenied, OriginUnavailable
-from d7yfs.origins.access_keys import AccessKeys, KeyRing
+from d7yfs.origins.access_keys import AccessKeys
+from d7yfs.origins.renewal import Renewal
 
 
 class Source:
@@ -20,9 +23,9 @@ class Source:
         self.loads = 0
         self.open = trio.Event()
         self.open.set()
-        self.ring = KeyRing(self.load, subject="oss://bucket", clock=lambda: self.now)
+        self.ring = Renewal(self.load, name="oss://bucket", clock=lambda: self.now)
 
-    async def load(self) -> AccessKeys | None:
+    async def load(self, held: AccessKeys | None) -> AccessKeys | None:
         self.loads += 1
         await self.open.wait()
         if self.failure:
@@ -163,7 +166,8 @@ async def test_closing_ends_a_renewal() -> None:
     source.now, source.open = 1900, trio.Event()
     await source.ring.current()
     await trio.testing.wait_all_tasks_blocked()
-    source.ring.close()
+    with trio.fail_after(10):
+        await source.ring.aclose()
     await trio.testing.wait_all_tasks_blocked()
     source.open.set()
     await source.ring.current()
