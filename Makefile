@@ -6,10 +6,10 @@ BIN := .venv/bin
 ARGS ?=
 STORES ?=
 
-.PHONY: help setup demo test integration check format bench install lock clean
+.PHONY: help setup demo test integration integration-dragonfly check format bench install lock clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-21s %s\n", $$1, $$2}' Makefile
 
 setup: ## .venv with the locked dependencies and .venv/bin/d7yfs; system packages too when root runs it
 	@scripts/setup.sh
@@ -22,6 +22,9 @@ test: setup ## the whole test suite with a real S3 server and real mounts; ARGS=
 
 integration: ## contract suite against Ceph RGW, MinIO and fake-gcs-server; STORES=s3-minio for one, ARGS='-x'
 	@scripts/integration.sh $(STORES) -- $(ARGS)
+
+integration-dragonfly: ## mounts through a real Dragonfly (scheduler, seed, peers), built once outside the tree; ARGS='-k hung'
+	@scripts/integration-dragonfly.sh $(ARGS)
 
 check: setup ## ruff, mypy --strict, layer contracts
 	$(BIN)/ruff check

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +42,8 @@ class Profile:
     """Before the first byte of every answer."""
     bytes_per_s: float = 0.0
     """Of one body; 0 for no limit."""
+    total_bytes_per_s: float = 0.0
+    """Of all bodies together; 0 for no limit."""
     tls: bool = False
 
     @property
@@ -100,7 +102,7 @@ class Store:
 
     def shape(self, profile: Profile) -> None:
         """From the next request on."""
-        self.control.set_shape(profile.delay_s, profile.bytes_per_s)
+        self.control.set_shape(profile.delay_s, profile.bytes_per_s, profile.total_bytes_per_s)
 
     def counters(self) -> Counters:
         return Counters(*self.control.totals())
@@ -120,14 +122,14 @@ class Store:
 
 
 @contextlib.contextmanager
-def running(sizes: dataset.Sizes, scratch: Path) -> Iterator[Store]:
-    """The store with its objects, gone at the end. Raises StoreError."""
+def running(make: Callable[[Path], None], total_bytes: int, scratch: Path) -> Iterator[Store]:
+    """The store with the objects that `make` writes into its directory, some `total_bytes`; gone at the end. Raises StoreError."""
     memory = Path("/dev/shm")
-    roomy = memory.is_dir() and shutil.disk_usage(memory).free > 2 * sizes.total_bytes
+    roomy = memory.is_dir() and shutil.disk_usage(memory).free > 2 * total_bytes
     with tempfile.TemporaryDirectory(prefix="d7yfs-bench-store-", dir=memory if roomy else scratch) as name:
         directory = Path(name)
         data = directory / "data"
-        dataset.make(data, sizes)
+        make(data)
         authority = trustme.CA()
         authority.cert_pem.write_to_path(directory / "ca.pem")
         certificate = directory / "server.pem"

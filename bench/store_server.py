@@ -12,6 +12,7 @@ from __future__ import annotations
 import email.utils
 import json
 import mmap
+import multiprocessing
 import os
 import socket
 import ssl
@@ -20,14 +21,17 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from multiprocessing.synchronize import Lock
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 from bench.catalog import Catalog, Entry
 
-SHAPE = struct.Struct("dd")
-"""Seconds before the first byte of every answer; bytes per second of one body, 0 for no limit."""
+SHAPE = struct.Struct("ddd")
+"""Seconds before the first byte of every answer; bytes per second of one body, and of all bodies together; 0 for no limit."""
+DUE = struct.Struct("d")
+"""Behind the shape: when all bodies together may send again (CLOCK_MONOTONIC, which is one for all processes)."""
 COUNTERS = struct.Struct("QQQQ")
 """GETs of objects, HEADs, listings, body bytes of objects handed to the kernel."""
 SLOT_BYTES = 64
@@ -50,12 +54,19 @@ class Control:
     def size_bytes(workers: int) -> int:
         return SLOT_BYTES * (1 + workers)
 
-    def shape(self) -> tuple[float, float]:
-        delay_s, bytes_per_s = SHAPE.unpack_from(self.memory)
-        return delay_s, bytes_per_s
+    def shape(self) -> tuple[float, float, float]:
+        delay_s, bytes_per_s, total_bytes_per_s = SHAPE.unpack_from(self.memory)
+        return delay_s, bytes_per_s, total_bytes_per_s
 
-    def set_shape(self, delay_s: float, bytes_per_s: float) -> None:
-        SHAPE.pack_into(self.memory, 0, delay_s, bytes_per_s)
+    def set_shape(self, delay_s: float, bytes_per_s: float, total_bytes_per_s: float) -> None:
+        SHAPE.pack_into(self.memory, 0, delay_s, bytes_per_s, total_bytes_per_s)
+
+    def reserve(self, seconds: float, now: float) -> float:
+        """Take so much of the time of the link that all share, and return when it is over. Under the lock of all workers."""
+        (due,) = DUE.unpack_from(self.memory, SHAPE.size)
+        due = max(due, now - _BURST_S) + seconds
+        DUE.pack_into(self.memory, SHAPE.size, due)
+        return float(due)
 
     def totals(self) -> list[int]:
         """The counters, summed over the workers."""
@@ -66,12 +77,13 @@ class Control:
 class Worker:
     """One process of the server."""
 
-    def __init__(self, catalog: Catalog, control: Control, number: int) -> None:
+    def __init__(self, catalog: Catalog, control: Control, number: int, link: Lock) -> None:
         self._catalog = catalog
         self._control = control
         start = SLOT_BYTES * (1 + number)
         self._slots = memoryview(control.memory)[start : start + COUNTERS.size].cast("Q")
         self._lock = threading.Lock()
+        self._link = link
 
     def accept(self, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
         """Serve what comes in, for ever."""
@@ -100,7 +112,7 @@ class Worker:
         request_line, *lines = head.split("\r\n")
         method, target, _ = request_line.split(" ", 2)
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        delay_s, bytes_per_s = self._control.shape()
+        delay_s, bytes_per_s, total_bytes_per_s = self._control.shape()
         if delay_s:
             time.sleep(delay_s)
         url = urlsplit(target)
@@ -111,7 +123,7 @@ class Worker:
         if bucket != self._catalog.bucket:
             _reply(stream, "404 Not Found", _error("NoSuchBucket"), method)
         elif key:
-            self._object(stream, method, self._catalog.find(key), headers, bytes_per_s)
+            self._object(stream, method, self._catalog.find(key), headers, (bytes_per_s, total_bytes_per_s))
         elif method == "HEAD":
             self._count(_HEADS)
             _reply(stream, "200 OK", b"", method, "x-amz-bucket-region: us-east-1\r\n")
@@ -122,7 +134,12 @@ class Worker:
         return headers.get("connection", "").lower() != "close"
 
     def _object(
-        self, stream: socket.socket, method: str, entry: Entry | None, headers: dict[str, str], bytes_per_s: float
+        self,
+        stream: socket.socket,
+        method: str,
+        entry: Entry | None,
+        headers: dict[str, str],
+        rates: tuple[float, float],
     ) -> None:
         self._count(_HEADS if method == "HEAD" else _GETS)
         if entry is None:
@@ -149,13 +166,14 @@ class Worker:
             stream.sendall(head)
         elif isinstance(stream, ssl.SSLSocket):
             stream.sendall(head)
-            self._body(stream, entry, start, stop, bytes_per_s)
+            self._body(stream, entry, start, stop, rates)
         else:
             stream.send(head, socket.MSG_MORE)
-            self._body(stream, entry, start, stop, bytes_per_s)
+            self._body(stream, entry, start, stop, rates)
 
-    def _body(self, stream: socket.socket, entry: Entry, start: int, stop: int, bytes_per_s: float) -> None:
-        chunk = _PACED_CHUNK_BYTES if bytes_per_s else _CHUNK_BYTES
+    def _body(self, stream: socket.socket, entry: Entry, start: int, stop: int, rates: tuple[float, float]) -> None:
+        bytes_per_s, total_bytes_per_s = rates
+        chunk = _PACED_CHUNK_BYTES if any(rates) else _CHUNK_BYTES
         secured = isinstance(stream, ssl.SSLSocket)
         due = time.monotonic()
         while start < stop:
@@ -171,6 +189,12 @@ class Worker:
                 due = max(due, now - _BURST_S) + count / bytes_per_s
                 if due > now:
                     time.sleep(due - now)
+            if total_bytes_per_s:
+                now = time.monotonic()
+                with self._link:
+                    turn = self._control.reserve(count / total_bytes_per_s, now)
+                if turn > now:
+                    time.sleep(turn - now)
 
     def _count(self, slot: int, value: int = 1) -> None:
         with self._lock:
@@ -209,10 +233,11 @@ def main() -> None:
         tls.load_cert_chain(certificate[0])
     plain, secured = (socket.create_server(("127.0.0.1", 0), backlog=1024) for _ in range(2))
     numbers = range(int(workers))
+    link = multiprocessing.Lock()
     # Every worker is a child, so that this process can end without waiting for anything but its stdin.
     for number in numbers:
         if os.fork() == 0:
-            worker = Worker(catalog, control, number)
+            worker = Worker(catalog, control, number, link)
             threading.Thread(target=worker.accept, args=(plain, None), daemon=True).start()
             if tls:
                 threading.Thread(target=worker.accept, args=(secured, tls), daemon=True).start()

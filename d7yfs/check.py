@@ -9,48 +9,25 @@ import os
 import shutil
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from urllib.parse import urlsplit
 
-import httpx
 import trio
 
 from d7yfs import mounts
 from d7yfs.cache.directory import CacheDirectory
+from d7yfs.check_dragonfly import Nowhere, check_dragonfly
 from d7yfs.config.schema import Config
 from d7yfs.config.sources import Settings
 from d7yfs.errors import AccessDenied, CacheUnusable, D7yfsError, MountError
+from d7yfs.findings import Finding, Verdict, failed
 from d7yfs.listing import DirectoryListing
 from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.origins.survey import list_all
 from d7yfs.repository import Repository, open_repositories
 
-HEALTH_PORT = 4003
-"""dfdaemon's default; what it says there is only that the process lives."""
-
 _PROBE_BYTES = 4096
 _LOOK_PAGES = 3
 _NAMED = 3
-
-
-class Verdict(Enum):
-    """How a probe ended."""
-
-    OK = "ok"
-    WARNING = "warning"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the report."""
-
-    probe: str
-    verdict: Verdict
-    said: str
-    hint: str = ""
 
 
 async def check(settings: Settings) -> AsyncGenerator[Finding, None]:
@@ -62,7 +39,7 @@ async def check(settings: Settings) -> AsyncGenerator[Finding, None]:
     try:
         repositories = open_repositories(settings)
     except D7yfsError as error:
-        yield _failed("configuration", error)
+        yield failed("configuration", error)
         return
     try:
         for repository in repositories:
@@ -85,7 +62,7 @@ async def _check_repository(repository: Repository, settings: Settings) -> Async
         yield Finding("list", Verdict.FAILED, error.message, f"{error.hint}; {only}" if error.hint else only)
         return
     except D7yfsError as error:
-        yield _failed("list", error)
+        yield failed("list", error)
         return
     found = origin.describe()
     said = f"{where}: {found.get('credentials', '')} ({_whence(settings, repository, 'credentials')})"
@@ -111,12 +88,10 @@ async def _check_repository(repository: Repository, settings: Settings) -> Async
         yield Finding("read", Verdict.WARNING, f"{where}: no readable object found to try a ranged read on")
         return
     yield await _ranged_read(repository, version)
-    if repository.fetcher.proxy is not None:
-        async with aclosing(_check_proxy(repository, version)) as findings:
-            async for finding in findings:
-                yield finding
-    else:
-        yield Finding("proxy", Verdict.OK, f"{where}: none configured, reads go straight to {origin.url}")
+    small = min((each for each in sample if each.size_bytes and not each.archived), key=lambda each: each.size_bytes)
+    async with aclosing(check_dragonfly(repository, version, small, settings.config)) as findings:
+        async for finding in findings:
+            yield finding
 
 
 def _whence(settings: Settings, repository: Repository, setting: str) -> str:
@@ -151,45 +126,17 @@ async def _sample(repository: Repository, prefix: str) -> tuple[ObjectVersion, .
     return ()
 
 
-class _Nowhere:
-    """Only that bytes come is of interest."""
-
-    async def write(self, offset: int, data: memoryview) -> None:
-        pass
-
-
 async def _ranged_read(repository: Repository, version: ObjectVersion) -> Finding:
     wanted = ByteRange(0, min(_PROBE_BYTES, version.size_bytes))
     name = repository.fetcher.name(version)
     try:
         with trio.fail_after(repository.fetcher.read_timeout_s):
-            await repository.fetcher.fetch(version, wanted, _Nowhere())
+            await repository.fetcher.fetch(version, wanted, Nowhere())
     except D7yfsError as error:
-        return _failed("read", error)
+        return failed("read", error)
     except trio.TooSlowError:
         return Finding("read", Verdict.FAILED, f"{name}: no bytes within {repository.fetcher.read_timeout_s:g} s")
     return Finding("read", Verdict.OK, f"{name}: {wanted.size} bytes by range, of this very version")
-
-
-async def _check_proxy(repository: Repository, version: ObjectVersion) -> AsyncGenerator[Finding, None]:
-    proxy = repository.fetcher.proxy
-    assert proxy is not None
-    host = urlsplit(proxy.url).hostname or ""
-    health = f"http://[{host}]:{HEALTH_PORT}/healthy" if ":" in host else f"http://{host}:{HEALTH_PORT}/healthy"
-    try:
-        async with httpx.AsyncClient(trust_env=False, timeout=3.0) as client:
-            status = (await client.get(health)).status_code
-        lives = f"dfdaemon answers {status} on its health port"
-    except httpx.HTTPError:
-        lives = f"no dfdaemon on health port {HEALTH_PORT}, which may be another one"
-    wanted = ByteRange(0, min(_PROBE_BYTES, version.size_bytes))
-    try:
-        await repository.fetcher.stream(version, wanted, _Nowhere())
-    except D7yfsError as error:
-        hint = "is dfdaemon running there, with its proxy on this port (4001 by default)?"
-        yield Finding("proxy", Verdict.FAILED, f"{error.message}; {lives}", error.hint or hint)
-    else:
-        yield Finding("proxy", Verdict.OK, f"{proxy.url}: {wanted.size} bytes through it; {lives}")
 
 
 def check_host(config: Config) -> Iterator[Finding]:
@@ -214,7 +161,7 @@ def _check_cache(config: Config) -> Finding:
     try:
         directory.prepare()
     except CacheUnusable as error:
-        return _failed("cache", error)
+        return failed("cache", error)
     if directory.shortfall_bytes:
         hint = "free space there, lower --cache-min-free, or name another directory with --cache-dir"
         return Finding("cache", Verdict.WARNING, f"{path}: too full to keep anything, reads go uncached", hint)
@@ -274,9 +221,5 @@ def _check_mountpoint(point: Path) -> Finding:
     try:
         mounts.prepare_mountpoint(point)
     except MountError as error:
-        return _failed("mount point", error)
+        return failed("mount point", error)
     return Finding("mount point", Verdict.OK, f"{point}: an empty directory")
-
-
-def _failed(probe: str, error: D7yfsError) -> Finding:
-    return Finding(probe, Verdict.FAILED, error.message, error.hint)

@@ -1,7 +1,8 @@
-"""The control socket: how `d7yfs status`, `stat` and `umount` talk to a running daemon.
+"""The control socket: how `d7yfs status`, `stat`, `warm` and `umount` talk to a running daemon.
 
 One Unix socket per mount, in a directory of the user's own (0700; the socket 0600): root's daemons answer root, a user's their user. One
-JSON object with a `command` goes in, one JSON object comes out; then the connection ends. No reply holds a secret.
+JSON object with a `command` goes in, one JSON object comes out, or, from a command that reports, one per line as it goes on; then the
+connection ends. A report ends with the connection too: who asked and left wants no more of it. No reply holds a secret.
 
 The server runs in `daemon`'s nursery; the client functions are synchronous, for the command line.
 """
@@ -12,9 +13,10 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,12 @@ REQUEST_BYTES = 64 << 10
 REPLY_BYTES = 16 << 20
 CLIENT_TIMEOUT_S = 10.0
 
-Handler = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
+REPORT_PERIOD_S = 0.5
+"""How often a report should give a line: much less than a client waits for one."""
+
+Reply = dict[str, Any]
+Handler = Callable[[Mapping[str, Any]], Awaitable[Reply] | AsyncGenerator[Reply, None]]
+"""Answers a request with one object, or reports: the generator is closed when the client leaves."""
 
 
 def runtime_directory(environ: Mapping[str, str] = os.environ) -> Path:
@@ -93,25 +100,55 @@ async def _listen(path: Path) -> trio.socket.SocketType:
 
 async def _answer(stream: trio.SocketStream, handlers: Mapping[str, Handler]) -> None:
     async with stream:
-        with trio.move_on_after(CLIENT_TIMEOUT_S):
+        with trio.move_on_after(CLIENT_TIMEOUT_S) as patience:
             try:
                 request = json.loads(await _line(stream))
                 handler = handlers.get(request.get("command"))
                 if handler is None:
-                    reply: dict[str, Any] = {"error": f"unknown command; known: {', '.join(sorted(handlers))}"}
+                    await _send(stream, {"error": f"unknown command; known: {', '.join(sorted(handlers))}"})
+                    return
+                answer = handler(request)
+                if isinstance(answer, AsyncGenerator):
+                    patience.deadline = math.inf
+                    await _report(stream, answer)
                 else:
-                    reply = await handler(request)
+                    await _send(stream, await answer)
             except D7yfsError as error:
-                reply = {"error": error.message, "hint": error.hint}
+                await _send(stream, {"error": error.message, "hint": error.hint})
             except (ValueError, AttributeError):
-                reply = {"error": "a request is one JSON object in one line"}
+                await _send(stream, {"error": "a request is one JSON object in one line"})
             except trio.BrokenResourceError:
                 return
             except Exception as error:
                 log.exception("control: a command failed unexpectedly")
-                reply = {"error": f"unexpected {type(error).__name__}; see the log"}
-            with contextlib.suppress(trio.BrokenResourceError):
-                await stream.send_all(json.dumps(reply).encode() + b"\n")
+                await _send(stream, {"error": f"unexpected {type(error).__name__}; see the log"})
+
+
+async def _send(stream: trio.SocketStream, reply: Reply) -> None:
+    with contextlib.suppress(trio.BrokenResourceError):
+        await stream.send_all(json.dumps(reply).encode() + b"\n")
+
+
+async def _report(stream: trio.SocketStream, replies: AsyncGenerator[Reply, None]) -> None:
+    """Send what `replies` yields until it ends or the client has gone. Raises what it raises."""
+
+    async def until_gone(scope: trio.CancelScope) -> None:
+        with contextlib.suppress(trio.BrokenResourceError):
+            while await stream.receive_some(REQUEST_BYTES):
+                pass
+        scope.cancel()
+
+    failure: D7yfsError | None = None
+    async with contextlib.aclosing(replies), trio.open_nursery() as nursery:
+        nursery.start_soon(until_gone, nursery.cancel_scope)
+        try:
+            async for reply in replies:
+                await _send(stream, reply)
+        except D7yfsError as error:
+            failure = error
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
 
 
 async def _line(stream: trio.SocketStream) -> bytes:
@@ -124,24 +161,37 @@ async def _line(stream: trio.SocketStream) -> bytes:
     return received.partition(b"\n")[0]
 
 
-def ask(path: Path, command: str, /, **arguments: Any) -> dict[str, Any]:
+def ask(path: Path, command: str, /, **arguments: Any) -> Reply:
     """Send one command to the daemon behind the socket `path` and return its reply.
 
     Raises MountError when nobody answers, or with the daemon's own words.
+    """
+    with contextlib.closing(follow(path, command, **arguments)) as replies:
+        return next(replies)
+
+
+def follow(path: Path, command: str, /, **arguments: Any) -> Generator[Reply, None, None]:
+    """As `ask`, for a command that reports: each of its lines, as it comes. Close the generator to have it stopped.
+
+    Raises MountError when nobody answers, with the daemon's own words, or when it falls silent.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(CLIENT_TIMEOUT_S)
         try:
             client.connect(str(path))
             client.sendall(json.dumps({"command": command, **arguments}).encode() + b"\n")
-            with client.makefile("rb") as answers:
-                reply = json.loads(answers.readline(REPLY_BYTES))
+            with client.makefile("rb") as lines:
+                line = lines.readline(REPLY_BYTES)
+                while True:
+                    reply = json.loads(line)
+                    if "error" in reply:
+                        raise MountError(reply["error"], hint=reply.get("hint", ""))
+                    assert isinstance(reply, dict)
+                    yield reply
+                    if not (line := lines.readline(REPLY_BYTES)):
+                        return
         except (OSError, ValueError) as error:
             raise MountError(f"no answer from the daemon behind {path}: {error}") from error
-    if "error" in reply:
-        raise MountError(reply["error"], hint=reply.get("hint", ""))
-    assert isinstance(reply, dict)
-    return reply
 
 
 def sockets() -> list[Path]:

@@ -22,14 +22,16 @@ from typing import Any
 
 import trio
 
-from d7yfs import __version__, control, logs, mounts, tree
+from d7yfs import __version__, control, logs, mounts, status, tree
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.filler import Filler, FillTarget
+from d7yfs.config.p2p import Mode
 from d7yfs.config.schema import Config
 from d7yfs.config.sources import Settings
 from d7yfs.errors import D7yfsError, MountError, Stopped
 from d7yfs.fetch.direct import DirectFiller
+from d7yfs.fetch.route import Reason
 from d7yfs.fetch.stream import StreamFiller
 from d7yfs.fetch.verification import Verifier
 from d7yfs.filesystem import Filesystem, Source
@@ -38,6 +40,7 @@ from d7yfs.latecomer import Latecomer
 from d7yfs.objects import ObjectVersion
 from d7yfs.readiness import Readiness
 from d7yfs.repository import Repository, open_repositories
+from d7yfs.warm import WarmUps
 
 log = logging.getLogger(__name__)
 
@@ -147,6 +150,7 @@ class _Mount:
         self._started_at = time.time()
         self._unmounted = False
         self._filesystem: Filesystem
+        self._warm_ups: WarmUps
         self._adapter: Adapter
 
     async def serve(self) -> None:
@@ -159,7 +163,11 @@ class _Mount:
                     nursery.start_soon(self._await_latecomer, self._late[repository.config.name])
                 else:
                     nursery.start_soon(repository.fetcher.prepare)
-            handlers: dict[str, control.Handler] = {"status": self._status, "stat": self._stat}
+            handlers: dict[str, control.Handler] = {
+                "status": self._status,
+                "stat": self._stat,
+                "warm": self._warm_ups.report,
+            }
             await nursery.start(control.serve, control.socket_path(self._mountpoint), handlers)
             try:
                 Adapter.mount(self._adapter, str(self._mountpoint), self._mount_options())
@@ -190,6 +198,7 @@ class _Mount:
         )
         sources = {each.config.name: self._source(each, nursery) for each, _ in self._repositories}
         self._filesystem = Filesystem(inodes, sources, self._cache, nursery)
+        self._warm_ups = WarmUps(self._filesystem, nursery)
         appearance = Appearance(config.uid, config.gid, config.file_mode, config.dir_mode, config.xattr)
         self._adapter = Adapter(self._filesystem, appearance, deadline_s=config.read_timeout_s)
 
@@ -200,11 +209,22 @@ class _Mount:
         def new_filler(target: FillTarget) -> Filler:
             if self._config.verify != "off":
                 verifier.watch(target)
-            filler = StreamFiller if repository.fetcher.proxy is not None else DirectFiller
-            return filler(target, repository.fetcher, nursery)
+            fetcher, policy = repository.fetcher, repository.policy
+            if fetcher.proxy is None and repository.handover is None:
+                return DirectFiller(target, fetcher, nursery)
+            if policy.mode_of(target.version.key) is Mode.NEVER:
+                return DirectFiller(target, fetcher, nursery, reason=Reason.NEVER)
+            return StreamFiller(target, fetcher, nursery, policy, repository.handover)
 
         lister = self._late.get(repository.config.name, repository)
-        return Source(repository.origin.url, repository.origin.identity, lister.list_directory, new_filler)
+        return Source(
+            repository.origin.url,
+            repository.origin.identity,
+            lister.list_directory,
+            new_filler,
+            route=repository.route,
+            task_id=repository.task_id,
+        )
 
     async def _await_latecomer(self, late: Latecomer) -> None:
         name = late.repository.config.name
@@ -287,36 +307,27 @@ class _Mount:
             "uptime_s": round(time.time() - self._started_at, 3),
             "rss_bytes": _rss_bytes(),
             "log": logs.destination(),
-            "repositories": [
-                _repository_status(each, self._late.get(each.config.name)) for each, _ in self._repositories
-            ],
+            "repositories": [self._repository_status(each) for each, _ in self._repositories],
             "cache": asdict(self._cache.statistics()),
             "tree": self._filesystem.tree.statistics(),
+            "warm_ups": self._warm_ups.running(),
             "fuse": asdict(self._adapter.counters)
             | {"open_files": self._filesystem.open_files, "read_bytes": self._filesystem.read_bytes},
             "settings": self._settings.describe(),
             "warnings": list(self._settings.warnings),
         }
 
+    def _repository_status(self, repository: Repository) -> dict[str, Any]:
+        name = repository.config.name
+        late = self._late.get(name)
+        return status.describe(repository, self._filesystem.served[name], late.failure if late is not None else None)
+
     async def _stat(self, request: Mapping[str, Any]) -> dict[str, Any]:
         path = str(request.get("path", ""))
         node = await self._filesystem.resolve(path)
-        return {"path": path, "directory": node.is_directory, **self._filesystem.describe(node)}
-
-
-def _repository_status(repository: Repository, late: Latecomer | None) -> dict[str, Any]:
-    proxy = repository.fetcher.proxy
-    failure = late.failure if late is not None else None
-    return {
-        "name": repository.config.name,
-        "url": str(repository.config.url),
-        "error": str(failure) if failure is not None else "",
-        "origin": dict(repository.origin.describe()),
-        "proxy": proxy.url if proxy else "",
-        "proxy_usable": proxy.usable if proxy else None,
-        "proxy_trips": proxy.breaker.trips if proxy else 0,
-        "fetched": asdict(repository.fetcher.counters),
-    }
+        described = {"path": path, "directory": node.is_directory, **self._filesystem.describe(node)}
+        task_id = await self._filesystem.task_id(node)
+        return described | ({"task_id": task_id} if task_id else {})
 
 
 def _rss_bytes() -> int:

@@ -104,10 +104,18 @@ class BadReply(D7yfsError):
     transient = True
 
 
+class VersionUnbound(BadReply):
+    """dfdaemon served another task than this version's: its bytes, however right they look, may be another version's."""
+
+
 class ProxyUnavailable(D7yfsError):
     """dfdaemon's proxy failed on its own account; the origin may well be healthy."""
 
     transient = True
+
+
+class HandoverUnavailable(ProxyUnavailable):
+    """dfdaemon's socket cannot be used, or its file not be linked into the cache; its proxy may well work."""
 
 
 class ReadTimeout(D7yfsError):
@@ -116,6 +124,12 @@ class ReadTimeout(D7yfsError):
 
 class Stopped(D7yfsError):
     """The mount is being taken down: nobody is going to bring the bytes any more."""
+
+
+class CacheFull(D7yfsError):
+    """There is no room to keep what was to be kept; reading goes on uncached."""
+
+    errno = errno.ENOSPC
 
 
 class CacheUnusable(D7yfsError):

@@ -45,6 +45,19 @@ class Source:
     list_directory: Callable[[str], Awaitable[DirectoryListing]]
     """All entries under a prefix. Raises D7yfsError."""
     new_filler: NewFiller
+    route: Callable[[ObjectVersion], str] = lambda _: "origin"
+    """In a word, by which way a version came, or would come."""
+    task_id: Callable[[ObjectVersion], Awaitable[str]] | None = None
+    """The id of Dragonfly's task for a version, empty where it has none. None: Dragonfly has no part at all. Raises D7yfsError."""
+
+
+@dataclass(slots=True)
+class Served:
+    """What readers of one repository were given since start."""
+
+    read_bytes: int = 0
+    cache_bytes: int = 0
+    """Of these, what was there before they asked, read ahead included."""
 
 
 @dataclass(slots=True)
@@ -85,7 +98,7 @@ class Filesystem:
         self._densities: WeakKeyDictionary[CachedVersion, Density] = WeakKeyDictionary()
         self._walks: WeakKeyDictionary[Directory, tuple[dict[str, Node], Walk]] = WeakKeyDictionary()
         """By directory, with the children that the walk is about: another listing has others."""
-        self.read_bytes = 0
+        self.served = {name: Served() for name in sources}
         self.idle = trio.Event()
         """Set while no file is open; replaced when one is opened."""
         self.idle.set()
@@ -150,6 +163,15 @@ class Filesystem:
             await self._refresh(self.tree.directory(opened.inode))
         return self.tree.directory(opened.inode), self.tree.entries(opened.inode, opened.names, start)
 
+    async def children(self, directory: Directory) -> list[tuple[str, Node]]:
+        """The names in a directory now, with what they stand for. What is still wanted of it later must be remembered before awaiting."""
+        handle = await self.opendir(directory.inode)
+        try:
+            _, entries = await self.entries(handle, 0)
+            return [(name, node) for _, name, node in entries]
+        finally:
+            self.releasedir(handle)
+
     def releasedir(self, handle: int) -> None:
         self._directory_handles.pop(handle, None)
 
@@ -197,23 +219,46 @@ class Filesystem:
         node = self.tree.get(inode)
         if isinstance(node, Directory):
             raise IsADirectory(f"inode {inode} is a directory")
-        source = self._sources[node.repository]
-        if node.version.archived:
-            raise ObjectArchived(
-                f"{source.url}/{node.version.key}: lies in the archive storage class {node.version.archived}",
-                hint="restore it at the provider, then open it again",
-            )
-        cached = None
-        if node.size_bytes:
-            cached = self._cache.open(source.identity, node.version, source.new_filler)
-            if cached not in self._densities:
-                self._densities[cached] = Density(node.version.key, node.size_bytes)
+        cached = self._open(node)
+        if cached is not None and cached not in self._densities:
+            self._densities[cached] = Density(node.version.key, node.size_bytes)
         self.tree.remember(inode)
         handle = next(self._numbers)
         self._handles[handle] = _Handle(node, cached, Window(node.size_bytes))
         if self.idle.is_set():
             self.idle = trio.Event()
         return handle
+
+    def _open(self, node: File) -> CachedVersion | None:
+        """Its version, held for the caller; None when it is empty. Raises ObjectArchived."""
+        source = self._sources[node.repository]
+        if node.version.archived:
+            raise ObjectArchived(
+                f"{source.url}/{node.version.key}: lies in the archive storage class {node.version.archived}",
+                hint="restore it at the provider, then open it again",
+            )
+        return self._cache.open(source.identity, node.version, source.new_filler) if node.size_bytes else None
+
+    async def fill(self, node: File) -> None:
+        """Have all of a file brought into the cache, behind whatever readers wait for; returns when it is there.
+
+        Raises ObjectArchived, CacheFull, and what `read` does.
+        """
+        cached = self._open(node)
+        if cached is not None:
+            try:
+                await cached.fill_whole()
+            finally:
+                cached.drop()
+
+    def cached_bytes(self, node: File) -> int:
+        """How much of a file is in the cache."""
+        return self._cache.cached_bytes(self._sources[node.repository].identity, node.version)
+
+    @property
+    def keepable_bytes(self) -> int:
+        """What the cache can take, one file after the other, without evicting the first of them."""
+        return self._cache.keepable_bytes
 
     async def read(self, handle: int, offset: int, size_bytes: int) -> bytes | bytearray:
         """Exactly the bytes `[offset, offset + size_bytes)`, less only what lies behind the end of the file.
@@ -231,9 +276,12 @@ class Filesystem:
         ahead = opened.window.plan(wanted.start, wanted.size, lambda: cached.window_bytes)
         if self._densities[cached].touch(wanted):
             cached.fill()
+        was_there = cached.has(wanted)
         data = await cached.read(wanted, ahead)
         assert len(data) == wanted.size
-        self.read_bytes += len(data)
+        served = self.served[opened.node.repository]
+        served.read_bytes += len(data)
+        served.cache_bytes += len(data) if was_there else 0
         return data
 
     def _fetch_neighbours(self, node: File) -> None:
@@ -268,6 +316,11 @@ class Filesystem:
             self.idle.set()
 
     @property
+    def read_bytes(self) -> int:
+        """What readers were given since start."""
+        return sum(served.read_bytes for served in self.served.values())
+
+    @property
     def open_files(self) -> int:
         return len(self._handles)
 
@@ -281,9 +334,23 @@ class Filesystem:
             "url": f"{source.url}/{version.key}",
             "etag": version.validator,
             "size": str(version.size_bytes),
-            "cached_bytes": str(self._cache.cached_bytes(source.identity, version)),
+            "cached_bytes": str(self.cached_bytes(node)),
+            "route": source.route(version),
         }
         return described | _optional(version)
+
+    async def task_id(self, node: Node) -> str:
+        """The id of Dragonfly's task for a file, by which dfdaemon's log can be searched; empty where it has none or it cannot be told."""
+        if isinstance(node, Directory) or not node.size_bytes:
+            return ""
+        identify = self._sources[node.repository].task_id
+        if identify is None:
+            return ""
+        try:
+            return await identify(node.version)
+        except D7yfsError as error:
+            log.info("which task %s is cannot be told: %s", node.version.key, error)
+            return ""
 
 
 def _optional(version: ObjectVersion) -> dict[str, str]:

@@ -11,16 +11,23 @@ import logging
 import logging.handlers
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 SYSTEM_LOG = Path("/dev/log")
 _TEXT = "%(asctime)s %(levelname)-7s %(message)s"
+_FIELDS = "d7yfs_fields"
 _ROTATE_BYTES = 16 << 20
 _ROTATE_KEEP = 3
 
 
+def fields(values: Mapping[str, object]) -> dict[str, object]:
+    """The argument `extra` of a log call by which `values` stand in fields of their own where lines are JSON."""
+    return {_FIELDS: dict(values)}
+
+
 class JsonFormatter(logging.Formatter):
-    """One object per line: time (RFC 3339, UTC), level, logger, message, and the traceback where there is one."""
+    """One object per line: time (RFC 3339, UTC), level, logger, message, the line's own fields, and the traceback where there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -29,6 +36,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **getattr(record, _FIELDS, {}),
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)

@@ -69,6 +69,17 @@ def mounted_at(point: Path) -> Mount | None:
     return next((mount for mount in reversed(mount_table()) if mount.point == point), None)
 
 
+def containing(path: Path) -> tuple[Path, str]:
+    """The mount point of d7yfs that `path` is in, and the path below it. Raises MountError when it is in none. Touches no mount."""
+    absolute = Path(os.path.abspath(path))  # noqa: PTH100  # resolving would ask a mount that may be dead
+    points = [mount.point for mount in mount_table() if mount.fstype == FSTYPE and absolute.is_relative_to(mount.point)]
+    if not points:
+        raise MountError(f"{path} is not in a d7yfs mount", hint="d7yfs status lists the mounts")
+    point = max(points, key=lambda each: len(each.parts))
+    below = str(absolute.relative_to(point))
+    return point, "" if below == "." else below
+
+
 def answers(point: Path, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
     """Whether a stat of `point` succeeds within `timeout_s`; blocks for as long, so call it from a thread."""
     return _stat_errno(point, timeout_s) == 0

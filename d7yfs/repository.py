@@ -11,11 +11,16 @@ from dataclasses import dataclass
 import trio
 
 from d7yfs import __version__
+from d7yfs.config.p2p import Mode
 from d7yfs.config.schema import RepositoryConfig
 from d7yfs.config.sources import Settings
 from d7yfs.errors import NotFound
+from d7yfs.fetch.dragonfly import MAX_DIRECT_BYTES, TaskOptions, task
 from d7yfs.fetch.fetcher import Fetcher
-from d7yfs.fetch.proxy import FIRST_BYTE_TIMEOUT_S, IDLE_TIMEOUT_S, Proxy
+from d7yfs.fetch.handover import Handover, open_handover
+from d7yfs.fetch.policy import Policy
+from d7yfs.fetch.proxies import CONNECT_TIMEOUT_S, FIRST_BYTE_TIMEOUT_S, IDLE_TIMEOUT_S, Limits, Proxies
+from d7yfs.fetch.proxy import Proxy
 from d7yfs.fetch.transport import Transport
 from d7yfs.listing import DirectoryListing
 from d7yfs.objects import ListingPage, ObjectVersion
@@ -38,13 +43,44 @@ class Repository:
     origin: Origin
     transport: Transport
     fetcher: Fetcher
+    policy: Policy
+    handover: Handover | None = None
+    """Where dfdaemon's socket is configured."""
 
     async def aclose(self) -> None:
         """Close all connections, also those to the proxy, which other repositories may share."""
         await self.transport.aclose()
-        if self.fetcher.proxy is not None:
-            await self.fetcher.proxy.transport.aclose()
+        for proxy in self.fetcher.proxy.all if self.fetcher.proxy is not None else ():
+            await proxy.transport.aclose()
+        if self.handover is not None:
+            self.handover.close()
         await self.origin.aclose()
+
+    def route(self, version: ObjectVersion) -> str:
+        """By which way `version` was filled last, else by which it would come: `origin`, `proxy` or `socket`."""
+        known = self.fetcher.journal.route_of(version)
+        if known is not None:
+            return known
+        mode = self.policy.mode_of(version.key)
+        small = version.size_bytes <= MAX_DIRECT_BYTES and mode is not Mode.ALWAYS
+        if mode is Mode.NEVER or small:
+            return "origin"
+        if self.handover is not None and self.handover.usable:
+            return "socket"
+        return "proxy" if self.fetcher.proxy is not None else "origin"
+
+    async def task_id(self, version: ObjectVersion) -> str:
+        """The id of Dragonfly's task for `version`, on all hosts; empty where it does not go that way. Raises what signing raises."""
+        proxies, handover = self.fetcher.proxy, self.handover
+        if (proxies is None and handover is None) or self.policy.mode_of(version.key) is Mode.NEVER:
+            return ""
+        request = await self.origin.read_request(version, presigned=True)
+        if handover is not None and handover.usable:
+            return handover.task(request, version).id
+        if proxies is None:
+            return ""
+        trusted = all(proxy.binds_content_ids for proxy in proxies.all)
+        return task(request, self.origin.identity, version, proxies.options, content_ids=trusted).id
 
     async def locate(self, *, allow_empty: bool) -> str:
         """What to list: "" or `a/b/` for a directory, a key for that one object.
@@ -82,16 +118,23 @@ class Repository:
 def open_repositories(settings: Settings) -> list[Repository]:
     """All repositories of a configuration. Those that name the same proxy share it and its breaker. Raises ConfigError."""
     config = settings.config
-    proxies: dict[tuple[str, bool], Proxy] = {}
+    proxies: dict[str, Proxy] = {}
+    limits = Limits()
+    through = _proxy_transport(settings)
     all_prefetches = trio.CapacityLimiter(_PREFETCHES)
     repositories = []
     for repository in config.repositories:
+        addresses = [address for address in repository.proxy.split(",") if address]
+        for address in addresses:
+            proxies.setdefault(address, Proxy(address, through))
         proxy = None
-        if repository.proxy:
-            key = (repository.proxy, repository.fallback)
-            proxy = proxies.get(key)
-            if proxy is None:
-                proxy = proxies[key] = _proxy(settings, repository)
+        if addresses:
+            proxy = Proxies(
+                [proxies[address] for address in addresses],
+                required=not repository.fallback,
+                options=_task_options(settings, repository),
+                limits=limits,
+            )
         origin = open_origin(repository, settings.credentials[repository.name])
         transport = Transport(
             connect_timeout_s=config.connect_timeout_s,
@@ -109,7 +152,9 @@ def open_repositories(settings: Settings) -> list[Repository]:
             max_connections=config.max_connections,
             all_prefetches=all_prefetches,
         )
-        repositories.append(Repository(repository, origin, transport, fetcher))
+        policy = Policy(repository.p2p, prefix=repository.url.prefix, direct_percent=repository.p2p_direct_percent)
+        handover = open_handover(repository, fetcher, _task_options(settings, repository), limits)
+        repositories.append(Repository(repository, origin, transport, fetcher, policy, handover))
     return repositories
 
 
@@ -118,17 +163,22 @@ def _silence_s(read_timeout_s: float) -> float:
     return min(MAX_SILENCE_S, read_timeout_s / 4)
 
 
-def _proxy(settings: Settings, repository: RepositoryConfig) -> Proxy:
-    transport = Transport(
-        connect_timeout_s=min(settings.config.connect_timeout_s, FIRST_BYTE_TIMEOUT_S),
-        first_byte_timeout_s=FIRST_BYTE_TIMEOUT_S,
+def _proxy_transport(settings: Settings) -> Transport:
+    """For all proxies together, which are spoken to in plain HTTP."""
+    return Transport(
+        connect_timeout_s=min(settings.config.connect_timeout_s, CONNECT_TIMEOUT_S),
+        first_byte_timeout_s=min(FIRST_BYTE_TIMEOUT_S, settings.config.read_timeout_s / 2),
         idle_timeout_s=min(IDLE_TIMEOUT_S, _silence_s(settings.config.read_timeout_s)),
         user_agent=USER_AGENT,
     )
-    return Proxy(
-        repository.proxy,
-        transport,
-        required=not repository.fallback,
+
+
+def _task_options(settings: Settings, repository: RepositoryConfig) -> TaskOptions:
+    return TaskOptions(
+        tag=repository.p2p_tag,
+        application=repository.p2p_application,
+        priority=repository.p2p_priority,
+        piece_length_bytes=repository.p2p_piece_length_bytes or 0,
+        filter=tuple(settings.filter),
         headers={name: value.get_secret_value() for name, value in settings.headers.items()},
-        filter=settings.filter,
     )

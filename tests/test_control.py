@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import stat
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,14 @@ async def _broken(_request: Mapping[str, Any]) -> dict[str, Any]:
     raise ZeroDivisionError("secret in an unexpected text")
 
 
-HANDLERS: dict[str, control.Handler] = {"echo": _echo, "absent": _absent, "broken": _broken}
+async def _count(request: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+    for number in range(request["to"]):
+        yield {"number": number}
+    if request.get("fails"):
+        raise NotFound("no more of them", hint="count on your fingers")
+
+
+HANDLERS: dict[str, control.Handler] = {"echo": _echo, "absent": _absent, "broken": _broken, "count": _count}
 
 
 async def _serving(nursery: trio.Nursery, path: Path) -> None:
@@ -77,13 +84,52 @@ async def test_failures_come_back_in_words(
     with pytest.raises(MountError, match="no such thing") as caught:
         await ask(path, "absent")
     assert caught.value.hint == "look elsewhere"
-    with pytest.raises(MountError, match="unknown command; known: absent, broken, echo"):
+    with pytest.raises(MountError, match="unknown command; known: absent, broken, count, echo"):
         await ask(path, "nonsense")
     with pytest.raises(MountError, match="unexpected ZeroDivisionError; see the log") as caught:
         await ask(path, "broken")
     assert "secret" not in str(caught.value)
     assert "Traceback" in caplog.text
     assert await ask(path, "echo"), "it goes on"
+
+
+async def test_a_report_is_many_lines_and_ends(runtime: Path, nursery: trio.Nursery) -> None:
+    path = control.socket_path(Path("/mnt/models"))
+    await _serving(nursery, path)
+    lines = await trio.to_thread.run_sync(lambda: list(control.follow(path, "count", to=3)))
+    assert lines == [{"number": 0}, {"number": 1}, {"number": 2}]
+
+    heard: list[dict[str, Any]] = []
+
+    def follow() -> None:
+        heard.extend(control.follow(path, "count", to=0, fails=True))
+
+    with pytest.raises(MountError, match="no more of them") as caught:
+        await trio.to_thread.run_sync(follow)
+    assert (heard, caught.value.hint) == ([], "count on your fingers")
+
+
+async def test_a_report_ends_when_its_client_leaves(runtime: Path, nursery: trio.Nursery) -> None:
+    path = control.socket_path(Path("/mnt/models"))
+    ended = trio.Event()
+
+    async def endless(_request: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        try:
+            yield {"number": 0}
+            await trio.sleep_forever()
+        finally:
+            ended.set()
+
+    await nursery.start(control.serve, path, {"endless": endless})
+
+    def look_once() -> None:
+        report = control.follow(path, "endless")
+        assert next(report) == {"number": 0}
+        report.close()
+
+    await trio.to_thread.run_sync(look_once)
+    with trio.fail_after(10):
+        await ended.wait()
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,9 @@ class _Filler:
         self._store.fills += 1
         self._store.filled.append(self._target.version.key)
 
+    def relent(self) -> None:
+        raise AssertionError("nobody has asked for it")
+
     def prefetch(self, ahead: ByteRange) -> None:
         self._store.aheads.append(ahead)
 
@@ -506,6 +509,7 @@ async def test_describe(tmp_path: Path) -> None:
             "etag": store.versions["model/a"].validator,
             "size": "3",
             "cached_bytes": "0",
+            "route": "origin",
         }
         handle = filesystem.open(await inode_of(filesystem, "model/a"))
         await filesystem.read(handle, 0, 1)
@@ -515,3 +519,40 @@ async def test_describe(tmp_path: Path) -> None:
         assert filesystem.describe(await filesystem.resolve("model")) == {"url": "mem:///model/"}
         root = await filesystem.getattr(ROOT_INODE)
         assert math.isfinite(root.attributes_timeout_s(trio.current_time()))
+
+
+async def test_the_task_of_a_file(tmp_path: Path) -> None:
+    store = Store(model__a=b"abc", model__empty=b"")
+    told: list[ObjectVersion] = []
+
+    async def task_id(version: ObjectVersion) -> str:
+        told.append(version)
+        if len(told) > 1:
+            raise OriginUnavailable("no credentials today")
+        return "f00d"
+
+    async with mounted(tmp_path, store) as filesystem:
+        assert await filesystem.task_id(await filesystem.resolve("model/a")) == "", "Dragonfly has no part in it"
+        source = replace(store.source, task_id=task_id, route=lambda _: "proxy")
+        through = Filesystem(filesystem.tree, {"": source}, filesystem._cache, filesystem._nursery)
+        node = await through.resolve("model/a")
+        assert through.describe(node)["route"] == "proxy"
+        assert await through.task_id(node) == "f00d"
+        assert told == [store.versions["model/a"]]
+        assert await through.task_id(node) == "", "who asks gets an answer all the same"
+        for path in ("model", "model/empty", ""):
+            assert await through.task_id(await through.resolve(path)) == ""
+        assert len(told) == 2
+
+
+async def test_what_was_there_before_it_was_asked_for_is_counted(tmp_path: Path) -> None:
+    body = bytes(3 * BLOCK_BYTES)
+    left, right = Store("left", file=body), Store("right", file=body)
+    async with mounted(tmp_path, left, right) as filesystem:
+        handle = filesystem.open(await inode_of(filesystem, "left/file"))
+        for _ in range(3):
+            await filesystem.read(handle, 0, BLOCK_BYTES)
+        served = filesystem.served["left"]
+        assert (served.read_bytes, served.cache_bytes) == (3 * BLOCK_BYTES, 2 * BLOCK_BYTES)
+        assert filesystem.served["right"].read_bytes == 0
+        assert filesystem.read_bytes == 3 * BLOCK_BYTES

@@ -156,3 +156,23 @@ def test_unmounting_what_is_not_mounted(tmp_path: Path) -> None:
 def test_limits_that_cannot_be_raised_are_said(tmp_path: Path) -> None:
     (said,) = mounts.tune(tmp_path)
     assert str(tmp_path) in said
+
+
+def test_which_mount_a_path_is_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = [
+        mounts.Mount(Path(point), "0:1", fstype, "s3://b", ())
+        for point, fstype in (("/mnt/a", mounts.FSTYPE), ("/mnt/a/deep/b", mounts.FSTYPE), ("/mnt", "ext4"))
+    ]
+    monkeypatch.setattr(mounts, "mount_table", lambda: table)
+    monkeypatch.chdir("/")
+    for path, found in {
+        "/mnt/a/x/y": (Path("/mnt/a"), "x/y"),
+        "/mnt/a": (Path("/mnt/a"), ""),
+        "mnt/a/x": (Path("/mnt/a"), "x"),
+        "/mnt/a/deep/b/c": (Path("/mnt/a/deep/b"), "c"),
+        "/mnt/a/x/../deep/./b": (Path("/mnt/a/deep/b"), ""),
+    }.items():
+        assert mounts.containing(Path(path)) == found, path
+    for path in ("/mnt/ab", "/mnt/a/..", "/"):
+        with pytest.raises(MountError, match="is not in a d7yfs mount"):
+            mounts.containing(Path(path))

@@ -2,10 +2,11 @@
 
 A block lies on disk when the cache directory has room for it, else in a memory file that belongs to this process and whose total is
 bounded by `MemoryBudget` (*uncached* reading: a block lives until newer ones need its room). Presence is kept in `Presence`; a disk
-block's entry (checksum and boot tag) is written to the map only after its bytes are.
+block's entry (checksum and boot tag) is written to the map only after its bytes are. Beside its own file a version may have dfdaemon's
+(`LinkedStore`); each block is read from whichever has it.
 
-All methods are called from the trio thread, except `store`, `finish_read`, `read_back`, `matches_checksum` and `whole_crc32c`, which are
-for a worker thread. Used by `CachedVersion` only.
+All methods are called from the trio thread, except `store`, `finish_read`, `read_back`, `matches_checksum`, `check_linked` and
+`whole_crc32c`, which are for a worker thread. Used by `CachedVersion` only.
 """
 
 from __future__ import annotations
@@ -18,15 +19,21 @@ import struct
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import crc32c
 
 from d7yfs.cache.directory import ENTRY_BYTES, HEADER_BYTES, VersionFiles
+from d7yfs.cache.linked import LinkedStore, LinkFailed, read_whole
 from d7yfs.cache.presence import Arriving, Block, Presence, block_range
 from d7yfs.checksum import crc32c_of_blocks
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 
 log = logging.getLogger(__name__)
+Cold = list[tuple[int, int, memoryview]]
+"""What is still to be read from a disk: descriptor, offset, where to."""
+_ON_DISK = frozenset({Block.DISK, Block.UNVERIFIED, Block.LINKED, Block.UNVERIFIED_LINK})
+_LINKED = frozenset({Block.LINKED, Block.UNVERIFIED_LINK})
 _ENTRY = struct.Struct("=Q")
 _STREAMING_BYTES = 256 << 10
 """A read from disk of this size is one of many in order: that is how the kernel reads ahead."""
@@ -114,6 +121,10 @@ class BackingFile:
         self.checksum_mismatches = 0
         self.taken_over_blocks = 0
         self.presence = Presence(version.size_bytes, (self._stored_state(e) for e in files.entries) if files else ())
+        self._linked = LinkedStore(files, version.size_bytes, boot_tag) if files else None
+        for index, state in enumerate(self._linked.blocks if self._linked else ()):
+            if state != Block.ABSENT and self.presence.blocks[index] == Block.ABSENT:
+                self.presence.landed(index, state)
 
     def _stored_state(self, entry: int) -> Block:
         tag = entry & 0xFFFFFFFF
@@ -289,64 +300,115 @@ class BackingFile:
         if self._memory_fd >= 0:
             _punch_hole(self._memory_fd, index * BLOCK_BYTES, BLOCK_BYTES)
 
-    def begin_read(self, wanted: ByteRange) -> tuple[bytearray, list[tuple[int, memoryview]]]:
+    def begin_read(self, wanted: ByteRange) -> tuple[bytearray, Cold]:
         """Read what is in memory of a readable range.
 
-        Returns the buffer of `wanted.size` bytes and its pieces that are on a disk that must be waited for, as (offset, view): fill
-        those with `finish_read` in a worker thread. Memory blocks are always read here, before anybody can drop them.
+        Returns the buffer of `wanted.size` bytes and its pieces that are on a disk that must be waited for: fill those with `finish_read`
+        in a worker thread. Memory blocks are always read here, before anybody can drop them.
         """
         buffer = bytearray(wanted.size)
-        cold = []
-        for start, stop, in_memory in self._extents(wanted):
+        cold: Cold = []
+        for start, stop, fd in self._extents(wanted):
             view = memoryview(buffer)[start - wanted.start : stop - wanted.start]
-            if in_memory:
-                count = os.preadv(self._memory_fd, [view], start)
+            if fd == self._memory_fd:
+                count = os.preadv(fd, [view], start)
                 assert count == len(view)
-            elif (hot_bytes := self._read_hot(start, view)) < len(view):
-                cold.append((start + hot_bytes, view[hot_bytes:]))
+            elif (hot_bytes := self._read_hot(fd, start, view)) < len(view):
+                cold.append((fd, start + hot_bytes, view[hot_bytes:]))
         return buffer, cold
 
-    def _read_hot(self, start: int, view: memoryview) -> int:
+    def _read_hot(self, fd: int, start: int, view: memoryview) -> int:
         """Bytes read without waiting for the disk. RWF_NOWAIT: preadv(2)."""
         assert self._files is not None
         try:
-            return os.preadv(self._files.data_fd, [view], start, os.RWF_NOWAIT)
+            return os.preadv(fd, [view], start, os.RWF_NOWAIT)
         except OSError as error:
             # tmpfs does not support it though it is memory; overlayfs does not and may be a disk. A disk's failure shows in `finish_read`.
             if error.errno == errno.EOPNOTSUPP and self._files.on_tmpfs:
-                return os.preadv(self._files.data_fd, [view], start)
+                return os.preadv(fd, [view], start)
             return 0
 
-    def finish_read(self, cold: list[tuple[int, memoryview]]) -> None:
+    def finish_read(self, cold: Cold) -> None:
         """Fill the pieces that `begin_read` left. For a worker thread. Raises OSError when the disk fails or the file is cut off."""
         assert self._files is not None
-        for start, view in cold:
+        for fd, start, view in cold:
             if len(view) >= _STREAMING_BYTES:
                 # The kernel would go to the disk in steps of the disk's own readahead (128 KiB); so it goes once, and on ahead.
-                os.posix_fadvise(self._files.data_fd, start, len(view) + _DISK_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
+                os.posix_fadvise(fd, start, len(view) + _DISK_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
+            if fd != self._files.data_fd:
+                read_whole(fd, start, view)
+                continue
             done = 0
             while done < len(view):
-                count = os.preadv(self._files.data_fd, [view[done:]], start + done)
+                count = os.preadv(fd, [view[done:]], start + done)
                 if not count:
                     raise OSError(errno.EIO, "a backing file is shorter than its object")
                 done += count
 
-    def _extents(self, wanted: ByteRange) -> list[tuple[int, int, bool]]:
-        """`wanted` cut where it changes between disk and memory: (start, stop, in memory)."""
-        extents: list[tuple[int, int, bool]] = []
+    def _extents(self, wanted: ByteRange) -> list[tuple[int, int, int]]:
+        """`wanted` cut where it changes between our file, dfdaemon's and memory: (start, stop, descriptor)."""
+        extents: list[tuple[int, int, int]] = []
         for piece in wanted.split(BLOCK_BYTES):
-            index = piece.start // BLOCK_BYTES
-            arriving = self.presence.arriving.get(index)
-            in_memory = arriving.in_memory if arriving else self.presence.blocks[index] == Block.MEMORY
-            if extents and extents[-1][2] == in_memory:
-                extents[-1] = (extents[-1][0], piece.stop, in_memory)
+            fd = self._where(piece.start // BLOCK_BYTES)
+            if extents and extents[-1][2] == fd:
+                extents[-1] = (extents[-1][0], piece.stop, fd)
             else:
-                extents.append((piece.start, piece.stop, in_memory))
+                extents.append((piece.start, piece.stop, fd))
         return extents
+
+    def _where(self, index: int) -> int:
+        """The descriptor that has block `index`."""
+        state, arriving = self.presence.blocks[index], self.presence.arriving.get(index)
+        if arriving.in_memory if arriving else state == Block.MEMORY:
+            return self._memory_fd
+        assert self._files is not None
+        return self._linked.fd if self._linked and state in _LINKED else self._files.data_fd
+
+    # --- dfdaemon's file ---
+
+    def new_link_path(self) -> Path | None:
+        """Where dfdaemon may link its file; None while nothing is kept on disk."""
+        return self._files.incoming if self._files is not None and not self._disk_refused else None
+
+    def adopt_link(self, incoming: Path) -> None:
+        """See `LinkedStore.adopt`. Raises OSError."""
+        assert self._linked is not None
+        if not self._linked.adopt(incoming):
+            self._drop_linked_blocks()
+
+    def check_linked(self, piece: ByteRange, crc32: int | None) -> list[int] | None:
+        """See `LinkedStore.check`. For any thread. Raises LinkFailed."""
+        assert self._linked is not None
+        return self._linked.check(piece, crc32)
+
+    def land_linked(self, piece: ByteRange, crcs: list[int]) -> None:
+        """The blocks of `piece` that are not there otherwise are in dfdaemon's file; `crcs` as `check_linked` has returned them."""
+        if self._linked is None or self._linked.fd < 0:
+            return  # given up meanwhile
+        for index in self._linked.record(piece, crcs):
+            if self.presence.blocks[index] in (Block.ABSENT, Block.UNVERIFIED_LINK):
+                self._forget_arriving(index)
+                self.presence.landed(index, Block.LINKED)
+
+    def drop_link(self) -> None:
+        """What dfdaemon's file holds is not to be believed, or cannot be read: it is absent from now on."""
+        if self._linked is not None:
+            self._linked.remove()
+            self._drop_linked_blocks()
+
+    def _drop_linked_blocks(self) -> None:
+        for index, state in enumerate(self.presence.blocks):
+            if state in _LINKED:
+                self.presence.drop(index)
 
     def matches_checksum(self, index: int) -> bool:
         """Whether an unverified block is what was once written. For a worker thread."""
         assert self._files is not None
+        if self._linked and self.presence.blocks[index] == Block.UNVERIFIED_LINK:
+            try:
+                return self._linked.block_crc32c(index) == self._linked.crc32c(index)
+            except LinkFailed:
+                return False
         block = block_range(index, self.version.size_bytes)
         try:
             data = os.pread(self._files.data_fd, block.size, block.start)
@@ -356,15 +418,25 @@ class BackingFile:
 
     def verified(self, index: int, *, good: bool) -> None:
         """Take over the verdict of `matches_checksum`: the block is present from now on, or absent and fetched again."""
+        if self._linked and self.presence.blocks[index] == Block.UNVERIFIED_LINK:
+            self._linked.verified(index, good=good)
+            if good:
+                self.presence.landed(index, Block.LINKED)
+            else:
+                self._count_corrupt(index)
+            return
         if self._files is None or self.presence.blocks[index] != Block.UNVERIFIED:
             return
         if good:
             self._store_entry(index, self._files.entries[index] >> 32 << 32 | self._boot_tag)
             self.presence.landed(index, Block.DISK)
             return
+        self._store_entry(index, 0)
+        self._count_corrupt(index)
+
+    def _count_corrupt(self, index: int) -> None:
         log.warning("cache: block %d of %s does not match its checksum; fetched again", index, self.version.key)
         self.corrupt_blocks += 1
-        self._store_entry(index, 0)
         self.presence.drop(index)
 
     @property
@@ -375,22 +447,31 @@ class BackingFile:
     def whole_crc32c(self) -> int | None:
         """CRC32C of the whole object, combined from what its blocks had when they arrived; None unless all are on disk.
 
-        For a worker thread: 30 ms for a hundred thousand blocks.
+        For a worker thread: 30 ms for a hundred thousand blocks, and as long as reading them takes for those whose piece was not checked.
+        Raises OSError.
         """
         if self._files is None or not self.is_whole:
             return None
-        return crc32c_of_blocks([entry >> 32 for entry in self._files.entries], self.version.size_bytes)
+        crcs = [entry >> 32 for entry in self._files.entries]
+        for index, state in enumerate(self.presence.blocks):
+            if state in _LINKED and self._linked:
+                crcs[index] = self._linked.crc32c(index) or self._linked.block_crc32c(index)
+        return crc32c_of_blocks(crcs, self.version.size_bytes)
 
     def read_back(self, piece: ByteRange) -> bytearray:
         """Bytes that are on disk. For a worker thread. Raises OSError."""
         buffer = bytearray(piece.size)
-        self.finish_read([(piece.start, memoryview(buffer))])
+        view = memoryview(buffer)
+        self.finish_read(
+            [(fd, start, view[start - piece.start : stop - piece.start]) for start, stop, fd in self._extents(piece)]
+        )
         return buffer
 
     def strike_out(self) -> None:
         """What is on disk is not the object's: it is absent from now on, for all daemons that have not seen it yet, and fetched again."""
         if self._files is None:
             return
+        self.drop_link()
         for index, state in enumerate(self.presence.blocks):
             if state in (Block.DISK, Block.UNVERIFIED):
                 self._files.entries[index] = 0
@@ -401,19 +482,25 @@ class BackingFile:
             self._refuse_disk(error)  # or `refresh` would take over what could not be struck out
 
     def leave_disk(self, error: OSError) -> None:
-        """The disk failed under this version: what lay there is fetched again, into memory."""
+        """The disk failed under this version: what lay there is fetched again, into memory. If it is dfdaemon's file only that is left."""
         if self._files is None:
+            return
+        if isinstance(error, LinkFailed):
+            log.warning("cache: %s: dfdaemon's file of it is left: %s", self.version.key, error.strerror)
+            self.drop_link()
             return
         log.warning("cache: %s: %s; reading on uncached", self.version.key, error.strerror or error)
         self._disk_refused = True
         for index, state in enumerate(self.presence.blocks):
             arriving = self.presence.arriving.get(index)
-            if state in (Block.DISK, Block.UNVERIFIED) or (arriving is not None and not arriving.in_memory):
+            if state in _ON_DISK or (arriving is not None and not arriving.in_memory):
                 self.presence.drop(index)
 
     def close(self) -> None:
         """Release descriptors and memory. Nothing may be reading."""
         self._budget.release(self)
+        if self._linked is not None:
+            self._linked.close()
         if self._files is not None:
             self._files.close()
             self._files = None

@@ -130,6 +130,12 @@ class Cache:
     def _headroom_bytes(self) -> int:
         return max(BLOCK_BYTES, min(int(self._directory.size_limit_bytes * _HEADROOM), _MAX_HEADROOM_BYTES))
 
+    @property
+    def keepable_bytes(self) -> int:
+        """What may be brought, one file after the other, without evicting the first of it: as much as eviction leaves."""
+        low_water_bytes = int(self._directory.size_limit_bytes * _LOW_WATER)
+        return max(0, min(low_water_bytes, self._directory.capacity_bytes - self._headroom_bytes))
+
     def _take_room(self, size_bytes: int) -> bool:
         self._asked.set()
         if not self._directory.has_room(size_bytes + self._headroom_bytes):

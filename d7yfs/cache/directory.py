@@ -5,6 +5,9 @@ Layout, version 1 (`FORMAT` names the directory, so daemons of another format ne
     CACHE_DIR/v1/a/abcdef….data    sparse, as long as the object: the bytes
     CACHE_DIR/v1/a/abcdef….map     header (identity, the data file's st_dev and st_ino), then 8 bytes a block
 
+Beside a pair may lie dfdaemon's file of the same version, hard-linked (`d7yfs.cache.linked`). While dfdaemon has it too, it takes none of
+our room and deleting it frees none: only a link that is the file's last is counted.
+
 The name is the SHA-256 of the version's identity: origin, key, validator, size. Two daemons of one uid may use one directory.
 
 Locks (flock on the map file): every opener holds it shared while the version is open; whoever creates or deletes the pair holds it
@@ -25,6 +28,7 @@ import json
 import logging
 import os
 import random
+import secrets
 import stat
 import struct
 import time
@@ -42,9 +46,13 @@ HEADER = struct.Struct("<8sIIQQQI")
 """Magic, header bytes, block bytes, object size, the data file's st_dev and st_ino, length of the identity that follows."""
 HEADER_BYTES = 4096
 ENTRY_BYTES = 8
+INCOMING = "incoming"
+"""Directory of links that are on their way."""
 _STEP_S = 0.002
 """How far openers of one new pair are moved apart: longer than making it takes."""
 _DISK_UNIT_BYTES = 4096
+_FORGOTTEN_S = 3600.0
+"""A link that has been on its way for so long was forgotten by a daemon that died."""
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +66,24 @@ class VersionFiles:
     entries: array[int]
     on_tmpfs: bool
     """The data lies in memory whatever RWF_NOWAIT says."""
+    map_path: Path
+    identity: bytes
+    """Of the version, as the map's header holds it."""
+
+    @property
+    def link_path(self) -> Path:
+        """Where dfdaemon's file of this version is linked, and …"""
+        return self.map_path.with_suffix(".link")
+
+    @property
+    def link_map_path(self) -> Path:
+        """… where it is said what that file holds."""
+        return self.map_path.with_suffix(".linkmap")
+
+    @property
+    def incoming(self) -> Path:
+        """A new name on this file system, for a link that is on its way."""
+        return self.map_path.parent.parent / INCOMING / secrets.token_hex(8)
 
     def close(self) -> None:
         """Release both descriptors, and with the map's the shared lock; from now on the version counts as used just now."""
@@ -100,7 +126,7 @@ class CacheDirectory:
             self._on_tmpfs = _is_tmpfs(self._root)
             # Now, because making one would be most of what the first open of a file costs. So few, because each that is not in the
             # kernel's cache costs a look at the disk.
-            for shard in "0123456789abcdef":
+            for shard in [*"0123456789abcdef", INCOMING]:
                 (self._root / shard).mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise CacheUnusable(
@@ -143,12 +169,14 @@ class CacheDirectory:
         except OSError:
             return 0
         try:
-            entries = _read_map(map_fd, map_path.with_suffix(".data"), identity, version.size_bytes)
+            entries = read_map(map_fd, map_path.with_suffix(".data"), identity, version.size_bytes)
         finally:
             os.close(map_fd)
-        return Presence(
-            version.size_bytes, (Block.DISK if entry else Block.ABSENT for entry in entries or ())
-        ).cached_bytes
+        if entries is None:
+            return 0
+        for index, entry in enumerate(_linked_entries(map_path, identity, version.size_bytes)):
+            entries[index] |= entry
+        return Presence(version.size_bytes, (Block.DISK if entry else Block.ABSENT for entry in entries)).cached_bytes
 
     def _map_path(self, identity: bytes) -> Path:
         digest = hashlib.sha256(identity).hexdigest()
@@ -160,10 +188,11 @@ class CacheDirectory:
         fcntl.flock(map_fd, fcntl.LOCK_SH)
         if not same_file(map_path, map_fd):
             return None
-        entries = _read_map(map_fd, data_path, identity, size_bytes)
+        entries = read_map(map_fd, data_path, identity, size_bytes)
         if entries is not None:
             try:
-                return VersionFiles(os.open(data_path, os.O_RDWR | os.O_CLOEXEC), map_fd, entries, self._on_tmpfs)
+                data_fd = os.open(data_path, os.O_RDWR | os.O_CLOEXEC)
+                return VersionFiles(data_fd, map_fd, entries, self._on_tmpfs, map_path, identity)
             except FileNotFoundError:
                 return None
         try:
@@ -172,7 +201,7 @@ class CacheDirectory:
             return None  # another opener is at the same point: look again at what it makes
         if not same_file(map_path, map_fd):
             return None
-        if _read_map(map_fd, data_path, identity, size_bytes) is not None:
+        if read_map(map_fd, data_path, identity, size_bytes) is not None:
             return None  # made by another opener between our two locks
         if os.fstat(map_fd).st_size:
             # Not what it should be. A daemon that still holds the old pair must never write its blocks into the new map, so the
@@ -187,7 +216,7 @@ class CacheDirectory:
             os.ftruncate(data_fd, size_bytes)
             count = block_count(size_bytes)
             # Zeros rather than a hole: the disk is full now or never, and who looks at the entries finds them in memory.
-            _write_whole(map_fd, _header(os.fstat(data_fd), identity, size_bytes) + bytes(count * ENTRY_BYTES))
+            _write_whole(map_fd, map_header(os.fstat(data_fd), identity, size_bytes) + bytes(count * ENTRY_BYTES))
         except BaseException:
             # Not even an empty pair fits. Leave nothing that the next opener would have to distrust.
             os.close(data_fd)
@@ -200,7 +229,7 @@ class CacheDirectory:
             os.close(data_fd)
             return None
         self.take(HEADER_BYTES + count * ENTRY_BYTES)
-        return VersionFiles(data_fd, map_fd, array("Q", bytes(count * ENTRY_BYTES)), self._on_tmpfs)
+        return VersionFiles(data_fd, map_fd, array("Q", bytes(count * ENTRY_BYTES)), self._on_tmpfs, map_path, identity)
 
     @property
     def used_bytes(self) -> int:
@@ -218,6 +247,11 @@ class CacheDirectory:
             self.used_bytes + size_bytes <= self.size_limit_bytes
             and self._free_bytes() - size_bytes >= self.min_free_bytes
         )
+
+    @property
+    def capacity_bytes(self) -> int:
+        """How much the directory may hold, were all that is in it replaced."""
+        return min(self.size_limit_bytes, max(0, self.used_bytes + self._free_bytes() - self.min_free_bytes))
 
     @property
     def shortfall_bytes(self) -> int:
@@ -246,16 +280,18 @@ class CacheDirectory:
         for map_path in self._root.glob("*/*.map"):
             try:
                 status = map_path.stat()
-                size = status.st_blocks * 512 + _disk_bytes(map_path.with_suffix(".data"))
+                size = status.st_blocks * 512 + _disk_bytes(map_path.with_suffix(".data")) + linked_bytes(map_path)
             except FileNotFoundError:
                 continue
             used += size
             candidates.append((status.st_mtime, size, str(map_path)))
-        for data_path in self._root.glob("*/*.data"):
-            # Data without a map is what a crash left behind. Its name belongs to whoever holds the map's lock, so make one.
-            map_path = data_path.with_suffix(".map")
-            if not map_path.exists():
-                delete_pair(map_path, os.O_CREAT)
+        for pattern in ("*/*.data", "*/*.link"):
+            for path in self._root.glob(pattern):
+                # Data without a map is what a crash left behind. Its name belongs to whoever holds the map's lock, so make one.
+                map_path = path.with_suffix(".map")
+                if not map_path.exists():
+                    delete_pair(map_path, os.O_CREAT)
+        self._drop_forgotten()
         freed = 0
         for _, size, name in sorted(candidates):
             if used - freed <= target_bytes:
@@ -265,6 +301,21 @@ class CacheDirectory:
                 self.evicted_files += 1
         self._scan = (used - freed, taken_bytes)
         return freed
+
+    def _drop_forgotten(self) -> None:
+        """Links that nobody has taken from where they came in. A link's making is the last change of its file's inode."""
+        for path in (self._root / INCOMING).glob("*"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.lstat().st_ctime > _FORGOTTEN_S:
+                    path.unlink()
+
+
+def footprint_bytes(size_bytes: int) -> int:
+    """What an object of `size_bytes` takes on disk when all of it is cached: its data and its map."""
+    return sum(
+        -(-each // _DISK_UNIT_BYTES) * _DISK_UNIT_BYTES
+        for each in (size_bytes, HEADER_BYTES + block_count(size_bytes) * ENTRY_BYTES)
+    )
 
 
 def _identity(origin_identity: str, version: ObjectVersion) -> bytes:
@@ -307,7 +358,28 @@ def _disk_bytes(path: Path) -> int:
         return 0
 
 
-def _header(data: os.stat_result, identity: bytes, size_bytes: int) -> bytes:
+def linked_bytes(map_path: Path) -> int:
+    """What the version's linked file takes that nobody else has a name for."""
+    try:
+        status = map_path.with_suffix(".link").stat()
+    except FileNotFoundError:
+        return 0
+    return status.st_blocks * 512 if status.st_nlink == 1 else 0
+
+
+def _linked_entries(map_path: Path, identity: bytes, size_bytes: int) -> array[int] | tuple[()]:
+    try:
+        fd = os.open(map_path.with_suffix(".linkmap"), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ()
+    try:
+        return read_map(fd, map_path.with_suffix(".link"), identity, size_bytes) or ()
+    finally:
+        os.close(fd)
+
+
+def map_header(data: os.stat_result, identity: bytes, size_bytes: int) -> bytes:
+    """The first HEADER_BYTES of a map of the data file `data`. Raises OSError when the identity does not fit."""
     head = HEADER.pack(MAGIC, HEADER_BYTES, BLOCK_BYTES, size_bytes, data.st_dev, data.st_ino, len(identity)) + identity
     if len(head) > HEADER_BYTES:
         raise OSError(errno.ENAMETOOLONG, "the object's key is too long for the cache's map")
@@ -319,7 +391,7 @@ def _write_whole(fd: int, data: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _read_map(map_fd: int, data_path: Path, identity: bytes, size_bytes: int) -> array[int] | None:
+def read_map(map_fd: int, data_path: Path, identity: bytes, size_bytes: int) -> array[int] | None:
     """The stored entries, or None unless the map is whole and speaks of exactly this object and this data file."""
     count = block_count(size_bytes)
     stored = os.pread(map_fd, HEADER_BYTES + count * ENTRY_BYTES + 1, 0)
@@ -329,13 +401,13 @@ def _read_map(map_fd: int, data_path: Path, identity: bytes, size_bytes: int) ->
         data = data_path.stat()
     except FileNotFoundError:
         return None
-    if data.st_size != size_bytes or stored[:HEADER_BYTES] != _header(data, identity, size_bytes):
+    if data.st_size != size_bytes or stored[:HEADER_BYTES] != map_header(data, identity, size_bytes):
         return None
     return array("Q", stored[HEADER_BYTES:])
 
 
 def delete_pair(map_path: Path, create: int = 0) -> bool:
-    """Delete a version that nobody has open. False when somebody has, or it is gone already."""
+    """Delete a version that nobody has open, its link too. False when somebody has, or it is gone already."""
     try:
         map_fd = os.open(map_path, os.O_RDWR | os.O_CLOEXEC | create, 0o600)
     except OSError:
@@ -344,7 +416,8 @@ def delete_pair(map_path: Path, create: int = 0) -> bool:
         fcntl.flock(map_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not same_file(map_path, map_fd):
             return False
-        map_path.with_suffix(".data").unlink(missing_ok=True)
+        for suffix in (".data", ".linkmap", ".link"):
+            map_path.with_suffix(suffix).unlink(missing_ok=True)
         map_path.unlink()
     except OSError:
         return False

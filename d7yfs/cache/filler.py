@@ -6,6 +6,7 @@ The cache implements `FillTarget` and is handed a `NewFiller`; `d7yfs.fetch` imp
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from d7yfs.cache.leases import Leases
@@ -43,6 +44,27 @@ class FillTarget(Protocol):
     def ended(self, tried: ByteRange, error: Exception | None) -> None:
         """A transfer of `tried` is over: readers that still lack bytes inside it get `error`, or ask again when it is None."""
 
+    def new_link_path(self) -> Path | None:
+        """Where dfdaemon may hard-link its own file of this version; None while nothing is kept on disk."""
+
+    def adopt_link(self, incoming: Path) -> None:
+        """Take that file as the version's second store: of what it held before, only what is in the same file is still there.
+
+        Raises OSError when it is not there, not for us to read, no link, or not as long as the object.
+        """
+
+    def check_linked(self, piece: ByteRange, crc32: int | None) -> list[int] | None:
+        """What `land_linked` wants to know of `piece` (whole blocks); None when its CRC32 is another. Without `crc32` it is believed.
+
+        For any thread, while held. Raises OSError.
+        """
+
+    def land_linked(self, piece: ByteRange, crcs: list[int]) -> None:
+        """`piece` is there, in the adopted file; wakes the readers that it completes."""
+
+    def drop_link(self) -> None:
+        """The adopted file is not what it should be: what it held is missing again."""
+
     def when_whole(self, tell: Callable[[], None]) -> None:
         """Call `tell`, once, when the last block that lacks lands on disk, whoever has brought it. Replaces an earlier `tell`."""
 
@@ -79,7 +101,13 @@ class Filler(Protocol):
         """How much should be under way for a reader that takes all it can get; 0 when asking for more makes no sense."""
 
     def fill(self) -> None:
-        """Bring all that is missing, in the background, behind whatever readers wait for. Once is enough."""
+        """Bring all that is missing, in the background, behind whatever readers wait for. Once is enough: while it goes on, asking again
+        changes nothing. When it has stopped (for want of room, or because something failed, of which `FillTarget.ended` tells), asking
+        again makes it go on.
+        """
+
+    def relent(self) -> None:
+        """Nobody wants all of it any more: what `fill` has not begun is left. What is under way, streams too, comes to its end."""
 
     def prefetch(self, ahead: ByteRange) -> None:
         """As `request`, with nobody waiting."""

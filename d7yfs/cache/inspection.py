@@ -1,8 +1,9 @@
 """The cache directory as a person sees it: what lies there, whether it is right, and away with it. For use beside running daemons.
 
 Rules that make that safe: a map is read without its lock (its header never changes); a pair is deleted only as eviction does it, under the
-exclusive lock that no opener leaves room for; and of a pair in use only entries are cleared, which costs the block and never its reader. A
-daemon that has the version open remembers a block as present, though: it looks at the map again when the last handle is closed.
+exclusive lock that no opener leaves room for; and of a pair in use only entries are cleared, which costs the block and never its reader.
+dfdaemon's file, where one is linked beside a pair, is part of the version: a block is there when either file has it. A daemon that has the
+version open remembers a block as present, though: it looks at the map again when the last handle is closed.
 
 Called by the command line. Blocks on local files.
 """
@@ -18,12 +19,22 @@ import struct
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 
 import crc32c
 
-from d7yfs.cache.directory import ENTRY_BYTES, FORMAT, HEADER, HEADER_BYTES, MAGIC, delete_pair, same_file
+from d7yfs.cache.directory import (
+    ENTRY_BYTES,
+    FORMAT,
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    delete_pair,
+    linked_bytes,
+    same_file,
+)
 from d7yfs.cache.presence import Block, Presence, block_count, block_range
 from d7yfs.checksum import plain_md5
 from d7yfs.config.url import RepositoryUrl
@@ -160,9 +171,10 @@ def drop_remains(directory: Path) -> None:
     for map_path in _maps(directory):
         if _look(map_path) is None:
             delete_pair(map_path)
-    for data_path in (directory / FORMAT).glob("*/*.data"):
-        if not data_path.with_suffix(".map").exists():
-            delete_pair(data_path.with_suffix(".map"), os.O_CREAT)
+    for pattern in ("*/*.data", "*/*.link"):
+        for path in (directory / FORMAT).glob(pattern):
+            if not path.with_suffix(".map").exists():
+                delete_pair(path.with_suffix(".map"), os.O_CREAT)
 
 
 def _maps(directory: Path) -> Iterator[Path]:
@@ -192,13 +204,15 @@ def _look(map_path: Path) -> Stored | None:
         entries = _entries(map_fd, 0, block_count(found.size_bytes))
         if len(entries) != block_count(found.size_bytes):
             return None
-        present = Presence(found.size_bytes, (Block.DISK if entry else Block.ABSENT for entry in entries))
+        linked = _linked_entries(map_path, found, 0, len(entries))
+        there = (own or link for own, link in zip_longest(entries, linked, fillvalue=0))
+        present = Presence(found.size_bytes, (Block.DISK if entry else Block.ABSENT for entry in there))
         status = os.fstat(map_fd)
         return Stored(
             map_path=map_path,
             map=found,
             cached_bytes=present.cached_bytes,
-            disk_bytes=(status.st_blocks + data.st_blocks) * 512,
+            disk_bytes=(status.st_blocks + data.st_blocks) * 512 + linked_bytes(map_path),
             used_at=status.st_mtime,
             in_use=not _lock(map_fd, fcntl.LOCK_EX),
         )
@@ -207,8 +221,7 @@ def _look(map_path: Path) -> Stored | None:
 
 def _check_blocks(stored: Stored, first: int, stop: int) -> tuple[int, list[int], int]:
     """How many of these blocks are present, which of them are bad, and their bytes. For a worker thread."""
-    bad: list[int] = []
-    checked = checked_bytes = 0
+    checked, bad, checked_bytes = _check_linked_blocks(stored, first, stop)
     with contextlib.suppress(OSError, ValueError), _opened_pair(stored, os.O_RDWR) as (map_fd, data_fd):
         size_bytes = stored.map.size_bytes
         entries = _entries(map_fd, first, min(stop, block_count(size_bytes)))
@@ -227,6 +240,38 @@ def _check_blocks(stored: Stored, first: int, stop: int) -> tuple[int, list[int]
     return checked, bad, checked_bytes
 
 
+def _check_linked_blocks(stored: Stored, first: int, stop: int) -> tuple[int, list[int], int]:
+    """As `_check_blocks`, of those in dfdaemon's file whose checksum was taken. Of its own map only entries are cleared, never the file."""
+    bad: list[int] = []
+    checked = checked_bytes = 0
+    size_bytes = stored.map.size_bytes
+    link_path, map_path = stored.map_path.with_suffix(".link"), stored.map_path.with_suffix(".linkmap")
+    with contextlib.suppress(OSError, ValueError), _opened(link_path, os.O_RDONLY) as link_fd:
+        entries = _linked_entries(stored.map_path, stored.map, first, min(stop, block_count(size_bytes)))
+        for index, entry in enumerate(entries, first):
+            if not entry >> 32:
+                continue
+            checked += 1
+            block = block_range(index, size_bytes)
+            checked_bytes += block.size
+            if not _is_good(link_fd, block.start, block.size, entry):
+                bad.append(index)
+                with _opened(map_path, os.O_WRONLY) as map_fd:
+                    os.pwrite(map_fd, _ABSENT, HEADER_BYTES + index * ENTRY_BYTES)
+    return checked, bad, checked_bytes
+
+
+def _linked_entries(map_path: Path, of: Map, first: int, stop: int) -> array[int]:
+    """What dfdaemon's file beside a pair holds of blocks [first, stop); empty where there is none that the map of it speaks of."""
+    with contextlib.suppress(OSError, ValueError, struct.error):
+        link = map_path.with_suffix(".link").stat()
+        with _opened(map_path.with_suffix(".linkmap"), os.O_RDONLY) as map_fd:
+            said = Map.parse(os.pread(map_fd, HEADER_BYTES, 0))
+            if said == replace(of, data_file=(link.st_dev, link.st_ino)):
+                return _entries(map_fd, first, stop)
+    return array("Q")
+
+
 def _is_good(data_fd: int, start: int, size_bytes: int, entry: int) -> bool:
     try:
         data = os.pread(data_fd, size_bytes, start)
@@ -240,12 +285,19 @@ def _matches_md5(stored: Stored) -> bool | None:
     claimed = plain_md5(stored.map.validator)
     if not claimed or not stored.complete:
         return None
-    with contextlib.suppress(OSError), _opened_pair(stored, os.O_RDONLY) as (_, data_fd):
+    with (
+        contextlib.suppress(OSError),
+        contextlib.ExitStack() as files,
+        _opened_pair(stored, os.O_RDONLY) as (map_fd, data_fd),
+    ):
+        count = block_count(stored.map.size_bytes)
+        own = _entries(map_fd, 0, count)
+        link_fd = -1
+        if not all(own):
+            link_fd = files.enter_context(_opened(stored.map_path.with_suffix(".link"), os.O_RDONLY))
         md5 = hashlib.md5(usedforsecurity=False)
-        position = 0
-        while data := os.pread(data_fd, BLOCK_BYTES, position):
-            md5.update(data)
-            position += len(data)
+        for index, entry in enumerate(own):
+            md5.update(os.pread(data_fd if entry else link_fd, BLOCK_BYTES, index * BLOCK_BYTES))
         return md5.hexdigest() == claimed
     return None
 

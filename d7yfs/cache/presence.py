@@ -27,6 +27,14 @@ class Block(IntEnum):
     MEMORY = 2
     UNVERIFIED = 3
     """On disk since before the machine's last boot: to be compared with its checksum before its first use."""
+    LINKED = 4
+    """In dfdaemon's file, which is linked beside ours."""
+    UNVERIFIED_LINK = 5
+    """There since before the machine's last boot: as UNVERIFIED."""
+
+
+_READABLE = frozenset({Block.DISK, Block.MEMORY, Block.LINKED})
+_UNVERIFIED = frozenset({Block.UNVERIFIED, Block.UNVERIFIED_LINK})
 
 
 @dataclass(slots=True)
@@ -71,7 +79,7 @@ class Presence:
             return None
         for index in range(wanted.start // BLOCK_BYTES, (wanted.stop - 1) // BLOCK_BYTES + 1):
             state = self.blocks[index]
-            if state in (Block.DISK, Block.MEMORY):
+            if state in _READABLE:
                 continue
             start = index * BLOCK_BYTES
             arriving = self.arriving.get(index)
@@ -101,7 +109,7 @@ class Presence:
         if not wanted:
             return []
         first, last = wanted.start // BLOCK_BYTES, (wanted.stop - 1) // BLOCK_BYTES
-        return [index for index in range(first, last + 1) if self.blocks[index] == Block.UNVERIFIED]
+        return [index for index in range(first, last + 1) if self.blocks[index] in _UNVERIFIED]
 
     def landed(self, index: int, state: Block) -> None:
         """Block `index` is wholly written (or verified) and from now on readable as `state`."""

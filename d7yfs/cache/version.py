@@ -14,32 +14,36 @@ Called by `Filesystem` (through `Cache.open`) and, as `FillTarget`, by fillers. 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import trio
 
-from d7yfs.cache.backing import BackingFile
+from d7yfs.cache.backing import BackingFile, Cold
 from d7yfs.cache.filler import Filler, NewFiller
 from d7yfs.cache.leases import Leases
 from d7yfs.cache.pace import Pace
-from d7yfs.errors import OriginUnavailable, ProxyUnavailable, ReadTimeout
+from d7yfs.errors import CacheFull, OriginUnavailable, ProxyUnavailable, ReadTimeout
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 
-_Served = tuple[bytearray, list[tuple[int, memoryview]]]
+_Served = tuple[bytearray, Cold]
 """What `BackingFile.begin_read` returns: it has copied what memory pressure may drop, and left what a thread must read from the disk."""
 
 
 _RETRY_S = 0.5
 """A transfer that gave up did so after many tries of its own."""
+_WATCHED_BYTES = 64 << 20
+"""How much of a version that is filled whole is watched at a time: each write that matters looks through it."""
 
 
 class _Waiter:
-    """A read that waits: `needs` is the first byte it cannot read yet."""
+    """A read that waits: `needs` is the first byte it cannot read yet. One that only watches wants no bytes and hurries nobody."""
 
-    __slots__ = ("error", "event", "needs", "served", "wanted")
+    __slots__ = ("error", "event", "needs", "served", "wanted", "watches")
 
-    def __init__(self, wanted: ByteRange, needs: int) -> None:
+    def __init__(self, wanted: ByteRange, needs: int, *, watches: bool = False) -> None:
         self.wanted = wanted
         self.needs = needs
+        self.watches = watches
         self.event = trio.Event()
         self.served: _Served | None = None
         self.error: Exception | None = None
@@ -69,6 +73,9 @@ class CachedVersion:
         self._last_progress = 0.0
         self._on_last_drop = on_last_drop
         self._when_whole: Callable[[], None] | None = None
+        self._wanted_whole = False
+        self._fills = 0
+        """How many wait for all of it."""
         self._filler: Filler = new_filler(self)
         self.backing: BackingFile
         self.leases: Leases
@@ -89,13 +96,64 @@ class CachedVersion:
 
     def fill(self) -> None:
         """Have the rest of the object brought in the background."""
+        self._wanted_whole = True
         if not self.backing.presence.complete:
             self._filler.fill()
+
+    async def fill_whole(self) -> None:
+        """Have the rest brought, behind whatever readers wait for; returns when all of it is on disk and right.
+
+        Raises what the filler reports (VersionGone, AccessDenied, OriginUnavailable, …), ReadTimeout when it gives up again and again, and
+        CacheFull when no room is left to keep it. Cancelled, it leaves the filler to stop as well, unless others want all of it too.
+        """
+        self.hold()
+        self._fills += 1
+        try:
+            if not self.backing.presence.complete:
+                for watched in self.version.whole.split(_WATCHED_BYTES):
+                    await self._watch(watched)
+            if not self.backing.is_whole:
+                raise self._full()
+        finally:
+            self._fills -= 1
+            if not self._fills and not self._wanted_whole:
+                self._filler.relent()
+            self.drop()
+
+    def _full(self) -> CacheFull:
+        hint = "free space on its disk, or raise --cache-size"
+        return CacheFull(f"{self.version.key}: there is no room in the cache to keep it", hint=hint)
+
+    async def _watch(self, watched: ByteRange) -> None:
+        """Keep the filler at it until all of `watched` is readable."""
+        began = trio.current_time()
+        while True:
+            await self._verify(watched)
+            needs = self.backing.presence.first_unreadable(watched)
+            if needs is None:
+                return
+            if not self.keeps:
+                raise self._full()
+            waiter = _Waiter(watched, needs, watches=True)
+            self._waiters.add(waiter)
+            try:
+                self._filler.fill()
+                # A filler may stop without a word, for want of room or because others bring the rest: so look again now and then.
+                with trio.move_on_after(_RETRY_S):
+                    await waiter.event.wait()
+            finally:
+                self._waiters.discard(waiter)
+            if waiter.error is not None:
+                raise waiter.error
+            if waiter.event.is_set() and waiter.served is None:
+                if trio.current_time() >= self._deadline(began):
+                    raise ReadTimeout(f"{self.version.key}: nothing has come for {self._read_timeout_s:g} s")
+                await trio.sleep(_RETRY_S)
 
     def is_wanted(self, index: int) -> bool:
         """Whether a reader waits for block `index`."""
         block = ByteRange(index * BLOCK_BYTES, (index + 1) * BLOCK_BYTES)
-        return any(waiter.wanted.intersects(block) for waiter in self._waiters)
+        return any(waiter.wanted.intersects(block) for waiter in self._waiters if not waiter.watches)
 
     async def read(self, wanted: ByteRange, ahead: ByteRange | None) -> bytes | bytearray:
         """Exactly the bytes of `wanted`, which lies inside the object.
@@ -118,6 +176,10 @@ class CachedVersion:
             return await self._read(wanted, ahead)
         finally:
             self.drop()
+
+    def has(self, wanted: ByteRange) -> bool:
+        """Whether `read` would give `wanted` at once."""
+        return self._readable(wanted)
 
     def _readable(self, wanted: ByteRange) -> bool:
         return self.backing.presence.first_unreadable(wanted) is None
@@ -213,6 +275,26 @@ class CachedVersion:
                 self._serve(waiter)
         self._tell_whole()
 
+    def new_link_path(self) -> Path | None:
+        return self.backing.new_link_path()
+
+    def adopt_link(self, incoming: Path) -> None:
+        self.backing.adopt_link(incoming)
+
+    def check_linked(self, piece: ByteRange, crc32: int | None) -> list[int] | None:
+        return self.backing.check_linked(piece, crc32)
+
+    def land_linked(self, piece: ByteRange, crcs: list[int]) -> None:
+        self.backing.land_linked(piece, crcs)
+        self._last_progress = trio.current_time()
+        for waiter in [w for w in self._waiters if w.wanted.intersects(piece)]:
+            self._serve(waiter)
+        self._tell_whole()
+
+    def drop_link(self) -> None:
+        self.backing.drop_link()
+        self._serve_all()
+
     def _tell_whole(self) -> None:
         if self._when_whole is not None and self.backing.is_whole:
             tell, self._when_whole = self._when_whole, None
@@ -243,9 +325,11 @@ class CachedVersion:
             return
         needs = self.backing.presence.first_unreadable(waiter.wanted)
         if needs is None:
-            self._answer(waiter, served=self.backing.begin_read(waiter.wanted))
+            self._answer(waiter, served=(bytearray(), []) if waiter.watches else self.backing.begin_read(waiter.wanted))
             return
         known, waiter.needs = waiter.needs, needs
+        if waiter.watches:
+            return
         moved = needs < known or needs // BLOCK_BYTES > known // BLOCK_BYTES
         if moved and needs // BLOCK_BYTES not in self.backing.presence.arriving:
             # A filler owes a reader the first byte it lacked when it asked; the transfer of this one may have ended meanwhile.

@@ -19,9 +19,10 @@ COMMANDS = {
     "mount": "Mount model repositories as a directory.",
     "umount": "Unmount, and end the daemon behind the mount.",
     "status": "What is mounted, from where, cache and counters.",
+    "warm": "Fetch files of a mount into its cache before they are read.",
     "check": "Try a repository without mounting it: what is wrong, and what to do.",
     "ls": "List a repository without mounting it.",
-    "stat": "ETag, version and cached bytes of a file in a mount.",
+    "stat": "ETag, version, cached bytes and route of a file in a mount.",
     "cache": "List, verify and drop what is cached, with or without a daemon.",
     "completion": "Print the completion script for a shell.",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import asdict
 from functools import partial
 
@@ -10,12 +11,12 @@ import click
 import trio
 from rich.console import Console
 
-from d7yfs.check import Finding, Verdict
 from d7yfs.check import check as findings_of
 from d7yfs.cli.failures import ungrouped
 from d7yfs.cli.mount import split_arguments
 from d7yfs.cli.options import Command, Given, settings_options
 from d7yfs.config.sources import Settings
+from d7yfs.findings import Finding, Verdict
 
 _STYLE = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "red"}
 
@@ -32,6 +33,8 @@ def check(ctx: click.Context, arguments: tuple[str, ...], as_json: bool, show_se
     Each line is ok, or says what is wrong and what to do. Exit status 1 when something would keep the mount from working.
     """
     settings = given.load(*split_arguments(arguments))
+    # What would be warned of in a log is a finding here.
+    logging.getLogger("d7yfs").addHandler(logging.NullHandler())
     console = Console(soft_wrap=True, highlight=False)
     found: list[Finding] = []
     with ungrouped():

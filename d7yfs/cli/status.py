@@ -54,18 +54,22 @@ def _table(answer: dict[str, Any]) -> Table:
     cache, tree, fuse = answer["cache"], answer["tree"], answer["fuse"]
     table = Table(show_header=False, title=answer["mountpoint"], title_justify="left", title_style="bold")
     for each in answer["repositories"]:
-        way = f"through {each['proxy']}" if each["proxy"] else "direct"
-        if each["proxy_usable"] is False:
-            way += " (not answering: direct for now)"
-        table.add_row("repository", f"{each['name']}={each['url']}".removeprefix("=") + f", {way}")
+        table.add_row("repository", f"{each['name']}={each['url']}".removeprefix("=") + f", {_way(each)}")
         if each["error"]:
             table.add_row("[red]error[/red]", Text(f"{each['error']}; it is an empty directory until it can be read"))
+        for warning in each["warnings"]:
+            table.add_row("[yellow]warning[/yellow]", Text(warning))
+        table.add_row("bytes", traffic_line(each["traffic"]))
         fetched = each["fetched"]
-        said = f"{show_size_roughly(fetched['direct_bytes'])} direct in {fetched['direct_requests']} requests"
+        said = f"{fetched['direct_requests']} direct"
         if each["proxy"]:
-            said += f", {show_size_roughly(fetched['proxy_bytes'])} by proxy in {fetched['proxy_requests']}"
+            said += f", {fetched['proxy_requests']} by proxy"
         retries = sum(fetched["retries"].values())
-        table.add_row("fetched", said + (f", {retries} retries" if retries else ""))
+        table.add_row("requests", said + (f", {retries} retries" if retries else ""))
+    for each in answer["warm_ups"]:
+        state = line(each) if each["state"] == "running" else each["state"]
+        paths = ", ".join(f"/{path}" for path in each["paths"])
+        table.add_row(f"warm-up {each['id']}", Text(f"{paths}: {state}"))
     uptime = timedelta(seconds=int(answer["uptime_s"]))
     table.add_row("daemon", f"pid {answer['pid']}, up {uptime}, {show_size_roughly(answer['rss_bytes'])} resident")
     used, limit = show_size_roughly(cache["used_bytes"]), show_size_roughly(cache["limit_bytes"])
@@ -76,6 +80,50 @@ def _table(answer: dict[str, Any]) -> Table:
     for warning in answer["warnings"]:
         table.add_row("warning", warning)
     return table
+
+
+def _way(repository: dict[str, Any]) -> str:
+    """Which ways are configured, which of them do not work, and what is in use instead."""
+    handover, proxy = repository["handover"], repository["proxy"]
+    said = []
+    if handover:
+        known = {"in use": "", "not tried yet": ""}
+        trouble = known.get(handover["state"], f" ({handover['state']})")
+        said.append(f"handed over at {handover['socket']}{trouble}")
+    if proxy:
+        said.append(
+            f"through {proxy}" + (f" (breaker {repository['breaker']})" if repository["breaker"] != "closed" else "")
+        )
+    if said and repository["way"] == "origin":
+        said.append("for now direct")
+    return ", ".join(said) or "direct"
+
+
+def traffic_line(traffic: dict[str, Any]) -> str:
+    """Where bytes have come from; a way that brought none is left out, but for the first and the last."""
+    ways = (
+        ("from dfdaemon's cache", traffic["local_peer_bytes"]),
+        ("from other hosts", traffic["remote_peer_bytes"]),
+        ("from the store by dfdaemon", traffic["back_to_source_bytes"]),
+        ("by proxy", traffic["proxy_bytes"]),
+    )
+    said = [f"{show_size_roughly(traffic['cache_bytes'])} from cache"]
+    said += [f"{show_size_roughly(size_bytes)} {way}" for way, size_bytes in ways if size_bytes]
+    reasons = {
+        reason: size for reason, size in traffic["direct_bytes_by_reason"].items() if reason != "direct" and size
+    }
+    why = ", ".join(f"{reason} {show_size_roughly(size)}" for reason, size in reasons.items())
+    said.append(f"{show_size_roughly(traffic['direct_bytes'])} direct" + (f" ({why})" if why else ""))
+    return ", ".join(said)
+
+
+def line(report: dict[str, Any]) -> str:
+    """How far a warm-up is."""
+    files = f"{report['files_done']}/{report['files']} files"
+    size = f"{show_size_roughly(report['fetched_bytes'])} of {show_size_roughly(report['missing_bytes'])}"
+    rate = f"{show_size_roughly(report['rate_bytes_s'])}/s"
+    rest = "" if report["eta_s"] is None else f", {timedelta(seconds=round(report['eta_s']))} left"
+    return f"{files}, {size}, {rate}{rest}"
 
 
 def _settings_table(settings: dict[str, dict[str, str]]) -> Table:
@@ -90,6 +138,6 @@ def show_size_roughly(size_bytes: int) -> str:
     amount = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if amount < 1024:
-            return f"{amount:.3g} {unit}"
+            return f"{amount:.0f} {unit}" if amount >= 100 else f"{amount:.3g} {unit}"
         amount /= 1024
     return f"{amount:.4g} TiB"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from d7yfs.config import units
+from d7yfs.config.p2p import P2p
 from d7yfs.config.url import normal_endpoint
 
 
@@ -76,6 +77,17 @@ def _endpoint(value: object) -> str:
         raise ValueError(f"is no endpoint: it {error}; allowed: such as https://s3.example.com:9000") from None
 
 
+def _proxies(value: object) -> str:
+    """Addresses in order of preference, with a comma between them."""
+    text = _text(value)
+    if text.strip().lower() in ("", "none"):
+        return ""
+    addresses = [parse_proxy(each.strip()) for each in text.split(",")]
+    if not all(addresses):
+        raise ValueError("has a comma and no proxy address beside it; allowed: http://host:port,http://host:port")
+    return ",".join(dict.fromkeys(addresses))
+
+
 def parse_proxy(value: object) -> str:
     """dfdaemon's address as `http://host[:port]`; `host:port` means http, `none` and the empty text mean no proxy.
 
@@ -96,6 +108,16 @@ def parse_proxy(value: object) -> str:
     return address
 
 
+def _socket(value: object) -> str:
+    text = _text(value)
+    if text.lower() in ("", "none"):
+        return ""
+    path = text.removeprefix("unix://")
+    if not path.startswith("/") or "\0" in path or path.endswith("/"):
+        raise ValueError("is no address of a socket; allowed: unix:///absolute/path, /absolute/path, or none")
+    return f"unix://{path}"
+
+
 def _http_proxy(value: object) -> str:
     text = _text(value)
     if text.lower() in ("", "none"):
@@ -106,6 +128,28 @@ def _http_proxy(value: object) -> str:
     except ValueError as error:
         raise ValueError(f"is no proxy address: it {error}; {allowed}") from None
     return address
+
+
+def _header_text(value: object) -> str:
+    text = _text(value).strip()
+    if not re.fullmatch(r"[ -~]*", text):
+        raise ValueError("cannot be sent; allowed: printable ASCII on one line")
+    return text
+
+
+def _p2p_priority(value: object) -> int:
+    priority = _integer(0, 6, "priority")(value)
+    if priority == 1:
+        raise ValueError("makes the scheduler refuse every download; allowed: 0, 2 to 6")
+    return priority
+
+
+def _piece_length(value: object) -> int:
+    # dfdaemon answers 400 to less. Its own are powers of two up to 64 MiB, which is why no other is asked of it.
+    length_bytes = units.parse_size(value)
+    if not (4 << 20 <= length_bytes <= 64 << 20 and length_bytes.bit_count() == 1):
+        raise ValueError("is no piece length; allowed: 4MiB, 8MiB, 16MiB, 32MiB, 64MiB")
+    return length_bytes
 
 
 def _host(value: object) -> str:
@@ -138,12 +182,20 @@ def one_of(*choices: str) -> Kind:
     return Kind("|".join(choices), parse, choices=choices)
 
 
+def _show_number(value: object) -> str:
+    return "" if value is None else str(value)
+
+
 def _show_size(value: object) -> str:
-    return units.show_size(value) if isinstance(value, int) else str(value)
+    return units.show_size(value) if isinstance(value, int) else _show_number(value)
 
 
 def _show_duration(value: object) -> str:
     return units.show_duration(value) if isinstance(value, float) else str(value)
+
+
+def _show_percent(value: object) -> str:
+    return units.show_percent(value) if isinstance(value, float) else str(value)
 
 
 def _show_mode(value: object) -> str:
@@ -162,13 +214,19 @@ TEXT = Kind("TEXT", _text)
 TRUTH = Kind("", _truth, _show_truth)
 PATH = Kind("PATH", _path, _show_path)
 ENDPOINT = Kind("URL", _endpoint)
-PROXY = Kind("URL", parse_proxy)
+PROXIES = Kind("URL[,URL…]", _proxies)
+HEADER_TEXT = Kind("TEXT", _header_text)
+P2P_PRIORITY = Kind("N", _p2p_priority, _show_number)
+PIECE_LENGTH = Kind("SIZE", _piece_length, _show_size)
+SOCKET = Kind("URL", _socket)
 HTTP_PROXY = Kind("URL", _http_proxy)
 HOST = Kind("DOMAIN", _host)
 SIZE = Kind("SIZE", units.parse_size, _show_size)
 BUFFER_SIZE = Kind("SIZE", _at_least(16 << 20, units.parse_size, "16MiB"), _show_size)
 DURATION = Kind("TIME", units.parse_duration, _show_duration)
 TIMEOUT = Kind("TIME", _at_least(0.1, units.parse_duration, "0.1s"), _show_duration)
+PERCENT = Kind("PERCENT", units.parse_percent, _show_percent)
+P2P = Kind("MODES", P2p.parse)
 CONNECTIONS = Kind("N", _integer(1, 1024, "number of connections"))
 NUMERIC_ID = Kind("ID", _integer(0, (1 << 32) - 2, "numeric user or group id"))
 MODE = Kind("MODE", _mode, _show_mode)

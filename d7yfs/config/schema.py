@@ -18,6 +18,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, PlainSerializer, SecretStr
 
 from d7yfs.config import kinds
+from d7yfs.config.p2p import P2p
 from d7yfs.config.url import RepositoryUrl
 
 REPOSITORY = "Repository"
@@ -216,10 +217,10 @@ class RepositoryConfig(BaseModel):
     proxy: Annotated[
         str,
         Opt(
-            kinds.PROXY,
+            kinds.PROXIES,
             DRAGONFLY,
-            "Fetch file data through dfdaemon's proxy, such as http://127.0.0.1:4001; none turns off one that is "
-            "configured elsewhere.",
+            "Fetch file data through dfdaemon's proxy, such as http://127.0.0.1:4001; of several, with commas between them, the "
+            "first one that answers is asked. none turns off one that is configured elsewhere.",
             default="no proxy, reads go straight to the store",
         ),
     ] = ""
@@ -232,6 +233,83 @@ class RepositoryConfig(BaseModel):
             "still come from there.",
         ),
     ] = True
+    p2p_tag: Annotated[
+        str,
+        Opt(
+            kinds.HEADER_TEXT,
+            DRAGONFLY,
+            "Tag of what is read, as dfdaemon's and the scheduler's metrics show it.",
+            default="none",
+        ),
+    ] = ""
+    p2p_application: Annotated[
+        str,
+        Opt(
+            kinds.HEADER_TEXT,
+            DRAGONFLY,
+            "Application that reads, as dfdaemon's and the scheduler's metrics show it.",
+            default="none",
+        ),
+    ] = ""
+    p2p_priority: Annotated[
+        int | None,
+        Opt(
+            kinds.P2P_PRIORITY,
+            DRAGONFLY,
+            "Who goes to the store when no host has a file: 4, 5 or 6 a seed, 3 the host that asks, 2 nobody; 0 leaves it to the "
+            "manager's settings for the application.",
+            default="6, dfdaemon's own",
+        ),
+    ] = None
+    p2p_piece_length_bytes: Annotated[
+        int | None,
+        Opt(
+            kinds.PIECE_LENGTH,
+            DRAGONFLY,
+            "Size of the pieces that hosts exchange, from 4MiB on; must be equal on all hosts.",
+            default="4MiB to 64MiB, by the file's size",
+        ),
+    ] = None
+    dfdaemon_socket: Annotated[
+        str,
+        Opt(
+            kinds.SOCKET,
+            DRAGONFLY,
+            "Have dfdaemon hand whole files over through this socket of its own, such as unix:///var/run/dragonfly/dfdaemon.sock: "
+            "it links them into the cache, which must be on its file system and under the same path there. Where that does not "
+            "work they come by the proxy, or from the store. Needs d7yfs[dragonfly]; none turns off one that is configured elsewhere.",
+            default="no socket",
+        ),
+    ] = ""
+    p2p_verify: Annotated[
+        str,
+        Opt(
+            kinds.one_of("first-use", "sampled", "off"),
+            DRAGONFLY,
+            "Which pieces that dfdaemon hands over are compared with its own CRC32 of them before they can be read: each, one of "
+            "sixteen, or none.",
+        ),
+    ] = "first-use"
+    p2p: Annotated[
+        InstanceOf[P2p],
+        PlainSerializer(str, return_type=str),
+        Opt(
+            kinds.P2P,
+            DRAGONFLY,
+            "Which files go through Dragonfly: auto (those over 4 MiB, but for a bounded part that a reader waits for), always "
+            "(every byte, small files too), never; for some files as GLOB=MODE, such as "
+            "*.json=never,*.safetensors=always,auto, where the first match wins.",
+        ),
+    ] = P2p()
+    p2p_direct_percent: Annotated[
+        float,
+        Opt(
+            kinds.PERCENT,
+            DRAGONFLY,
+            "Where p2p is auto: how much of a file may come straight from the store, so that a reader need not wait; 4 MiB may "
+            "in any case.",
+        ),
+    ] = 0.4
 
 
 class Config(BaseModel):
@@ -327,7 +405,7 @@ class Config(BaseModel):
         Opt(
             kinds.TRUTH,
             MOUNT,
-            "Show ETag, version and URL as extended attributes user.d7yfs.*; ls -l then asks twice per file.",
+            "Show ETag, version, URL, route and Dragonfly's task as extended attributes user.d7yfs.*; ls -l then asks twice per file.",
         ),
     ] = False
 
@@ -392,7 +470,7 @@ def _options() -> dict[str, Option]:
     for model in (RepositoryConfig, Config):
         for field, info in model.model_fields.items():
             for opt in (item for item in info.metadata if isinstance(item, Opt)):
-                name = field.removesuffix("_bytes").removesuffix("_s")
+                name = field.removesuffix("_bytes").removesuffix("_percent").removesuffix("_s")
                 found[name] = Option(
                     name=name,
                     field=field,

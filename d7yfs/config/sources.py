@@ -116,6 +116,7 @@ def load_settings(
     toml_path: Path | None,
     *,
     triton_home: Path = Path("/home/triton"),
+    endpoint_file: Path = triton.ENDPOINT_FILE,
 ) -> Settings:
     """Join all layers into one validated configuration.
 
@@ -135,7 +136,7 @@ def load_settings(
         [_meant_for(source.url.scheme, layer) for layer in (flag_layer, environ_layer, source.layer, toml.layer)]
         for source in chosen
     ]
-    files = _triton_files(environ, triton_home, stacks)
+    files = _triton_files(environ, triton_home, endpoint_file, stacks)
     warnings += files.warnings
     resolved = [_resolve(source, stack, files, environ) for source, stack in zip(chosen, stacks, strict=True)]
 
@@ -258,15 +259,20 @@ class _TritonFiles:
         return tuple(text for file in (self.credentials, self.dragonfly) if file for text in file.warnings)
 
 
-def _triton_files(environ: Mapping[str, str], home: Path, stacks: Sequence[_Stack]) -> _TritonFiles:
+def _triton_files(
+    environ: Mapping[str, str], home: Path, endpoint_file: Path, stacks: Sequence[_Stack]
+) -> _TritonFiles:
     """Read what a variable names in any case; a file that merely lies there must not hinder who does not need it."""
     path, named = triton.locate(environ, triton.CREDENTIAL_VARIABLE, home / triton.CREDENTIAL_FILE)
     needed = named or not all(_explicit_credentials(stack) for stack in stacks)
     credentials = triton.read_credentials(path) if path and needed else None
-    path, named = triton.locate(environ, triton.DRAGONFLY_VARIABLE, home / triton.DRAGONFLY_FILE)
     proxies = [first("proxy", stack) for stack in stacks]
-    needed = named or any(proxy is None or proxy.value for proxy in proxies)
-    return _TritonFiles(credentials, triton.read_dragonfly(path) if path and needed else None)
+    wanted = any(proxy is None or proxy.value for proxy in proxies)
+    path, named = triton.locate(environ, triton.DRAGONFLY_VARIABLE, home / triton.DRAGONFLY_FILE)
+    if path and (named or wanted):
+        return _TritonFiles(credentials, triton.read_dragonfly(path))
+    path, named = triton.locate(environ, triton.ENDPOINT_VARIABLE, endpoint_file)
+    return _TritonFiles(credentials, triton.read_endpoint(path) if path and (named or wanted) else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
-"""The files of a host set up for Triton with the Dragonfly repository agent, read unchanged.
+"""The files of a host set up for Triton with the Dragonfly repository agent, or for its TorchServe endpoint, read unchanged.
 
-Owns the two formats: `cloud_credential.json` (Triton's docs/user_guide/model_repository.md, "Cloud Storage with Credential
-file") and `dragonfly_config.json` (the agent's README). Which layer wins is the business of `sources`.
+Owns the formats: `cloud_credential.json` (Triton's docs/user_guide/model_repository.md, "Cloud Storage with Credential
+file"), `dragonfly_config.json` (the agent's README), and what the endpoint's `config.json` says about the proxy. Which layer wins is the
+business of `sources`.
 
 A file that a variable names must be there and right: there is never a fall-through to other credentials. What the formats
 do not know is reported as a warning, a wrong type is an error. Both files hold secrets, so messages name the file, the key
@@ -15,6 +16,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
@@ -27,6 +29,10 @@ CREDENTIAL_VARIABLE = "TRITON_CLOUD_CREDENTIAL_PATH"
 CREDENTIAL_FILE = "cloud_credential.json"
 DRAGONFLY_VARIABLE = "TRITON_DRAGONFLY_CONFIG_PATH"
 DRAGONFLY_FILE = "dragonfly_config.json"
+ENDPOINT_VARIABLE = "DRAGONFLY_ENDPOINT_CONFIG"
+ENDPOINT_FILE = Path("/etc/dragonfly-endpoint/config.json")
+_ENDPOINT_PORT = 65001
+"""What the endpoint's plugin takes where its file names none: the old client's proxy."""
 
 _FORBIDDEN_HEADERS = {
     # What each request itself is made of.
@@ -110,7 +116,7 @@ class CredentialFile:
 
 @dataclass(frozen=True, slots=True)
 class DragonflyFile:
-    """A parsed `dragonfly_config.json`."""
+    """A parsed `dragonfly_config.json`, or what an endpoint's file says of the same."""
 
     path: Path
     proxy: str
@@ -166,6 +172,24 @@ def read_dragonfly(path: Path) -> DragonflyFile:
     for key, other in proxies.items():
         if other != address:
             reader.warn(f'"{key}" gives another address than "{used}" and is ignored')
+    return DragonflyFile(path, address, _headers(reader, root), _filter(reader, root), tuple(reader.warnings))
+
+
+def read_endpoint(path: Path) -> DragonflyFile:
+    """Parse and validate an endpoint's `addr`, `header` and `filter`; its `object_storage` is for others. Raises ConfigError.
+
+    An address is used as it is written; without a port it means 65001.
+    """
+    reader = _Reader(path, [])
+    root = reader.load()
+    reader.warn_unknown(root, ("addr", "header", "filter", "object_storage"), "the file")
+    text = reader.text(root.get("addr", ""), '"addr"')
+    if not text:
+        raise reader.error("gives no proxy address", 'allowed: {"addr": "http://host:port"}')
+    text = text if "://" in text else f"http://{text}"
+    address = _address(reader, "addr", text)
+    if urlsplit(text).port is None:
+        address += f":{_ENDPOINT_PORT}"
     return DragonflyFile(path, address, _headers(reader, root), _filter(reader, root), tuple(reader.warnings))
 
 

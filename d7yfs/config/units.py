@@ -1,4 +1,4 @@
-"""Sizes and durations as people write them. Pure; raises ValueError whose message says what is allowed."""
+"""Sizes, durations and percentages as people write them. Pure; raises ValueError whose message says what is allowed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ SIZE_ALLOWED = (
     "bytes, or a number with K, M, G or T (powers of 1024; KiB, MiB, GiB, TiB mean the same), such as 50GiB or 500M"
 )
 DURATION_ALLOWED = "seconds, or a number with ms, s, m, h or d, such as 30s or 5m"
+PERCENT_ALLOWED = "a number from 0 to 100, with or without %, such as 0.4%"
 
 _NUMBER = r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*"
 _SIZE = re.compile(_NUMBER + r"(?:([KMGT])i?)?B?", re.IGNORECASE)
 _DURATION = re.compile(_NUMBER + r"(ms|s|m|h|d)?", re.IGNORECASE)
+_PERCENT = re.compile(_NUMBER + "%?")
 _SIZE_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _DURATION_MS = {"ms": 1, "": 1000, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _MAX_SIZE_BYTES = 1 << 62
@@ -41,6 +43,14 @@ def parse_duration(value: object) -> float:
     return duration_s
 
 
+def parse_percent(value: object) -> float:
+    """Hundredths in a number or in text such as `0.4%`. Raises ValueError."""
+    match = _PERCENT.fullmatch(_text(value))
+    if not match or (percent := float(match[1])) > 100:
+        raise ValueError(f"is no percentage; allowed: {PERCENT_ALLOWED}")
+    return percent
+
+
 def show_size(size_bytes: int) -> str:
     """The shortest exact spelling that `parse_size` reads back: `50GiB`, `1536KiB`, `1000`."""
     for unit in ("T", "G", "M", "K"):
@@ -52,6 +62,11 @@ def show_size(size_bytes: int) -> str:
 def show_duration(duration_s: float) -> str:
     """Seconds with their unit, as `parse_duration` reads them back: `60s`, `0.5s`."""
     return f"{Decimal(repr(duration_s)).normalize():f}s"
+
+
+def show_percent(percent: float) -> str:
+    """As `parse_percent` reads it back: `0.4%`."""
+    return f"{Decimal(repr(percent)).normalize():f}%"
 
 
 def _text(value: object) -> str:

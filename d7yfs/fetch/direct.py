@@ -12,7 +12,8 @@ import trio
 
 from d7yfs.cache.filler import FillTarget
 from d7yfs.errors import D7yfsError, Stopped
-from d7yfs.fetch.fetcher import Fetcher, Urgency
+from d7yfs.fetch.fetcher import Fetcher
+from d7yfs.fetch.transfer import Urgency
 from d7yfs.fetch.turns import Turns
 from d7yfs.objects import BLOCK_BYTES, PART_BYTES, ByteRange
 
@@ -27,17 +28,18 @@ FIRST_BYTES = 2 << 20
 
 
 class DirectFiller:
-    """Fills `target` in parts of at most PART_BYTES, cut at multiples of their size."""
+    """Fills `target` in parts of at most PART_BYTES, cut at multiples of their size. `reason`: under which the fetcher counts them."""
 
-    def __init__(self, target: FillTarget, fetcher: Fetcher, nursery: trio.Nursery) -> None:
+    def __init__(self, target: FillTarget, fetcher: Fetcher, nursery: trio.Nursery, *, reason: str = "direct") -> None:
         self._target = target
         self._fetcher = fetcher
         self._nursery = nursery
+        self._reason = reason
         self._turns = Turns(target)
         self._in_flight: dict[int, Urgency] = {}
         """By block."""
         self._asked_bytes = 0
-        self._filling = self._failed = False
+        self._filling = self._failed = self._relented = False
         self._one_ended = trio.Event()
 
     @property
@@ -61,7 +63,11 @@ class DirectFiller:
         if self._target.keeps:
             self.fetch(ahead, urgent=False)
 
+    def relent(self) -> None:
+        self._relented = True
+
     def fill(self) -> None:
+        self._relented = False
         if self._target.version.size_bytes <= SMALL_BYTES:
             self.prefetch(self._target.version.whole)
         elif not self._filling and self._target.keeps:
@@ -71,16 +77,32 @@ class DirectFiller:
 
     async def _fill(self) -> None:
         """Keep as much under way as the origin has use for, until nothing is missing, no room is left, or the origin fails."""
+        target = self._target
+        name, missing_bytes = self._fetcher.name(target.version), self._missing_bytes
         try:
-            for part in self._target.version.whole.split(PART_BYTES):
-                while len(self._in_flight) * BLOCK_BYTES >= self.window_bytes:
-                    if not self._target.keeps or self._failed:
-                        return
-                    await self._one_ended.wait()
-                self.fetch(part, urgent=False)
+            with self._fetcher.journal.fill(name, target.version, route="origin", task_id="") as fill:
+                try:
+                    for part in target.version.whole.split(PART_BYTES):
+                        while len(self._in_flight) * BLOCK_BYTES >= self.window_bytes:
+                            if not target.keeps or self._failed:
+                                return
+                            await self._one_ended.wait()
+                        if self._relented:
+                            return
+                        self.fetch(part, urgent=False)
+                    while self._in_flight:
+                        await self._one_ended.wait()
+                finally:
+                    left_bytes = self._missing_bytes
+                    fill.fetched_bytes = missing_bytes - left_bytes
+                    fill.outcome = "broken off" if left_bytes else "complete"
         finally:
             self._filling = False
-            self._target.drop()
+            target.drop()
+
+    @property
+    def _missing_bytes(self) -> int:
+        return sum(run.size for run in self._target.missing(self._target.version.whole))
 
     def _part_bytes(self) -> int:
         """Small parts first: several at once bring the first megabytes sooner than one large one; later each request should matter."""
@@ -88,11 +110,16 @@ class DirectFiller:
             return 2 << 20
         return 4 << 20 if self._asked_bytes < 128 << 20 else PART_BYTES
 
-    def fetch(self, wanted: ByteRange, *, urgent: bool, proxied: bool = False) -> None:
-        """Start what is missing of `wanted` and not under way, in whole blocks; what is under way and now `urgent` leaves its queue."""
+    def fetch(self, wanted: ByteRange, *, urgent: bool, proxied: bool = False, reason: str = "") -> int:
+        """Start what is missing of `wanted` and not under way, in whole blocks; what is under way and now `urgent` leaves its queue.
+
+        Returns how many bytes that is. `proxied`: as ranges through the proxy.
+        """
         size_bytes = self._target.version.size_bytes
+        before_bytes = self._asked_bytes
         for run in self._target.missing(wanted):
-            for part in run.split(max(self._part_bytes(), SMALL_BYTES) if urgent else self._part_bytes()):
+            at_once = urgent or proxied
+            for part in run.split(max(self._part_bytes(), SMALL_BYTES) if at_once else self._part_bytes()):
                 blocks = range(part.start // BLOCK_BYTES, -(-part.stop // BLOCK_BYTES))
                 if urgent:
                     for queued in {self._in_flight[index] for index in blocks if index in self._in_flight}:
@@ -101,17 +128,27 @@ class DirectFiller:
                     piece = ByteRange(first * BLOCK_BYTES, min((last + 1) * BLOCK_BYTES, size_bytes))
                     urgency = Urgency(urgent=urgent)
                     self._asked_bytes += piece.size
-                    self._nursery.start_soon(self._bring, piece, urgency, proxied)
+                    self._nursery.start_soon(self._bring, piece, urgency, proxied, reason or self._reason)
                     self._in_flight.update(dict.fromkeys(range(first, last + 1), urgency))
                     self._target.hold()
+        return self._asked_bytes - before_bytes
 
-    async def _bring(self, piece: ByteRange, urgency: Urgency, proxied: bool) -> None:
+    async def _bring(self, piece: ByteRange, urgency: Urgency, proxied: bool, reason: str) -> None:
         target = self._target
         name = self._fetcher.name(target.version)
         # What readers hear when this task is cancelled: they must not ask again.
         error: Exception | None = Stopped(f"{name}: reading was stopped")
         try:
-            fetch = partial(self._fetcher.fetch, target.version, piece, target, urgency=urgency, proxied=proxied)
+            fetch = partial(
+                self._fetcher.fetch,
+                target.version,
+                piece,
+                target,
+                urgency=urgency,
+                proxied=proxied,
+                small_too=proxied,
+                reason=reason,
+            )
             await self._turns.bring(piece, lambda claim: fetch(claim=claim))
             error = None
         except D7yfsError as failure:

@@ -1,38 +1,61 @@
-"""What a request must say so that dfdaemon's proxy treats it as one task per object version. Pure.
+"""What a request must say so that dfdaemon treats it as one task per object version, and what its replies prove. Pure.
 
-Owns the headers of proxied requests, the names of query parameters that are no part of a task's identity, and the reading of dfdaemon's
-error marks. The facts were measured on dfdaemon 1.5 (docs/design.md); header names: `dragonfly-client/src/proxy/header.rs` of its source.
+Owns the headers of proxied requests, the names of query parameters that are no part of a task's identity, the task's id as dfdaemon
+computes it, and the reading of dfdaemon's marks. The facts were measured on dfdaemon 1.5 (docs/design.md). Header names and formula:
+`dragonfly-client/src/proxy/header.rs` and `dragonfly-client-util/src/id_generator` of its source.
 
-dfdaemon never revalidates a task it knows. So the version is bound into the task by a content id, made of everything that identifies the
-version and equal on all hosts; `If-Match` keeps a cold task from being made of another version.
+dfdaemon never revalidates a task it knows. So the version is bound into the task:
+- by the URL, where the origin puts the version there: the origin enforces it, and such a task can be preheated;
+- else by a content id, made of everything that identifies the version and equal on all hosts;
+- else, at a proxy that is known to ignore content ids, by the tag: any client makes it part of the task, but it is a label of dfdaemon's
+  metrics too, and one label for each version is no gift to whoever keeps them.
+`If-Match`, which origins add, keeps a cold task from being made of another version.
+
+Called by the fetcher; by the socket way for the same task by another door.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from d7yfs.objects import ObjectVersion
+from d7yfs.origins.origin import ReadRequest
 
 MAX_DIRECT_BYTES = 4 << 20
 """Ranges of at most this size skip scheduler and peers in dfdaemon anyway: they are fetched straight from the origin."""
 
-DEFAULT_FILTERED_PARAMS = (
-    "X-Amz-Algorithm",
-    "X-Amz-Credential",
-    "X-Amz-Date",
-    "X-Amz-Expires",
-    "X-Amz-Security-Token",
-    "X-Amz-Signature",
-    "X-Amz-SignedHeaders",
-    "X-Amz-User-Agent",
-)
-"""Sent explicitly, because our list replaces the one of dfdaemon's rule; the origin's own signature parameters are added."""
+_DEFAULT_FILTERED_PARAMS = """
+    X-Amz-Algorithm X-Amz-Credential X-Amz-Date X-Amz-Expires X-Amz-Security-Token X-Amz-Signature X-Amz-SignedHeaders X-Amz-User-Agent
+    X-Goog-Algorithm X-Goog-Credential X-Goog-Date X-Goog-Expires X-Goog-Signature X-Goog-SignedHeaders
+    OSSAccessKeyId Expires Signature SecurityToken
+    AccessKeyId X-Obs-Date X-Obs-Security-Token
+    q-sign-algorithm q-ak q-sign-time q-key-time q-header-list q-url-param-list q-signature x-cos-security-token
+    ns
+"""
+"""dfdaemon's own (`dragonfly-client-util/src/http/query_params.rs`), sent because our list replaces the one of its rule."""
+
+_MORE_FILTERED_PARAMS = """
+    sv ss srt sp st se spr sip sr sig skoid sktid skt ske sks skv sdd scid
+    x-oss-signature-version x-oss-credential x-oss-date x-oss-expires x-oss-signature x-oss-additional-headers x-oss-security-token
+    security-token x-obs-security-token
+    AWSAccessKeyId GoogleAccessId x-amz-security-token
+"""
+"""Of signatures that dfdaemon's list leaves out: Azure's, OSS V4 and V1, OBS in lower case, V2 of AWS and Google."""
+
+FILTERED_PARAMS = frozenset((_DEFAULT_FILTERED_PARAMS + _MORE_FILTERED_PARAMS).split())
+
+_VERSION_PARAMS = frozenset({"generation", "versionId", "versionid"})
+"""Of Google, of S3, OSS and OBS, of Azure. Never filtered, whoever asks for it: they tell one version's task from another's."""
+_NO_VERSION = ("", "null")
+"""`null` is what S3 and its like call a version from before versioning, or while it is suspended: the next one is `null` as well."""
 
 ERROR_TYPE_HEADER = "x-dragonfly-error-type"
+TASK_ID_HEADER = "x-dragonfly-task-id"
 
 
 class Blame(Enum):
@@ -42,13 +65,130 @@ class Blame(Enum):
     PROXY = "proxy"
 
 
-def content_id(origin_identity: str, version: ObjectVersion) -> str:
+@dataclass(frozen=True, slots=True, repr=False)
+class TaskOptions:
+    """What a repository's user wants its tasks to be. The values of `headers` are secrets."""
+
+    tag: str = ""
+    application: str = ""
+    priority: int | None = None
+    """None: dfdaemon's own, which is 6."""
+    piece_length_bytes: int = 0
+    """0: as dfdaemon computes it from the size; else at least 4 MiB, and the same on all hosts."""
+    filter: tuple[str, ...] = ()
+    """Further query parameters that are no part of a task's identity."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """The user's own, for proxied requests only. Those that are ours lose against ours."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Task:
+    """How one version is asked for. `url` and `headers` hold secrets."""
+
+    url: str
+    """With its query sorted."""
+    filtered_params: tuple[str, ...]
+    tag: str
+    application: str
+    priority: int | None
+    piece_length_bytes: int
+    content_id: str
+    """Empty where the URL or the tag binds the version."""
+    headers: Mapping[str, str]
+    """What a proxied GET carries beside its range: the request's own, Dragonfly's, the user's."""
+
+    @property
+    def id(self) -> str:
+        """The task's id on all hosts, as dfdaemon 1.5 computes it."""
+        if self.content_id:
+            return task_id_of_content(self.content_id)
+        return task_id(self.url, self.filtered_params, self.tag, self.application, self.piece_length_bytes)
+
+    def is_proved_by(self, said_id: str | None) -> bool:
+        """Whether a reply that names task `said_id` (None: it names none) is about this version's task and no other.
+
+        Clients that do not say (the Go one, early Rust ones) may not know content ids either, so for those it is no; what binds the version
+        by URL or tag is part of the task with every client. The formula of early ones has no type at its end.
+        """
+        if said_id is None:
+            return not self.content_id
+        if self.content_id:
+            return said_id == self.id
+        named = (self.url, self.filtered_params, self.tag, self.application, self.piece_length_bytes)
+        return said_id in (task_id(*named), task_id(*named, kind=""))
+
+
+def task(
+    request: ReadRequest,
+    origin_identity: str,
+    version: ObjectVersion,
+    options: TaskOptions,
+    *,
+    content_ids: bool = True,
+    small_too: bool = False,
+) -> Task:
+    """How to ask for `version`, which `request` gets from its origin.
+
+    `content_ids`: whether who is asked is trusted to heed them. `small_too`: have dfdaemon (1.5 and later) ask scheduler and peers for
+    ranges and objects of up to 4 MiB as well.
+    """
+    names = filtered_params(request.signature_params, options.filter)
+    url = sorted_query(request.url)
+    users = {name.lower(): value for name, value in options.headers.items()}
+    tag = options.tag or users.get("x-dragonfly-tag", "")
+    application = options.application or users.get("x-dragonfly-application", "")
+    content = "" if names_version(url) else content_id(origin_identity, version, options.piece_length_bytes)
+    if not content_ids and content:
+        tag, content = (f"{tag}-{content}" if tag else content), ""
+    ours = {
+        "X-Dragonfly-Use-P2P": "true",
+        "X-Dragonfly-Filtered-Query-Params": ",".join(names),
+        # Read by the older Go client, ignored by the Rust one.
+        "X-Dragonfly-Filter": "&".join(names),
+        "X-Dragonfly-Content-For-Calculating-Task-ID": content,
+        "X-Dragonfly-Piece-Length": str(options.piece_length_bytes or ""),
+        "X-Dragonfly-Tag": tag,
+        "X-Dragonfly-Application": application,
+        "X-Dragonfly-Priority": "" if options.priority is None else str(options.priority),
+        "X-Dragonfly-Scheduling-Policy": "always" if small_too else "",
+        # The seed brings what its first request names and is not sent for the rest: after a range alone, every host gets that from the
+        # origin by itself. Heeded with a Range only.
+        "X-Dragonfly-Prefetch": "true" if small_too else "",
+    }
+    # What decides about the task's identity is ours even when we say nothing.
+    taken = {name.lower() for name in (*request.headers, "Range", *_IDENTITY, *(name for name in ours if ours[name]))}
+    headers = {name: value for name, value in options.headers.items() if name.lower() not in taken}
+    headers |= request.headers
+    headers |= {name: value for name, value in ours.items() if value}
+    return Task(url, names, tag, application, options.priority, options.piece_length_bytes, content, headers)
+
+
+_IDENTITY = (
+    "X-Dragonfly-Content-For-Calculating-Task-ID",
+    "X-Dragonfly-Piece-Length",
+    "X-Dragonfly-Enable-Task-ID-Based-Blob-Digest",
+)
+
+
+def content_id(origin_identity: str, version: ObjectVersion, piece_length_bytes: int = 0) -> str:
     """Names one version of one object on all hosts: with it, the task id is a hash of this and nothing else, so it binds everything.
 
-    The piece length is bound by the size, from which dfdaemon computes it: `X-Dragonfly-Piece-Length` is never sent.
+    A piece length of 0 is bound by the size, from which dfdaemon computes it.
     """
-    fields = ("d7yfs-1", origin_identity, version.key, version.validator, version.size_bytes)
+    fields: tuple[str | int, ...] = ("d7yfs-1", origin_identity, version.key, version.validator, version.size_bytes)
+    if piece_length_bytes:
+        fields += (piece_length_bytes,)
     return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
+
+
+def filtered_params(signature_params: Iterable[str], user_filter: Iterable[str]) -> tuple[str, ...]:
+    """Names of query parameters that are no part of a task's identity, sorted."""
+    return tuple(sorted({*FILTERED_PARAMS, *signature_params, *user_filter} - _VERSION_PARAMS))
+
+
+def names_version(url: str) -> bool:
+    """Whether the query says which version to send, so that the origin sends no other and no filter leaves it out."""
+    return any(name in _VERSION_PARAMS and value not in _NO_VERSION for name, value in parse_qsl(urlsplit(url).query))
 
 
 def sorted_query(url: str) -> str:
@@ -58,20 +198,34 @@ def sorted_query(url: str) -> str:
     return urlunsplit(parts._replace(query=urlencode(query)))
 
 
-def proxy_headers(
-    content: str, signature_params: Iterable[str], user_filter: Iterable[str], user_headers: Mapping[str, str]
-) -> dict[str, str]:
-    """Headers that a proxied GET carries beside the request's own. Ours win over the user's of the same name."""
-    names = sorted({*DEFAULT_FILTERED_PARAMS, *signature_params, *user_filter})
-    ours = {
-        "X-Dragonfly-Use-P2P": "true",
-        "X-Dragonfly-Filtered-Query-Params": ",".join(names),
-        # Read by the older Go client, ignored by the Rust one.
-        "X-Dragonfly-Filter": "&".join(names),
-        "X-Dragonfly-Content-For-Calculating-Task-ID": content,
-    }
-    taken = {name.lower() for name in ours}
-    return {name: value for name, value in user_headers.items() if name.lower() not in taken} | ours
+def task_id(
+    url: str,
+    filtered: Collection[str],
+    tag: str = "",
+    application: str = "",
+    piece_length_bytes: int = 0,
+    *,
+    kind: str = "STANDARD",
+) -> str:
+    """The id of the task that dfdaemon 1.5 makes of these when no content id is given.
+
+    `url` is percent-encoded. Golden values: those of dfdaemon's own tests, in ours.
+    """
+    parts = urlsplit(url)
+    kept = [(name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if name not in filtered]
+    query = urlencode(sorted(kept, key=lambda pair: pair[0]))
+    # As it is sent in the request line, and as dfdaemon's URL parser leaves it: host in lower case, no default port, no fragment.
+    default_port = {"http": 80, "https": 443}.get(parts.scheme)
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
+    netloc = host if parts.port in (None, default_port) else f"{host}:{parts.port}"
+    kept_url = urlunsplit(parts._replace(netloc=netloc, query=query, fragment=""))
+    piece_length = str(piece_length_bytes or "")
+    return hashlib.sha256(f"{kept_url}{tag}{application}{piece_length}{kind}".encode()).hexdigest()
+
+
+def task_id_of_content(content: str) -> str:
+    """The id of the task that dfdaemon makes of a content id, whatever else it is told."""
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def blame(status: int, error_type: str | None) -> Blame:

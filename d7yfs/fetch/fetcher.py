@@ -1,8 +1,8 @@
-"""Gets ranges of object versions: sign, GET, verify, write, retry. The only place where bodies enter d7yfs.
+"""Gets ranges of object versions: sign, GET, verify, write, retry. The only place where bodies enter d7yfs by HTTP.
 
 A `Fetcher` belongs to one repository's origin. It moves each byte once, from the socket into a buffer of its own pool and from there
-to the caller's sink, and never hands on a byte of a reply that `check_head` did not accept. What has been written stays written: a
-retry goes on at the offset reached.
+to the caller's sink, and never hands on a byte of a reply that `check_head` did not accept, nor, through a proxy, one that is not provably
+about this version's task. What has been written stays written: a retry goes on at the offset reached.
 
 Called by the fillers, in tasks of their own; built by `repository`.
 """
@@ -14,28 +14,33 @@ import math
 import random
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
-from typing import Protocol, Self
+from functools import partial
 
 import trio
 
-from d7yfs.errors import AccessDenied, BadReply, D7yfsError, ObjectArchived, OriginUnavailable, ProxyUnavailable
-from d7yfs.fetch import dragonfly
+from d7yfs.errors import (
+    AccessDenied,
+    BadReply,
+    D7yfsError,
+    ObjectArchived,
+    OriginUnavailable,
+    ProxyUnavailable,
+    VersionUnbound,
+)
+from d7yfs.fetch import dragonfly, hedge
 from d7yfs.fetch.bandwidth import Bandwidth
+from d7yfs.fetch.counters import Counters
+from d7yfs.fetch.journal import Journal
+from d7yfs.fetch.outage import Sparing
+from d7yfs.fetch.proxies import Proxies, Registration
 from d7yfs.fetch.proxy import Proxy
 from d7yfs.fetch.reply import check_head, error_of
+from d7yfs.fetch.transfer import DIRECT, FALLBACK, Sink, Transfer, Urgency
 from d7yfs.fetch.transport import Response, Transport
 from d7yfs.objects import ByteRange, ObjectVersion
-from d7yfs.origins.origin import Origin, ReadRequest
+from d7yfs.origins.origin import Origin
 
 log = logging.getLogger(__name__)
-
-
-class Sink(Protocol):
-    """Where bytes go."""
-
-    async def write(self, offset: int, data: memoryview) -> None:
-        """Take `data`, which is lent until this returns; calls of one transfer follow each other without a gap."""
 
 
 BUFFER_BYTES = 1 << 20
@@ -43,61 +48,27 @@ _ERROR_BODY_BYTES = 16 << 10
 _MAX_DOUBTFUL = 3
 """Tries without a byte between them where patience does not help: a reply that breaks the rules is rarely an accident, and what dfdaemon
 cannot get from the origin we may."""
+_QUEUE_PATIENCE_S = 15.0
+"""How long a range may wait for its turn at the scheduler before it comes from the origin: as many small files as are fetched ahead take
+less, and readers have more patience than that."""
 _MIN_PAUSE_S = 0.001
 """Less patience than this is none: rounding would leave ever less of it, and never nothing."""
 _URGENT_RESERVE = 4
 """Connections that prefetch may not take, so that a reader who waits never queues behind it alone."""
 
-
 _ANY_VERSION = ObjectVersion("-", 1, '"-"', 0, version_id="-")
 """Never asked for; it has an id, lest an origin that pins by ids ask for one."""
 
 
-@dataclass(slots=True)
-class Counters:
-    """What one repository has fetched since start; plain numbers for `status` and metrics."""
-
-    direct_requests: int = 0
-    direct_bytes: int = 0
-    proxy_requests: int = 0
-    proxy_bytes: int = 0
-    resigned: int = 0
-    retries: dict[str, int] = field(default_factory=dict)
-    """Retries by the class of the error that caused them."""
-
-    def count_retry(self, error: Exception) -> None:
-        kind = type(error).__name__
-        self.retries[kind] = self.retries.get(kind, 0) + 1
-
-
-class Urgency:
-    """Whether a reader waits for a transfer; `raise_` when one comes while the transfer still queues as a prefetch."""
-
-    __slots__ = ("_queue", "urgent")
-
-    def __init__(self, *, urgent: bool) -> None:
-        self.urgent = urgent
-        self._queue = trio.CancelScope()
-
-    def queueing(self) -> trio.CancelScope:
-        """The scope of a stay in the queue for prefetches; a transfer may come back to it."""
-        self._queue = trio.CancelScope()
-        return self._queue
-
-    def raise_(self) -> None:
-        self.urgent = True
-        self._queue.cancel()
-
-
 class Fetcher:
-    """Ranges of one origin's objects, straight from it or through `proxy`."""
+    """Ranges of one origin's objects, straight from it or through one of the proxies that `proxy` stands for."""
 
     def __init__(
         self,
         origin: Origin,
         transport: Transport,
         *,
-        proxy: Proxy | None,
+        proxy: Proxies | None,
         read_timeout_s: float,
         max_connections: int,
         all_prefetches: trio.CapacityLimiter | None = None,
@@ -108,6 +79,7 @@ class Fetcher:
         self.origin = origin
         self.proxy = proxy
         self.counters = Counters()
+        self.journal = Journal()
         self.bandwidth = Bandwidth()
         self.suspects: set[tuple[str, str, int]] = set()
         """Identities of versions that once came with wrong bytes: where the store may stand in, the proxy is not asked for them again."""
@@ -116,6 +88,7 @@ class Fetcher:
         self._connections = trio.CapacityLimiter(max_connections)
         self._prefetches = trio.CapacityLimiter(max(1, max_connections - _URGENT_RESERVE))
         self._all_prefetches = all_prefetches or trio.CapacityLimiter(math.inf)
+        self._sparing = Sparing()
         self._buffers: list[bytearray] = []
 
     def name(self, version: ObjectVersion) -> str:
@@ -125,11 +98,14 @@ class Fetcher:
     async def prepare(self) -> None:
         """Do now what the first read would wait for: the signing key, a connection, a buffer. A failure is that read's to tell."""
         self._buffers.append(bytearray(BUFFER_BYTES))
-        proxy = self.proxy
         try:
-            request = await self.origin.read_request(_ANY_VERSION, presigned=proxy is not None)
-            transport = proxy.transport if proxy else self._transport
-            await transport.connect(request.url, via=proxy.url if proxy else "")
+            request = await self.origin.read_request(_ANY_VERSION, presigned=self.proxy is not None)
+            if self.proxy is None:
+                await self._transport.connect(request.url)
+                return
+            for proxy in self.proxy.all:
+                await proxy.learn_health()
+            await self.proxy.all[0].transport.connect(request.url, via=self.proxy.all[0].url)
         except D7yfsError as error:
             log.debug("%s: nothing is prepared for the first read: %s", self.origin.url, error.message)
         except Exception:  # whatever it is, it is no reason to end the mount
@@ -143,45 +119,118 @@ class Fetcher:
         *,
         urgency: Urgency | None = None,
         proxied: bool = False,
+        small_too: bool = False,
+        reason: str = DIRECT,
         claim: Callable[[], list[ByteRange]] | None = None,
     ) -> None:
-        """Bring `wanted` straight from the origin, whatever it takes within the read timeout; `proxied`: as a range through the proxy.
+        """Bring `wanted` straight from the origin, whatever it takes within the read timeout, and count it under `reason`.
 
-        `claim`, asked when the transfer leaves its queue, says what is still to be brought of `wanted`.
+        `proxied`: as a range through the proxy; what that does not bring in time comes from the origin, unless the proxy is required.
+        `small_too`: have dfdaemon ask its scheduler and peers for a small range too. `claim`, asked when the transfer leaves its queue,
+        says what is still to be brought of `wanted`.
 
         Without `urgency` a reader waits. Raises VersionGone, AccessDenied, ObjectArchived at once, BadReply after a few tries, and
         OriginUnavailable (ProxyUnavailable) when no byte has come for the read timeout.
         """
+        instead = not proxied and reason in (DIRECT, FALLBACK) and self.proxy is not None and self.proxy.down
         async with AsyncExitStack() as stack:
+            if instead:
+                reason = FALLBACK
+                await self._sparing.turn(stack, urgency)
             if urgency is not None and not urgency.urgent:
                 with urgency.queueing():
                     await stack.enter_async_context(self._prefetches)
                     await stack.enter_async_context(self._all_prefetches)
             await stack.enter_async_context(self._connections)
             for each in [wanted] if claim is None else claim():
-                await self._until_done(_Transfer(version, each, sink), self.proxy if proxied else None)
+                transfer = Transfer(version, each, sink, reason=reason, small_too=small_too)
+                if proxied and self.proxy is not None:
+                    await self._through(self.proxy, transfer)
+                else:
+                    await self._until_done(transfer)
 
-    async def stream(self, version: ObjectVersion, wanted: ByteRange, sink: Sink) -> None:
+    async def _through(self, proxies: Proxies, transfer: Transfer) -> None:
+        """Bring a range through a proxy; where that is not required, in time or else from the origin, which also tells what is true."""
+        if proxies.required:
+            await self._ranged(proxies, transfer)
+            return
+        queues_until = trio.current_time() + min(_QUEUE_PATIENCE_S, self.read_timeout_s / 4) - hedge.HEDGE_AFTER_S
+
+        def alive_at() -> float:
+            # While others have their turn at the scheduler, the proxy's silence says nothing; but nobody waits for ever.
+            return transfer.alive_at() if transfer.proxy is not None else min(trio.current_time(), queues_until)
+
+        with trio.CancelScope() as scope:
+            try:
+                await hedge.watched(partial(self._ranged, proxies, transfer), alive_at, scope.cancel)
+                return
+            except D7yfsError as error:
+                log.info("%s; reading on from the origin at %d", error.message, transfer.position)
+                if transfer.proxy is not None and isinstance(error, ProxyUnavailable):
+                    transfer.proxy.failed()
+        asked = transfer.proxy if scope.cancelled_caught else None
+        # With a scheduler's default settings a cold range may take longer than this, while a stream flows: that is slow, and no failure.
+        if asked is not None and asked.answered_at <= transfer.alive_at():
+            asked.failed()
+        transfer.reason = FALLBACK
+        await self._until_done(transfer)
+
+    async def _ranged(self, proxies: Proxies, transfer: Transfer) -> None:
+        registers = transfer.small_too or transfer.wanted.size > dragonfly.MAX_DIRECT_BYTES
+        async with Registration(proxies.limits if registers else None) as registration:
+            transfer.on_first_byte = registration.release
+            await self._until_done(transfer, await proxies.choose())
+
+    async def stream(
+        self,
+        version: ObjectVersion,
+        wanted: ByteRange,
+        sink: Sink,
+        *,
+        on_silence: Callable[[], None] = lambda: None,
+        on_task: Callable[[str], None] = lambda _: None,
+        small_too: bool = False,
+    ) -> None:
         """Bring `wanted` through the proxy in one GET (rangeless when it is the whole object).
 
-        Raises ProxyUnavailable when the proxy fails before the first byte or for the second time; where it is required, when no byte has
-        come for the read timeout.
-        What the proxy reports about the origin is raised as `fetch` does.
+        `on_task` is told which task is asked for, at each attempt, `on_silence` when nothing has come for a while, from before the
+        first byte on; the stream goes on, and may still come.
+
+        Raises ProxyUnavailable when no proxy is worth asking, or it fails before the first byte or for the second time; where it is
+        required, when no byte has come for the read timeout. What the proxy reports about the origin is raised as `fetch` does.
         """
         assert self.proxy is not None
-        async with self.proxy.streams, _Held(self.proxy.registrations) as registration:
-            transfer = _Transfer(version, wanted, sink, on_first_byte=registration.release)
-            try:
-                await self._until_done(transfer, self.proxy)
-            except ProxyUnavailable:
-                # After bytes have come it may be a restart: one more try before the origin has to help.
-                if transfer.position == wanted.start or self.proxy.required:
-                    raise
-                await self._until_done(transfer, self.proxy)
+        transfer = Transfer(version, wanted, sink, small_too=small_too)
+        transfer.on_task = on_task
 
-    async def _until_done(self, transfer: _Transfer, proxy: Proxy | None) -> None:
+        def silent() -> None:
+            if transfer.proxy is not None and transfer.position == wanted.start:
+                transfer.proxy.failed()
+            on_silence()
+
+        await hedge.watched(partial(self._streamed, self.proxy, transfer), transfer.alive_at, silent)
+
+    async def _streamed(self, proxies: Proxies, transfer: Transfer) -> None:
+        async with proxies.limits.streams, Registration(proxies.limits) as registration:
+            transfer.on_first_byte = registration.release
+            proxy = await proxies.choose()
+            try:
+                try:
+                    await self._until_done(transfer, proxy)
+                except ProxyUnavailable:
+                    # After bytes have come it may be a restart: one more try before the origin has to help.
+                    if transfer.position == transfer.wanted.start or proxies.required:
+                        raise
+                    await self._until_done(transfer, proxy)
+            except ProxyUnavailable:
+                proxy.failed()
+                raise
+
+    async def _until_done(self, transfer: Transfer, proxy: Proxy | None = None) -> None:
+        required = self.proxy is not None and self.proxy.required
         attempt = doubtful = 0
         fresh = resigned = False
+        failed: Proxy | None = None
         while transfer.position < transfer.wanted.stop:
             reached = transfer.position
             try:
@@ -198,8 +247,8 @@ class Fetcher:
                     self.counters.resigned += 1
                     log.info("%s; signing again", error.message)
                     continue
-                avoidable = proxy is not None and not proxy.required
-                if not error.transient or (avoidable and isinstance(error, ProxyUnavailable)):
+                avoidable = proxy is not None and not required
+                if not error.transient or (avoidable and isinstance(error, (ProxyUnavailable, VersionUnbound))):
                     raise
                 doubtful += avoidable or isinstance(error, BadReply)
                 patience_s = self.read_timeout_s - (trio.current_time() - transfer.last_progress)
@@ -209,7 +258,11 @@ class Fetcher:
                 pause_s = min(pause_before_retry_s(attempt, error), patience_s)
                 log.info("%s; retry in %.1f s", error.message, pause_s)
                 attempt += 1
+                failed = proxy if isinstance(error, ProxyUnavailable) else None
             await trio.sleep(pause_s)
+            if failed is not None and self.proxy is not None:
+                failed.failed()
+                proxy = await self.proxy.choose()
 
     def _name(self, error: D7yfsError, version: ObjectVersion) -> None:
         """Have `error` say which object it is about: the transport knows host and port only."""
@@ -217,59 +270,81 @@ class Fetcher:
         if name not in error.message:
             error.message = f"{name}: {error.message}"
 
-    async def _attempt(self, transfer: _Transfer, proxy: Proxy | None, *, fresh: bool) -> None:
+    async def _attempt(self, transfer: Transfer, proxy: Proxy | None, *, fresh: bool) -> None:
         """One GET from the offset reached to the end of what is wanted."""
         version = transfer.version
-        rest = ByteRange(transfer.position, transfer.wanted.stop)
+        rest = transfer.rest
         request = await self.origin.read_request(version, presigned=proxy is not None, fresh=fresh)
-        url, headers = self._headed(request, version, rest, proxy)
-        if proxy:
+        url, headers, transport, task = request.url, dict(request.headers), self._transport, None
+        if proxy is not None and self.proxy is not None:
+            task = dragonfly.task(
+                request,
+                self.origin.identity,
+                version,
+                self.proxy.options,
+                content_ids=proxy.binds_content_ids,
+                small_too=transfer.small_too,
+            )
+            url, headers, transport = task.url, dict(task.headers), proxy.transport
+            transfer.ask(proxy)
+            transfer.on_task(task.id)
             self.counters.proxy_requests += 1
         else:
             self.counters.direct_requests += 1
-        transport = proxy.transport if proxy else self._transport
+        if task is None or rest.stop < version.size_bytes:
+            headers["Range"] = rest.http()
+        elif rest.start:
+            # To the end, so that dfdaemon sees the stream that it is.
+            headers["Range"] = f"bytes={rest.start}-"
         sent_at = trio.current_time()
         async with transport.get(url, headers, via=proxy.url if proxy else "") as response:
-            await self._check(response, version, rest, proxy)
+            await self._check(response, version, rest, proxy, task)
             replied_at = trio.current_time()
             await self._receive(response, transfer, proxy)
         if proxy is None:
             self.bandwidth.replied(rest.size, replied_at - sent_at, transfer.last_progress - replied_at)
 
-    def _headed(
-        self, request: ReadRequest, version: ObjectVersion, rest: ByteRange, proxy: Proxy | None
-    ) -> tuple[str, dict[str, str]]:
-        headers = dict(request.headers)
-        url = request.url
-        if proxy is not None:
-            url = dragonfly.sorted_query(url)
-            content = dragonfly.content_id(self.origin.identity, version)
-            headers |= dragonfly.proxy_headers(content, request.signature_params, proxy.filter, proxy.headers)
-        if proxy is not None and rest.stop == version.size_bytes:
-            # To the end, so that dfdaemon sees the stream that it is.
-            if rest.start:
-                headers["Range"] = f"bytes={rest.start}-"
-        else:
-            headers["Range"] = rest.http()
-        return url, headers
-
-    async def _check(self, response: Response, version: ObjectVersion, rest: ByteRange, proxy: Proxy | None) -> None:
+    async def _check(
+        self,
+        response: Response,
+        version: ObjectVersion,
+        rest: ByteRange,
+        proxy: Proxy | None,
+        task: dragonfly.Task | None,
+    ) -> None:
         name, status, headers = self.name(version), response.status, response.headers
         body = b""
         if status not in (200, 206):
             # The status has said what matters; what explains it may get lost.
             with suppress(D7yfsError):
                 body = await response.read(_ERROR_BODY_BYTES)
-        if proxy is not None and status not in (200, 206):
-            kind = headers.get(dragonfly.ERROR_TYPE_HEADER)
-            if dragonfly.blame(status, kind) is dragonfly.Blame.PROXY:
-                failure = error_of(status, headers, name=name, body=body)
-                raise ProxyUnavailable(
-                    f"{name}: the proxy {proxy.url} answered {status} ({kind or 'no reason'})"
-                ) from failure
+        if proxy is not None and task is not None:
+            if status not in (200, 206):
+                kind = headers.get(dragonfly.ERROR_TYPE_HEADER)
+                if dragonfly.blame(status, kind) is dragonfly.Blame.PROXY:
+                    failure = error_of(status, headers, name=name, body=body)
+                    raise ProxyUnavailable(
+                        f"{name}: the proxy {proxy.url} answered {status} ({kind or 'no reason'})"
+                    ) from failure
+            elif not task.is_proved_by(headers.get(dragonfly.TASK_ID_HEADER)):
+                self.counters.unbound += 1
+                raise self._unbound(name, proxy, task)
         check_head(status, headers, version=version, wanted=rest, name=name, error_body=body)
 
-    async def _receive(self, response: Response, transfer: _Transfer, proxy: Proxy | None) -> None:
+    def _unbound(self, name: str, proxy: Proxy, task: dragonfly.Task) -> D7yfsError:
+        what = f"{name}: the proxy {proxy.url} did not answer for this version's task"
+        if not task.content_id:
+            # Nothing is left to tell it which version is meant.
+            return ProxyUnavailable(what)
+        if proxy.binds_content_ids:
+            proxy.binds_content_ids = False
+            log.warning(
+                "the proxy %s does not heed content ids (an old dfdaemon, or none): from now on tags carry the versions",
+                proxy.url,
+            )
+        return VersionUnbound(what)
+
+    async def _receive(self, response: Response, transfer: Transfer, proxy: Proxy | None) -> None:
         buffer = self._buffers.pop() if self._buffers else bytearray(BUFFER_BYTES)
         view, surplus = memoryview(buffer), memoryview(bytearray(1))
         start, stop = transfer.position, transfer.wanted.stop
@@ -281,14 +356,12 @@ class Fetcher:
                     raise OriginUnavailable(f"{self.name(transfer.version)}: cut off {missing} bytes before the end")
                 if transfer.position + count == stop and await response.receive_into(surplus):
                     raise BadReply(f"{self.name(transfer.version)}: more bytes than were asked for")
-                transfer.last_progress = trio.current_time()
-                transfer.on_first_byte()
                 if proxy is not None:
-                    proxy.breaker.succeeded()
+                    proxy.answered()
+                    self._sparing.outage.ended()
                 else:
-                    self.bandwidth.landed(count, transfer.last_progress)
-                await transfer.sink.write(transfer.position, view[:count])
-                transfer.position += count
+                    self.bandwidth.landed(count, trio.current_time())
+                await transfer.take(view[:count])
         except OriginUnavailable as error:
             if proxy is not None:
                 # A dfdaemon that dies in mid-body leaves no other mark than a short body.
@@ -300,50 +373,7 @@ class Fetcher:
             if proxy is not None:
                 self.counters.proxy_bytes += received
             else:
-                self.counters.direct_bytes += received
-
-
-class _Held:
-    """A token of `limiter` that may be given back before the end of the block."""
-
-    def __init__(self, limiter: trio.CapacityLimiter) -> None:
-        self._limiter = limiter
-        self._held = False
-
-    async def __aenter__(self) -> Self:
-        await self._limiter.acquire()
-        self._held = True
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.release()
-
-    def release(self) -> None:
-        if self._held:
-            self._held = False
-            self._limiter.release()
-
-
-class _Transfer:
-    """A range on its way: `position` is the next byte that is wanted."""
-
-    __slots__ = ("last_progress", "on_first_byte", "position", "sink", "version", "wanted")
-
-    def __init__(
-        self,
-        version: ObjectVersion,
-        wanted: ByteRange,
-        sink: Sink,
-        *,
-        on_first_byte: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.version = version
-        self.wanted = wanted
-        self.sink = sink
-        self.on_first_byte = on_first_byte
-        """Called at least once, when bytes have come."""
-        self.position = wanted.start
-        self.last_progress = trio.current_time()
+                self.counters.count_direct(received, transfer.reason)
 
 
 def pause_before_retry_s(attempt: int, error: D7yfsError) -> float:

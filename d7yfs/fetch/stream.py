@@ -1,33 +1,41 @@
-"""The filler for the way through dfdaemon's proxy: the whole object as one stream, small ranges from the origin where that is quicker.
+"""The filler for the ways through dfdaemon: the whole object at once, small ranges where that is quicker or enough.
 
-`d7yfs.fetch.route` decides; this module acts. One stream per version runs at a time, among all daemons on one cache directory: the others
-follow what it brings. When it fails, for whatever reason, readers go on straight from the origin at the offset reached and hear the truth
-from there: what dfdaemon says about a version is no proof.
+The whole object comes as a hand-over, where there is a socket for that and it works, else as one stream through the proxy; either is "the
+stream" here. A hand-over's pieces come out of order: its position is that of the first one that lacks.
 
-Where the proxy is required, only small files come from the origin: ranges that cannot wait for the stream go through the proxy too, and its
-failure is the readers'.
+`d7yfs.fetch.route` decides, within what `d7yfs.fetch.policy` leaves; this module acts. One stream per version runs at a time, among all
+daemons on one cache directory: the others follow what it brings. When it fails, for whatever reason, readers go on straight from the origin
+at the offset reached and hear the truth from there: what dfdaemon says about a version is no proof.
+
+Where the proxy is required, or the mode is `always`, ranges that cannot wait for the stream go through the proxy too. Where it is required,
+its failure is the readers'; in `always` the origin stands in for it.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 
 import trio
 
 from d7yfs.cache.filler import FillTarget
-from d7yfs.errors import D7yfsError, ProxyUnavailable, Stopped
-from d7yfs.fetch import turns
+from d7yfs.config.p2p import Mode
+from d7yfs.density import MODEL_SUFFIXES
+from d7yfs.errors import D7yfsError, HandoverUnavailable, ProxyUnavailable, Stopped
+from d7yfs.fetch import hedge, turns
 from d7yfs.fetch.direct import DirectFiller
 from d7yfs.fetch.dragonfly import MAX_DIRECT_BYTES
 from d7yfs.fetch.fetcher import Fetcher
-from d7yfs.fetch.proxy import Proxy
-from d7yfs.fetch.route import PATIENCE_S, Stream, plan
-from d7yfs.objects import ByteRange
+from d7yfs.fetch.handover import Handover
+from d7yfs.fetch.policy import Policy
+from d7yfs.fetch.proxies import Proxies
+from d7yfs.fetch.route import PATIENCE_S, SILENCE_S, Plan, Reason, Stream, plan, ranged
+from d7yfs.fetch.transfer import FALLBACK
+from d7yfs.objects import PART_BYTES, ByteRange
 
 log = logging.getLogger(__name__)
 
-_SILENCE_S = 3.0
-"""Readers do not wait for a stream that has brought nothing for so long."""
 _SHORTEST_RATED_S = 0.1
 """A rate is not judged by less time: the first buffer full is no rate."""
 _WINDOW_BYTES = 64 << 20
@@ -35,65 +43,149 @@ _WINDOW_BYTES = 64 << 20
 
 
 class StreamFiller:
-    """Fills `target` through the fetcher's proxy."""
+    """Fills `target` by `handover` and the fetcher's proxy, one of which there must be, as `policy` says; not where that is `never`."""
 
-    def __init__(self, target: FillTarget, fetcher: Fetcher, nursery: trio.Nursery) -> None:
+    def __init__(
+        self,
+        target: FillTarget,
+        fetcher: Fetcher,
+        nursery: trio.Nursery,
+        policy: Policy,
+        handover: Handover | None = None,
+    ) -> None:
         self._target = target
         self._fetcher = fetcher
+        self._proxy: Proxies | None = fetcher.proxy
+        self._handover = handover
+        self._required = any(way.required for way in (fetcher.proxy, handover) if way is not None)
         self._nursery = nursery
+        self._policy = policy
         self._direct = DirectFiller(target, fetcher, nursery)
+        self._model = target.version.key.lower().endswith(MODEL_SUFFIXES)
         self._running: _Running | None = None
+        self._run = ByteRange(0, 0)
+        """The latest sequential run of reads, with what is expected next."""
         self._refused = False
         self._touched = False
+        self._filling = False
 
     def request(self, wanted: ByteRange, ahead: ByteRange | None) -> None:
-        proxy = self._fetcher.proxy
-        assert proxy is not None
         if self._is_direct:
             self._direct.request(wanted, ahead)
             return
-        proxied = proxy.required and self._target.version.size_bytes > MAX_DIRECT_BYTES
+        self._note(ahead)
         if not self._target.keeps:
-            self._direct.fetch(wanted, urgent=True, proxied=proxied)
+            for piece in wanted.split(MAX_DIRECT_BYTES):
+                step = self._ranged(piece, Reason.UNCACHED)
+                self._fetch(step if step.direct else Plan(proxied=piece, reason=step.reason))
             return
         for run in self._target.missing(wanted):
             for missing in run.split(MAX_DIRECT_BYTES):
-                self._bring(missing, proxy, proxied=proxied)
+                self._bring(missing)
 
-    def _bring(self, missing: ByteRange, proxy: Proxy, *, proxied: bool) -> None:
-        size_bytes = self._target.version.size_bytes
-        stream = self._running.state() if self._running else None
-        step = plan(size_bytes, missing, stream, touched=self._touched)
+    def _bring(self, missing: ByteRange) -> None:
+        step = plan(
+            self._target.version.size_bytes,
+            missing,
+            self._running.state() if self._running else None,
+            touched=self._touched,
+            model=self._model,
+            run_bytes=missing.stop - self._run.start if self._run.intersects(missing) else 0,
+            direct_left_bytes=self._left_bytes,
+        )
         self._touched = True
         if step.stream_from is not None:
-            proxy.breaker.asked(trio.current_time())
-            self._running = _Running(ByteRange(step.stream_from, size_bytes))
-            self._nursery.start_soon(self._stream, self._running)
-            self._target.hold()
+            self._start(ByteRange(step.stream_from, self._target.version.size_bytes))
             if self._is_behind_another_daemons_stream(missing):
                 return
+        self._fetch(step)
+
+    def _ranged(self, missing: ByteRange, reason: Reason) -> Plan:
+        size_bytes = self._target.version.size_bytes
+        return ranged(size_bytes, missing, self._left_bytes, Reason.SMALL if size_bytes <= MAX_DIRECT_BYTES else reason)
+
+    def _fetch(self, step: Plan, *, urgent: bool = True) -> None:
+        """Start the range that `step` names, if any."""
         if step.direct is not None:
-            self._direct.fetch(step.direct, urgent=True, proxied=proxied)
+            started_bytes = self._direct.fetch(step.direct, urgent=urgent, reason=step.reason)
+            self._policy.spend(self._target.version, started_bytes)
+        elif step.proxied is not None:
+            self._fetch_proxied(step.proxied, step.reason, urgent=urgent)
+
+    def _fetch_proxied(self, wanted: ByteRange, reason: Reason, *, urgent: bool) -> None:
+        """Where there is no proxy, who would have to go through it waits for the hand-over."""
+        stream = self._running.state() if self._running else None
+        silent = stream is not None and stream.silent_s >= SILENCE_S
+        begun = stream is not None and stream.position > stream.start
+        if silent and (begun or self._proxy is None) and not self._required:
+            # What has fallen silent in the middle is not asked for more: the reader would wait as long again.
+            self._direct.fetch(wanted, urgent=urgent, reason=FALLBACK)
+        elif self._proxy is not None:
+            self._direct.fetch(wanted, urgent=urgent, proxied=True, reason=reason)
+        elif not self._target.keeps:
+            self._direct.fetch(wanted, urgent=urgent, reason=reason)
+        elif stream is None:
+            self._start(self._target.version.whole)
+
+    def _start(self, wanted: ByteRange) -> None:
+        self._running = _Running(wanted)
+        self._nursery.start_soon(self._stream, self._running)
+        self._target.hold()
+
+    @property
+    def _left_bytes(self) -> int:
+        """How much of the version may still come straight from the origin."""
+        return self._policy.direct_left_bytes(self._target.version, required=self._required)
+
+    def _note(self, ahead: ByteRange | None) -> None:
+        """Whoever proves to read sequentially does so by asking for more ahead."""
+        if ahead is not None:
+            same = self._run.start < ahead.start <= self._run.stop
+            self._run = ByteRange(self._run.start, max(self._run.stop, ahead.stop)) if same else ahead
 
     @property
     def window_bytes(self) -> int:
-        return self._direct.window_bytes if self._is_direct else 0
+        if self._is_direct:
+            return self._direct.window_bytes
+        # Nothing is fetched ahead of a stream; but while there is none, to be asked for more is how a sequential run shows.
+        undecided = not self._running and not self._model and self._target.version.size_bytes > MAX_DIRECT_BYTES
+        return PART_BYTES if undecided and self._target.keeps else 0
 
     def fill(self) -> None:
-        if self._is_direct or self._target.version.size_bytes <= MAX_DIRECT_BYTES:
+        if self._is_direct:
             self._direct.fill()
+        elif self._running:
+            self._filling = True
+        elif self._target.keeps and (runs := self._target.missing(self._target.version.whole)):
+            rest = ByteRange(runs[0].start, runs[-1].stop)
+            if rest.size > MAX_DIRECT_BYTES:
+                self._filling = True
+                self._start(ByteRange(0 if rest.start <= MAX_DIRECT_BYTES else rest.start, rest.stop))
+                return
+            while rest:
+                step = self._ranged(rest, Reason.FILL)
+                self._fetch(step, urgent=False)
+                brought = step.direct or step.proxied
+                assert brought
+                rest = ByteRange(min(brought.stop, rest.stop), rest.stop)
+
+    def relent(self) -> None:
+        self._filling = False
+        self._direct.relent()
 
     def prefetch(self, ahead: ByteRange) -> None:
         if self._is_direct:
             self._direct.prefetch(ahead)
+        else:
+            self._note(ahead)
 
     @property
     def _is_direct(self) -> bool:
-        """The proxy has no part in this version, for now or at all; a stream would bring whatever is asked for ahead."""
-        proxy = self._fetcher.proxy
-        assert proxy is not None
-        suspect = not proxy.required and self._target.version.identity in self._fetcher.suspects
-        return self._refused or suspect or not (proxy.usable or self._running)
+        """Dragonfly has no part in this version, for now or at all; a stream would bring whatever is asked for ahead."""
+        suspect = not self._required and self._target.version.identity in self._fetcher.suspects
+        arriving = self._running is not None and self._running.state().silent_s < SILENCE_S
+        usable = any(way.usable for way in (self._proxy, self._handover) if way is not None)
+        return self._refused or suspect or not (usable or arriving)
 
     def _is_behind_another_daemons_stream(self, missing: ByteRange) -> bool:
         """Whether another daemon on the cache directory has a stream under way, and has probably come as far as `missing`."""
@@ -136,40 +228,89 @@ class StreamFiller:
         return position
 
     async def _stream(self, running: _Running) -> None:
-        target, proxy = self._target, self._fetcher.proxy
-        assert proxy is not None
+        target, required = self._target, self._required
         name = self._fetcher.name(target.version)
         # What readers hear when this task is cancelled: they must not ask again.
         error: Exception | None = Stopped(f"{name}: reading was stopped")
+        fills_on = False
+
+        def silent() -> None:
+            """Who waits for this stream asks again, and is served otherwise."""
+            target.ended(running.wanted, None)
 
         try:
-            await self._follow(running)
-            if running.position < running.wanted.stop:
-                rest = ByteRange(running.position, running.wanted.stop)
-                await self._fetcher.stream(target.version, rest, _StreamSink(target, running))
+            handed_over = await self._hand_over(running, silent)
+            if not handed_over:
+                await self._follow(running)
+            if not handed_over and running.position < running.wanted.stop:
+                await self._through_proxy(running, silent)
             error = None
+            fills_on = running.wanted.start > 0
         except _NoRoom:
             error = None
             log.info("%s: no room in the cache for all of it; reading on in ranges at %d", name, running.position)
         except D7yfsError as failure:
-            if isinstance(failure, ProxyUnavailable):
-                proxy.breaker.failed(trio.current_time())
-            else:
-                self._refused = not proxy.required
-            error = failure if proxy.required else None
+            if not isinstance(failure, ProxyUnavailable):
+                self._refused = not required
+            error = failure if required else None
+            fills_on = error is None
             if error is None:
                 log.warning("%s; reading on from the origin at %d", failure.message, running.position)
         except Exception as failure:
             log.exception("%s: streaming failed unexpectedly", name)
-            self._refused = not proxy.required
-            error = failure if proxy.required else None
+            self._refused = not required
+            error = failure if required else None
         finally:
             self._running = None
             target.leases.release_stream()
             try:
                 target.ended(running.wanted, error)
+                fills_on = fills_on and self._filling
+                self._filling = False
+                if fills_on:
+                    self.fill()
             finally:
                 target.drop()
+
+    async def _hand_over(self, running: _Running, silent: Callable[[], None]) -> bool:
+        """Have dfdaemon hand the object over; False when that does not work and the proxy is to be tried.
+
+        Raises what `Handover.bring` does when there is no proxy, or the version is not to come from dfdaemon at all.
+        """
+        handover, target = self._handover, self._target
+        if handover is None or not handover.usable:
+            if self._proxy is None:
+                raise HandoverUnavailable(f"{self._fetcher.name(target.version)}: is not handed over by dfdaemon now")
+            return False
+        running.begin_anew(target.version.whole)
+        bring = partial(handover.bring, target, running.advance, small_too=self._small_too)
+        try:
+            await hedge.watched(bring, lambda: running.last_byte_at, silent)
+        except D7yfsError as error:
+            if self._proxy is None or target.version.identity in self._fetcher.suspects:
+                raise
+            log.info("%s; going on through the proxy at %d", error.message, running.position)
+            return False
+        return True
+
+    async def _through_proxy(self, running: _Running, silent: Callable[[], None]) -> None:
+        """Stream the rest through the proxy. Raises what `Fetcher.stream` does, and _NoRoom."""
+        target, fetcher = self._target, self._fetcher
+        rest = ByteRange(running.position, running.wanted.stop)
+        with fetcher.journal.fill(fetcher.name(target.version), target.version, route="proxy") as fill:
+            fill.outcome = "broken off"
+            try:
+                await fetcher.stream(
+                    target.version, rest, _StreamSink(target, running), on_silence=silent, on_task=fill.begins
+                )
+                fill.outcome = "complete"
+            finally:
+                fill.fetched_bytes = running.position - rest.start
+
+    @property
+    def _small_too(self) -> bool:
+        """Whether dfdaemon is to ask scheduler and peers for a small object as well."""
+        return self._policy.mode_of(self._target.version.key) is Mode.ALWAYS
 
 
 class _NoRoom(D7yfsError):
@@ -193,24 +334,33 @@ class _StreamSink:
 class _Running:
     """The stream that runs now."""
 
-    __slots__ = ("_first_byte_at", "_last_byte_at", "_rated_from", "position", "wanted")
+    __slots__ = ("_first_byte_at", "_rated_from", "last_byte_at", "position", "wanted")
 
     def __init__(self, wanted: ByteRange) -> None:
         self.wanted = wanted
         self.position = self._rated_from = wanted.start
         self._first_byte_at: float | None = None
-        self._last_byte_at = 0.0
+        self.last_byte_at = trio.current_time()
+        """When it was asked for, while there is none."""
+
+    def begin_anew(self, wanted: ByteRange) -> None:
+        """It brings this instead, and has not begun."""
+        self.wanted = wanted
+        self.position = self._rated_from = wanted.start
+        self._first_byte_at = None
 
     def advance(self, position: int) -> None:
-        self._last_byte_at = trio.current_time()
+        self.last_byte_at = trio.current_time()
         if self._first_byte_at is None:
-            self._first_byte_at = self._last_byte_at
+            self._first_byte_at = self.last_byte_at
             self._rated_from = self.position
         self.position = position
 
     def state(self) -> Stream:
         now = trio.current_time()
+        silent_s = now - self.last_byte_at
+        begun_s = now - self._first_byte_at if self._first_byte_at is not None else 0.0
         rate = 0.0
-        if self._first_byte_at is not None and now - self._last_byte_at < _SILENCE_S:
-            rate = (self.position - self._rated_from) / max(now - self._first_byte_at, _SHORTEST_RATED_S)
-        return Stream(self.wanted.start, self.position, self.wanted.stop, rate)
+        if self._first_byte_at is not None and silent_s < SILENCE_S:
+            rate = (self.position - self._rated_from) / max(begun_s, _SHORTEST_RATED_S)
+        return Stream(self.wanted.start, self.position, self.wanted.stop, rate, silent_s, begun_s)

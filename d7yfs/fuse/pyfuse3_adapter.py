@@ -36,6 +36,7 @@ leave room for those of another."""
 
 BLOCK_SIZE = 4096
 XATTR_PREFIX = b"user.d7yfs."
+_TASK_ID = XATTR_PREFIX + b"task_id"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -244,8 +245,12 @@ class Adapter(pyfuse3.Operations):
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
         if not self._appearance.xattr:
             raise FUSEError(errno.ENOSYS)  # the kernel never asks again
-        value = self._described(inode).get(bytes(name))
-        if value is None:
+        node = self._filesystem.tree.get(inode)
+        value = self._described(node).get(bytes(name), b"")
+        if name == _TASK_ID:
+            # Not among the others, because it may take a signature, or a request for the version's id.
+            value = (await self._filesystem.task_id(node)).encode()
+        if not value:
             raise FUSEError(errno.ENODATA)
         return value
 
@@ -253,10 +258,12 @@ class Adapter(pyfuse3.Operations):
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
         if not self._appearance.xattr:
             raise FUSEError(errno.ENOSYS)
-        return [XAttrNameT(name) for name in self._described(inode)]
+        node = self._filesystem.tree.get(inode)
+        names = [*self._described(node), *([_TASK_ID] if await self._filesystem.task_id(node) else [])]
+        return [XAttrNameT(name) for name in names]
 
-    def _described(self, inode: int) -> dict[bytes, bytes]:
-        described = self._filesystem.describe(self._filesystem.tree.get(inode))
+    def _described(self, node: Node) -> dict[bytes, bytes]:
+        described = self._filesystem.describe(node)
         return {XATTR_PREFIX + name.encode(): value.encode() for name, value in described.items()}
 
     # --- what would write ---

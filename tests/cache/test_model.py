@@ -53,6 +53,9 @@ class UnreliableFiller:
 
     def fill(self) -> None: ...
 
+    def relent(self) -> None:
+        raise AssertionError("nobody has asked for it")
+
     def prefetch(self, ahead: ByteRange) -> None:
         if self._target.keeps:
             self._fetch(ahead)

@@ -29,7 +29,7 @@ def _cases(draw: st.DrawFn) -> tuple[Presence, dict[int, Block], dict[int, int],
     for _ in range(draw(st.integers(0, 12)) if count else 0):
         index = draw(indexes)
         if draw(st.booleans()):
-            states[index] = draw(st.sampled_from([Block.DISK, Block.MEMORY]))
+            states[index] = draw(st.sampled_from([Block.DISK, Block.MEMORY, Block.LINKED]))
             presence.landed(index, states[index])
         else:
             states.pop(index, None)
@@ -66,7 +66,7 @@ def test_the_first_unreadable_byte(case: tuple[Presence, dict[int, Block], dict[
     presence, states, heads, wanted = case
     expected = None
     for index in _touched(wanted):
-        if states.get(index) in (Block.DISK, Block.MEMORY):
+        if states.get(index) in (Block.DISK, Block.MEMORY, Block.LINKED):
             continue
         block = block_range(index, presence.size_bytes)
         first = max(wanted.start, block.start + heads.get(index, 0))
@@ -81,7 +81,9 @@ def test_counts(case: tuple[Presence, dict[int, Block], dict[int, int], ByteRang
     presence, states, _, wanted = case
     assert presence.cached_bytes == sum(block_range(index, presence.size_bytes).size for index in states)
     assert presence.complete == (len(states) == block_count(presence.size_bytes))
-    assert presence.unverified(wanted) == [i for i in _touched(wanted) if states.get(i) == Block.UNVERIFIED]
+    assert presence.unverified(wanted) == [
+        i for i in _touched(wanted) if states.get(i) in (Block.UNVERIFIED, Block.UNVERIFIED_LINK)
+    ]
 
 
 def test_landing_or_dropping_a_block_ends_its_arrival() -> None:

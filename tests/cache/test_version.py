@@ -19,7 +19,7 @@ from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.pace import PATIENCE_S, Pace
 from d7yfs.cache.presence import Block
 from d7yfs.cache.version import CachedVersion
-from d7yfs.errors import BadReply, OriginUnavailable, ReadTimeout, Stopped, VersionGone
+from d7yfs.errors import BadReply, CacheFull, OriginUnavailable, ReadTimeout, Stopped, VersionGone
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 from tests.cache.conftest import MountTmpfs
 from tests.cache.doubles import (
@@ -641,3 +641,97 @@ async def test_statistics_survive_the_versions_they_count(tmp_path: Path) -> Non
         assert (each.hits, each.misses, each.disk_bytes_written, each.uncached_opens) == (1, 0, MIB, 0)
         assert (each.directory, each.limit_bytes, each.memory_limit_bytes) == (str(tmp_path), 1 << 40, 64 * MIB)
         assert each.used_bytes == MIB + 8192
+
+
+# --- filling whole ---
+
+
+class Whole:
+    """A fill of the whole version in a task of its own."""
+
+    def __init__(self, cached: CachedVersion) -> None:
+        self.error: Exception | None = None
+        self.done = trio.Event()
+        self._cached = cached
+
+    async def run(self) -> None:
+        try:
+            await self._cached.fill_whole()
+        except Exception as error:
+            self.error = error
+        self.done.set()
+
+
+async def test_filling_whole_ends_when_all_is_there(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    with Opened(tmp_path) as opened:
+        whole = Whole(opened.cached)
+        nursery.start_soon(whole.run)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (opened.filler.fills, opened.filler.requests) == (1, []), "nobody is in a hurry"
+        await opened.filler.bring(0, 2 * MIB)
+        await trio.sleep(3600)
+        assert not whole.done.is_set()
+        assert opened.filler.requests == []
+        assert opened.filler.fills > 1, "a filler that has stopped without a word is asked again"
+        await opened.filler.bring(2 * MIB, FILE.size_bytes)
+        with trio.fail_after(1):
+            await whole.done.wait()
+        assert whole.error is None
+        fills = opened.filler.fills
+        await opened.cached.fill_whole()
+        assert opened.filler.fills == fills, "there is nothing to bring"
+
+
+async def test_who_gives_up_filling_whole_stops_the_filler_unless_others_want_it_too(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    with Opened(tmp_path) as opened:
+        with trio.move_on_after(1):
+            async with trio.open_nursery() as nursery:
+                for _ in range(2):
+                    nursery.start_soon(opened.cached.fill_whole)
+        assert opened.filler.relented == 1, "the last one"
+        opened.cached.fill()
+        with trio.move_on_after(1):
+            await opened.cached.fill_whole()
+        assert opened.filler.relented == 1, "a reader of it wants it whole"
+
+
+async def test_filling_whole_hears_of_what_fails(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    with Opened(tmp_path) as opened:
+        whole = Whole(opened.cached)
+        nursery.start_soon(whole.run)
+        await trio.testing.wait_all_tasks_blocked()
+        opened.filler.target.ended(ByteRange(MIB, 2 * MIB), VersionGone("replaced"))
+        await whole.done.wait()
+        assert isinstance(whole.error, VersionGone)
+
+
+async def test_a_filler_that_gives_up_without_a_reason_is_asked_again_for_the_read_timeout(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    with Opened(tmp_path) as opened:
+        whole = Whole(opened.cached)
+        nursery.start_soon(whole.run)
+        began = trio.current_time()
+        while not whole.done.is_set():
+            opened.filler.target.ended(FILE.whole, None)
+            await trio.sleep(0.1)
+        assert isinstance(whole.error, ReadTimeout)
+        assert READ_TIMEOUT_S <= trio.current_time() - began < READ_TIMEOUT_S + 3
+        assert 10 < opened.filler.fills < 200
+
+
+async def test_filling_whole_stops_when_there_is_no_room(tmp_path: Path, autojump_clock: MockClock) -> None:
+    with Opened(tmp_path, limit_bytes=2 * MIB) as opened:
+        async with trio.open_nursery() as nursery:
+            whole = Whole(opened.cached)
+            nursery.start_soon(whole.run)
+            await trio.testing.wait_all_tasks_blocked()
+            await opened.filler.bring(0, MIB)
+            await opened.filler.bring(MIB, 2 * MIB)
+        assert isinstance(whole.error, CacheFull)

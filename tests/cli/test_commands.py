@@ -229,7 +229,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     ("size", "shown"),
     [
         (0, "0 B"),
-        (1023, "1.02e+03 B"),
+        (1023, "1023 B"),
         (1024, "1 KiB"),
         (20 << 20, "20 MiB"),
         (3 << 40, "3 TiB"),

@@ -49,7 +49,8 @@ class Host:
         **flags: Any,
     ) -> Settings:
         path = self.write("config.toml", toml) if toml is not None else None
-        return load_settings(flags, sources, mountpoint, self.environ | (environ or {}), path, triton_home=self.home)
+        homes = {"triton_home": self.home, "endpoint_file": self.root / "endpoint.json"}
+        return load_settings(flags, sources, mountpoint, self.environ | (environ or {}), path, **homes)
 
 
 @pytest.fixture
@@ -156,6 +157,10 @@ def test_every_option_by_every_way(host: Host) -> None:
         "signature": "v1",
         "control_proxy": "http://h:3128",
         "credentials_file": "/f",
+        "p2p": "*.json=never,always",
+        "dfdaemon_socket": "unix:///run/d.sock",
+        "p2p_priority": "3",
+        "p2p_verify": "sampled",
     }
     for option in OPTIONS.values():
         url = f"{(option.schemes or ('s3',))[0]}://account/models"
@@ -402,6 +407,23 @@ def test_an_unneeded_default_file_does_not_hinder(host: Host) -> None:
     assert host.load(URL, anonymous=True, proxy="none").config.repositories[0].proxy == ""
     empty = {"TRITON_CLOUD_CREDENTIAL_PATH": "", "TRITON_DRAGONFLY_CONFIG_PATH": ""}
     assert host.load(URL, environ=empty).credentials[""] == ProviderChain()
+
+
+def test_the_endpoints_file_counts_where_the_agents_is_not(host: Host) -> None:
+    endpoint = host.write("endpoint.json", {"addr": "127.0.0.1", "filter": ["a"]})
+    settings = host.load(URL)
+    assert settings.config.repositories[0].proxy == "http://127.0.0.1:65001"
+    assert settings.describe()["proxy"]["from"] == str(endpoint)
+    assert settings.filter == ("a",)
+    assert host.load(URL, proxy="none").filter == (), "not needed, not read"
+    named = host.write("other.json", {"addr": "h:1"})
+    settings = host.load(URL, environ={"DRAGONFLY_ENDPOINT_CONFIG": str(named)})
+    assert settings.config.repositories[0].proxy == "http://h:1"
+    assert host.load(URL, environ={"DRAGONFLY_ENDPOINT_CONFIG": ""}).config.repositories[0].proxy == ""
+    with pytest.raises(ConfigError, match="/absent: cannot be read"):
+        host.load(URL, environ={"DRAGONFLY_ENDPOINT_CONFIG": "/absent"}, proxy="none")
+    host.write("triton/dragonfly_config.json", {"proxy": "agent:1"})
+    assert host.load(URL).config.repositories[0].proxy == "http://agent:1"
 
 
 def test_the_agents_file(host: Host) -> None:

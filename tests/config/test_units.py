@@ -1,4 +1,4 @@
-"""Sizes and durations in all spellings."""
+"""Sizes, durations and percentages in all spellings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from d7yfs.config.units import parse_duration, parse_size, show_duration, show_size
+from d7yfs.config.units import (
+    parse_duration,
+    parse_percent,
+    parse_size,
+    show_duration,
+    show_percent,
+    show_size,
+)
 
 
 @pytest.mark.parametrize(
@@ -83,3 +90,22 @@ def test_shown_shortest() -> None:
         "50GiB",
     ]
     assert [show_duration(duration) for duration in (0.0, 0.5, 60.0, 3600.0)] == ["0s", "0.5s", "60s", "3600s"]
+
+
+@pytest.mark.parametrize(
+    ("value", "percent"), [("0.4%", 0.4), (" 5 % ", 5.0), ("100", 100.0), (0, 0.0), (0.25, 0.25), ("0%", 0.0)]
+)
+def test_percent(value: object, percent: float) -> None:
+    assert parse_percent(value) == percent
+
+
+@pytest.mark.parametrize("value", ["", "x", "%", -1, "-1%", 101, "100.1%", "4/1000", True, None, float("nan"), "4 MiB"])
+def test_no_percent(value: object) -> None:
+    with pytest.raises(ValueError, match="allowed: "):
+        parse_percent(value)
+
+
+@given(st.integers(0, 10_000))
+def test_a_percentage_is_shown_as_it_is_read(hundredths: int) -> None:
+    percent = hundredths / 100
+    assert parse_percent(show_percent(percent)) == percent

@@ -12,7 +12,7 @@ import httpx
 
 from d7yfs.errors import D7yfsError
 from d7yfs.fetch.fetcher import Fetcher
-from d7yfs.fetch.proxy import Proxy
+from d7yfs.fetch.proxies import Proxies
 from d7yfs.fetch.reply import error_of
 from d7yfs.fetch.transport import Transport
 from d7yfs.objects import ByteRange, ObjectVersion
@@ -78,7 +78,7 @@ class Reader:
 @asynccontextmanager
 async def reader(origin: Origin, *, dfdaemon_url: str = "") -> AsyncIterator[Reader]:
     transport = Transport(connect_timeout_s=5, first_byte_timeout_s=10, idle_timeout_s=10)
-    proxy = Proxy(dfdaemon_url, transport, required=True) if dfdaemon_url else None
+    proxy = Proxies.at(dfdaemon_url, transport, required=True) if dfdaemon_url else None
     try:
         yield Reader(Fetcher(origin, transport, proxy=proxy, read_timeout_s=20, max_connections=4))
     finally:

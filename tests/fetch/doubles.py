@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import trio
 
@@ -111,6 +112,21 @@ class MemoryTarget:
             if piece.stop in (self.version.size_bytes, (index + 1) * BLOCK_BYTES):
                 self._presence.landed(index, Block.DISK)
         self.data[offset : offset + len(data)] = data
+
+    def new_link_path(self) -> Path | None:
+        return None
+
+    def adopt_link(self, incoming: Path) -> None:
+        raise NotImplementedError
+
+    def check_linked(self, piece: ByteRange, crc32: int | None) -> list[int] | None:
+        raise NotImplementedError
+
+    def land_linked(self, piece: ByteRange, crcs: list[int]) -> None:
+        raise NotImplementedError
+
+    def drop_link(self) -> None:
+        raise NotImplementedError
 
     def when_whole(self, tell: Callable[[], None]) -> None:
         raise NotImplementedError

@@ -128,6 +128,26 @@ async def test_filling_brings_all_that_is_missing(
     assert target.holds == 0
 
 
+async def test_filling_stops_when_nobody_wants_it_and_goes_on_when_somebody_does(
+    server: ScriptedServer, fetcher: Fetcher, target: MemoryTarget, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with trio.open_nursery() as nursery:
+        filler = DirectFiller(target, fetcher, nursery)
+        filler.fill()
+        filler.relent()
+    assert (server.requests, target.written, target.holds) == ([], 0, 0)
+    assert "fill broken off: 0 bytes by origin" in caplog.text
+    assert fetcher.journal.route_of(target.version) is None
+    async with trio.open_nursery() as nursery:
+        filler = DirectFiller(target, fetcher, nursery)
+        filler.relent()
+        filler.fill()
+    assert target.written == SIZE
+    assert f"fill complete: {SIZE} bytes by origin" in caplog.text
+    assert fetcher.journal.route_of(target.version) == "origin"
+
+
 async def test_filling_stops_when_the_origin_fails(
     server: ScriptedServer, fetcher: Fetcher, target: MemoryTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -20,15 +21,20 @@ from d7yfs.errors import (
     OriginUnavailable,
     ProxyUnavailable,
     VersionGone,
+    VersionUnbound,
 )
-from d7yfs.fetch.fetcher import BUFFER_BYTES, Fetcher, Urgency, pause_before_retry_s
-from d7yfs.fetch.proxy import MAX_REGISTRATIONS, Proxy
+from d7yfs.fetch import outage
+from d7yfs.fetch.dragonfly import TaskOptions
+from d7yfs.fetch.fetcher import BUFFER_BYTES, Fetcher, pause_before_retry_s
+from d7yfs.fetch.proxies import MAX_REGISTRATIONS, Proxies
+from d7yfs.fetch.proxy import Proxy
+from d7yfs.fetch.transfer import Urgency
 from d7yfs.fetch.transport import Transport
 from d7yfs.objects import ByteRange, ObjectVersion
 from tests.fetch.doubles import SECRET, FakeOrigin
-from tests.servers import faults
-from tests.servers.dfdaemon import FakeDfdaemon, error
-from tests.servers.http11 import Answer, Exchange, Fault
+from tests.servers import dfdaemon, faults
+from tests.servers.dfdaemon import FakeDfdaemon, error, other_task
+from tests.servers.http11 import Answer, Exchange, Fault, Request
 from tests.servers.scripted import ScriptedServer
 
 KEY = "models/m/weights.bin"
@@ -80,7 +86,7 @@ async def transport() -> AsyncIterator[Transport]:
 
 
 def new_fetcher(
-    origin: FakeOrigin, transport: Transport, proxy: Proxy | None = None, *, max_connections: int = 16
+    origin: FakeOrigin, transport: Transport, proxy: Proxies | None = None, *, max_connections: int = 16
 ) -> Fetcher:
     return Fetcher(origin, transport, proxy=proxy, read_timeout_s=READ_TIMEOUT_S, max_connections=max_connections)
 
@@ -122,6 +128,15 @@ async def test_what_cannot_be_prepared_is_the_first_reads_to_tell(
     await fetcher.prepare()
     assert server.connections == 0
     await fetcher.fetch(version, WANTED, Sink(WANTED.start))
+
+
+async def test_a_connection_to_the_proxy_is_prepared(
+    daemon: FakeDfdaemon, streamer: Fetcher, origin: FakeOrigin, server: ScriptedServer, version: ObjectVersion
+) -> None:
+    await streamer.prepare()
+    assert (origin.signed, daemon.connections, server.connections) == ([(True, False)], 1, 0)
+    await streamer.stream(version, version.whole, Sink(0))
+    assert daemon.connections == 1
 
 
 # --- what arrives -----------------------------------------------------------------------------------------------------
@@ -595,16 +610,16 @@ async def daemon() -> AsyncIterator[FakeDfdaemon]:
 
 
 @pytest.fixture
-async def proxy(daemon: FakeDfdaemon) -> AsyncIterator[Proxy]:
+async def proxy(daemon: FakeDfdaemon) -> AsyncIterator[Proxies]:
     transport = Transport(connect_timeout_s=3, first_byte_timeout_s=3, idle_timeout_s=5)
     headers = {"X-Team": SECRET, "x-dragonfly-use-p2p": "false"}
-    yield Proxy(daemon.url, transport, required=False, headers=headers, filter=["mine"])
+    yield Proxies.at(daemon.url, transport, required=False, options=TaskOptions(headers=headers, filter=("mine",)))
     await transport.aclose()
     assert transport.statistics().open_connections == 0
 
 
 @pytest.fixture
-def streamer(origin: FakeOrigin, transport: Transport, proxy: Proxy) -> Fetcher:
+def streamer(origin: FakeOrigin, transport: Transport, proxy: Proxies) -> Fetcher:
     return new_fetcher(origin, transport, proxy)
 
 
@@ -720,7 +735,7 @@ async def test_what_the_proxy_says_about_the_origin_is_asked_again_only_a_little
 async def test_a_required_proxy_is_tried_for_the_read_timeout(
     clock: MockClock,
     daemon: FakeDfdaemon,
-    proxy: Proxy,
+    proxy: Proxies,
     streamer: Fetcher,
     server: ScriptedServer,
     version: ObjectVersion,
@@ -732,6 +747,249 @@ async def test_a_required_proxy_is_tried_for_the_read_timeout(
         await streamer.stream(version, version.whole, Sink(0))
     assert READ_TIMEOUT_S <= trio.current_time() - began < READ_TIMEOUT_S + 6
     assert not server.requests
+
+
+# --- which version it is about ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task_id", ["0" * 64, ""])
+async def test_a_reply_about_another_task_is_not_used_and_content_ids_no_more(
+    daemon: FakeDfdaemon, proxy: Proxies, streamer: Fetcher, version: ObjectVersion, task_id: str
+) -> None:
+    daemon.script(other_task(task_id))
+    sink = Sink(0)
+    async with failing(VersionUnbound, "did not answer for this version's task"):
+        await streamer.stream(version, version.whole, sink)
+    assert not sink.data
+    assert (len(daemon.requests), streamer.counters.unbound, proxy.trips) == (1, 1, 0)
+    assert not proxy.all[0].binds_content_ids
+    await streamer.stream(version, version.whole, sink)
+    assert sink.data == BODY
+    assert "x-dragonfly-content-for-calculating-task-id" not in daemon.requests[1].headers
+    assert len(daemon.requests[1].headers["x-dragonfly-tag"]) == 64
+
+
+@pytest.mark.parametrize("tells", [True, False])
+async def test_a_daemon_that_ignores_content_ids_never_mixes_versions(
+    server: ScriptedServer,
+    origin: FakeOrigin,
+    daemon: FakeDfdaemon,
+    proxy: Proxies,
+    streamer: Fetcher,
+    version: ObjectVersion,
+    monkeypatch: pytest.MonkeyPatch,
+    tells: bool,
+) -> None:
+    """An old client, or the Go one, which does not tell its task either."""
+    identify = dfdaemon.identify
+
+    def old(request: Request) -> str:
+        headers = {name: value for name, value in request.headers.items() if "task-id" not in name}
+        return identify(replace(request, headers=headers))
+
+    monkeypatch.setattr(dfdaemon, "identify", old)
+    if not tells:
+        daemon.script(other_task(""), forever=True)
+    proxy.required = True
+    bodies = [BODY, os.urandom(len(BODY)), BODY[::-1]]
+    for body in bodies:
+        server.put(KEY, body)
+        sink = Sink(0)
+        await streamer.stream(origin.version(KEY), version.whole, sink)
+        assert sink.data == body
+    assert streamer.counters.unbound == 1
+    assert len(daemon.requests) == 4
+    assert len(daemon.tasks) == 4, "one for each version, and the one that was bound to none"
+
+
+async def test_a_tag_that_does_not_bind_is_the_proxys_fault(
+    daemon: FakeDfdaemon, proxy: Proxies, streamer: Fetcher, version: ObjectVersion
+) -> None:
+    """Nothing is left to ask it by: it is left alone, longer each time."""
+    daemon.script(other_task(), forever=True)
+    proxy.all[0].binds_content_ids = False
+    async with failing(ProxyUnavailable, "did not answer for this version's task"):
+        await streamer.stream(version, version.whole, Sink(0))
+    assert (len(daemon.requests), proxy.trips, proxy.usable) == (1, 1, False)
+
+
+# --- more than one, and late ------------------------------------------------------------------------------------------
+
+
+async def test_the_next_proxy_stands_in_for_one_that_is_down(
+    clock: MockClock, origin: FakeOrigin, transport: Transport, daemon: FakeDfdaemon, version: ObjectVersion
+) -> None:
+    async with FakeDfdaemon(piece_bytes=1 << 20).running() as service:
+        through = Transport(connect_timeout_s=3, first_byte_timeout_s=3, idle_timeout_s=5)
+        proxies = Proxies([Proxy(daemon.url, through), Proxy(service.url, through)], required=False)
+        fetcher, busy = new_fetcher(origin, transport, proxies), error(429, "proxy")
+        await fetcher.stream(version, version.whole, Sink(0))
+        assert (len(daemon.requests), len(service.requests)) == (1, 0)
+        daemon.script(busy)
+        async with failing(ProxyUnavailable, "answered 429"):
+            await fetcher.stream(version, version.whole, Sink(0))
+        await fetcher.stream(version, version.whole, Sink(0))
+        assert (len(daemon.requests), len(service.requests)) == (2, 1)
+        await trio.sleep(5)
+        await fetcher.stream(version, version.whole, Sink(0))
+        assert (len(daemon.requests), len(service.requests)) == (3, 1), "it is back"
+        daemon.script(busy, busy)
+        service.script(busy)
+        proxies.required = True
+        sink = Sink(0)
+        await fetcher.stream(version, version.whole, sink)
+        assert sink.data == BODY
+        await through.aclose()
+
+
+async def test_a_late_stream_tells_and_goes_on(
+    clock: MockClock, daemon: FakeDfdaemon, origin: FakeOrigin, transport: Transport, version: ObjectVersion
+) -> None:
+    """As with a hung scheduler: 10 s of silence, then the source. Nobody else is sent there meanwhile."""
+    through = Transport(connect_timeout_s=3, first_byte_timeout_s=15, idle_timeout_s=10)
+    proxy = Proxies.at(daemon.url, through, required=False)
+    fetcher = new_fetcher(origin, transport, proxy)
+    stuck = faults.Hang()
+    daemon.script(stuck)
+    told: list[tuple[float, bool]] = []
+    began = trio.current_time()
+    sink = Sink(0)
+
+    async def stream() -> None:
+        await fetcher.stream(
+            version, version.whole, sink, on_silence=lambda: told.append((trio.current_time() - began, proxy.usable))
+        )
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stream)
+        await trio.sleep(10)
+        stuck.resume.set()
+    assert sink.data == BODY
+    assert [round(at_s) for at_s, _ in told] == [3]
+    assert not told[0][1], "others go elsewhere until it answers"
+    assert (proxy.trips, proxy.usable, len(daemon.requests)) == (1, True, 1)
+    await through.aclose()
+
+
+async def test_a_slow_disk_is_not_the_proxys_silence(
+    clock: MockClock, daemon: FakeDfdaemon, proxy: Proxies, streamer: Fetcher, version: ObjectVersion
+) -> None:
+    class SlowSink(Sink):
+        async def write(self, offset: int, data: memoryview) -> None:
+            await trio.sleep(10)
+            await super().write(offset, data)
+
+    told: list[str] = []
+    sink = SlowSink(0)
+    await streamer.stream(version, version.whole, sink, on_silence=lambda: told.append("silent"))
+    assert sink.data == BODY
+    assert (told, proxy.trips) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "blamed"),
+    [
+        (faults.Hang(), True),
+        (faults.Hang(100_000), True),
+        (faults.drop, True),
+        (error(500, "dfdaemon"), True),
+        (error(404, "backend"), False),
+        (faults.gzipped, False),
+        (other_task(), False),
+    ],
+    ids=["silent", "silent in mid-body", "hung up", "500", "404", "gzip", "another task"],
+)
+async def test_a_range_that_a_proxy_does_not_bring_in_time_comes_from_the_origin(
+    clock: MockClock,
+    daemon: FakeDfdaemon,
+    proxy: Proxies,
+    streamer: Fetcher,
+    version: ObjectVersion,
+    fault: Fault,
+    blamed: bool,
+) -> None:
+    daemon.script(fault, forever=True)
+    sink = Sink(WANTED.start)
+    began = trio.current_time()
+    await streamer.fetch(version, WANTED, sink, proxied=True, reason="waiting")
+    assert sink.data == BODY[WANTED.start : WANTED.stop]
+    assert trio.current_time() - began < 4
+    counters = streamer.counters
+    assert counters.direct_bytes_by_reason == {"fallback": counters.direct_bytes}
+    assert counters.direct_bytes + counters.proxy_bytes == WANTED.size
+    assert proxy.usable is not blamed
+
+
+async def test_a_range_that_is_slow_beside_a_stream_that_flows_is_no_failure_of_the_proxy(
+    clock: MockClock, daemon: FakeDfdaemon, origin: FakeOrigin, transport: Transport, version: ObjectVersion
+) -> None:
+    through = Transport(connect_timeout_s=3, first_byte_timeout_s=15, idle_timeout_s=10)
+    proxy = Proxies.at(daemon.url, through, required=False)
+    fetcher = new_fetcher(origin, transport, proxy)
+    daemon.script(faults.Hang())
+    sink = Sink(WANTED.start)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(fetcher.fetch, version, WANTED, sink, proxied=True))
+        await trio.sleep(2)
+        await fetcher.stream(version, version.whole, Sink(0))
+    assert sink.data == BODY[WANTED.start : WANTED.stop]
+    assert fetcher.counters.direct_bytes == WANTED.size
+    assert (proxy.usable, proxy.trips) == (True, 0)
+    await through.aclose()
+
+
+async def test_bytes_are_counted_by_reason(streamer: Fetcher, version: ObjectVersion) -> None:
+    for reason in ("small", "peek", "small"):
+        await streamer.fetch(version, WANTED, Sink(WANTED.start), reason=reason)
+    await streamer.fetch(version, WANTED, Sink(WANTED.start))
+    await streamer.fetch(version, WANTED, Sink(WANTED.start), proxied=True, reason="small")
+    size = WANTED.size
+    assert streamer.counters.direct_bytes_by_reason == {"small": 2 * size, "peek": size, "direct": size}
+    assert (streamer.counters.direct_bytes, streamer.counters.proxy_bytes) == (4 * size, size)
+
+
+@pytest.mark.parametrize(("small_too", "limited"), [(False, False), (True, True)])
+async def test_ranges_that_the_scheduler_sees_wait_for_their_turn(
+    daemon: FakeDfdaemon,
+    proxy: Proxies,
+    streamer: Fetcher,
+    version: ObjectVersion,
+    nursery: trio.Nursery,
+    small_too: bool,
+    limited: bool,
+) -> None:
+    proxy.required = True
+    stuck = [faults.Hang() for _ in range(5)]
+    daemon.script(*stuck)
+    fetch = partial(streamer.fetch, proxied=True, small_too=small_too)
+    for _ in stuck:
+        nursery.start_soon(fetch, version, WANTED, Sink(WANTED.start))
+    await wait_all_tasks_blocked(0.01)
+    assert sum(each.reached.is_set() for each in stuck) == (MAX_REGISTRATIONS if limited else len(stuck))
+    asked = {request.headers.get("x-dragonfly-scheduling-policy") for request in daemon.requests}
+    assert asked == {"always" if small_too else None}
+    nursery.cancel_scope.cancel()
+
+
+# --- no proxy answers -------------------------------------------------------------------------------------------------
+
+
+async def test_in_place_of_proxies_the_origin_is_asked_gently(
+    clock: MockClock, server: ScriptedServer, proxy: Proxies, streamer: Fetcher, version: ObjectVersion
+) -> None:
+    proxy.all[0].failed()
+    stuck = [faults.Hang() for _ in range(30)]
+    server.script(*stuck)
+    async with trio.open_nursery() as nursery:
+        for number in range(15):
+            prefetch = partial(streamer.fetch, urgency=Urgency(urgent=False))
+            nursery.start_soon(prefetch, version, WANTED, Sink(WANTED.start))
+            if number:
+                nursery.start_soon(streamer.fetch, version, WANTED, Sink(WANTED.start))
+        await trio.sleep(outage.READERS_HELD_S)
+        await wait_all_tasks_blocked(0.02)
+        assert outage.MAX_CONNECTIONS // 2 <= len(server.requests) <= outage.MAX_CONNECTIONS
+        nursery.cancel_scope.cancel()
 
 
 async def test_registrations_are_few_and_streams_many(
@@ -751,7 +1009,7 @@ async def test_registrations_are_few_and_streams_many(
 
 
 async def test_a_cancelled_stream_gives_everything_back(
-    daemon: FakeDfdaemon, proxy: Proxy, streamer: Fetcher, version: ObjectVersion
+    daemon: FakeDfdaemon, proxy: Proxies, streamer: Fetcher, version: ObjectVersion
 ) -> None:
     for fault in (faults.Hang(), faults.Hang(1000)):
         daemon.script(fault)
@@ -760,4 +1018,4 @@ async def test_a_cancelled_stream_gives_everything_back(
             await fault.reached.wait()
             await wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
-        assert proxy.streams.borrowed_tokens == proxy.registrations.borrowed_tokens == 0
+        assert proxy.limits.streams.borrowed_tokens == proxy.limits.registrations.borrowed_tokens == 0

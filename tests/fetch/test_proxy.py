@@ -1,12 +1,20 @@
-"""When the breaker lets the proxy be asked."""
+"""When the breaker lets a proxy be asked, which of several is asked, and whom `/healthy` spares."""
 
 from __future__ import annotations
 
-import trio
-from trio.testing import MockClock
+from collections.abc import AsyncIterator
 
-from d7yfs.fetch.proxy import Breaker, Proxy
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from d7yfs.errors import ProxyUnavailable
+from d7yfs.fetch.dragonfly import TaskOptions
+from d7yfs.fetch.proxies import MAX_REGISTRATIONS, Limits, Proxies, Registration
+from d7yfs.fetch.proxy import Breaker, Proxy, address_meant_instead
 from d7yfs.fetch.transport import Transport
+from tests.servers import faults
+from tests.servers.scripted import ScriptedServer
 
 
 def tripped(times: int = 1) -> tuple[Breaker, float]:
@@ -27,7 +35,7 @@ def test_closed_at_first() -> None:
     for _ in range(3):
         assert breaker.admits(0.0)
         breaker.asked(0.0)
-    assert breaker.trips == 0
+    assert (breaker.trips, breaker.state) == (0, "closed")
 
 
 def test_opens_at_a_failure_and_waits_twice_as_long_each_time_up_to_a_limit() -> None:
@@ -47,9 +55,11 @@ def test_failures_of_requests_that_were_under_way_count_once() -> None:
 
 def test_one_probe_at_a_time() -> None:
     breaker, now = tripped()
+    assert breaker.state == "open"
     assert breaker.admits(now + 5)
     assert breaker.admits(now + 5), "asking whether does not use it up"
     breaker.asked(now + 5)
+    assert breaker.state == "probing"
     assert not breaker.admits(now + 5)
     breaker.failed(now + 8)
     assert not breaker.admits(now + 17.9)
@@ -80,14 +90,190 @@ def test_a_stream_from_before_that_still_flows_closes_it() -> None:
     breaker, now = tripped()
     breaker.succeeded()
     assert breaker.admits(now)
+    assert breaker.state == "closed"
+
+
+# --- one, or several --------------------------------------------------------------------------------------------------
+
+
+def two(*, required: bool = False) -> tuple[Proxies, Proxy, Proxy]:
+    transport = Transport()
+    node, service = Proxy("http://node:4001", transport), Proxy("http://service:4001", transport)
+    return Proxies([node, service], required=required), node, service
 
 
 async def test_a_required_proxy_is_always_usable(mock_clock: MockClock) -> None:
     for required in (False, True):
-        proxy = Proxy("http://127.0.0.1:1", Transport(), required=required, headers={"X-Team": "secret"})
+        options = TaskOptions(headers={"X-Team": "secret"})
+        proxy = Proxies.at("http://127.0.0.1:1", Transport(), required=required, options=options)
         assert proxy.usable
-        proxy.breaker.failed(trio.current_time())
+        proxy.all[0].failed()
         assert proxy.usable is required
-        assert "secret" not in repr(proxy)
+        assert proxy.down
+        assert "secret" not in f"{proxy!r} {proxy.all[0]!r} {proxy.options!r}"
     mock_clock.jump(5)
     assert proxy.usable
+
+
+async def test_the_first_one_that_is_worth_asking_is_asked(mock_clock: MockClock) -> None:
+    proxies, node, service = two()
+    assert await proxies.choose() is node
+    assert proxies.url == node.url
+    node.failed()
+    for _ in range(2):
+        assert await proxies.choose() is service
+    assert (proxies.url, proxies.usable, proxies.down) == (service.url, True, False)
+    service.failed()
+    with pytest.raises(ProxyUnavailable, match=node.url):
+        await proxies.choose()
+    assert (proxies.usable, proxies.down, proxies.trips) == (False, True, 2)
+
+
+async def test_a_better_one_that_comes_back_is_preferred_again(mock_clock: MockClock) -> None:
+    proxies, node, service = two()
+    node.failed()
+    mock_clock.jump(5)
+    assert await proxies.choose() is node, "one request finds out"
+    assert await proxies.choose() is service, "the others do not wait for that"
+    node.breaker.succeeded()
+    assert await proxies.choose() is node
+
+
+async def test_of_required_ones_that_are_down_the_next_to_be_tried_is_asked(mock_clock: MockClock) -> None:
+    proxies, node, service = two(required=True)
+    node.failed()
+    mock_clock.jump(1)
+    service.failed()
+    assert await proxies.choose() is node
+    mock_clock.jump(5)
+    assert await proxies.choose() is node
+    node.failed()
+    assert await proxies.choose() is service
+
+
+async def test_repositories_share_what_is_known_of_a_proxy(mock_clock: MockClock) -> None:
+    proxies, node, service = two()
+    other = Proxies([service], required=True)
+    service.failed()
+    node.failed()
+    assert not proxies.usable
+    service.breaker.succeeded()
+    assert await proxies.choose() is await other.choose() is service
+
+
+# --- /healthy ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedServer]:
+    async with ScriptedServer({"healthy": b""}).running() as server:
+        yield server
+
+
+class LocalProxy(Proxy):
+    """Its health port is wherever the test has one."""
+
+    def __init__(self, health_url: str) -> None:
+        super().__init__("http://127.0.0.1:4001", Transport())
+        self._health_url = health_url
+
+    @property
+    def health_url(self) -> str:
+        return self._health_url
+
+
+@pytest.fixture
+async def proxy(server: ScriptedServer) -> AsyncIterator[LocalProxy]:
+    proxy = LocalProxy(f"{server.url}/healthy")
+    yield proxy
+    await proxy.transport.aclose()
+
+
+@pytest.fixture
+def clock() -> MockClock:
+    return MockClock(autojump_threshold=0.05)
+
+
+@pytest.mark.parametrize("kill", [True, False])
+async def test_a_proxy_that_is_known_to_tell_is_not_probed_while_it_tells_nothing(
+    clock: MockClock, server: ScriptedServer, proxy: LocalProxy, kill: bool
+) -> None:
+    await proxy.learn_health()
+    await proxy.learn_health()
+    assert len(server.requests) == 1, "once is enough"
+    proxy.failed()
+    assert not await proxy.admits()
+    assert len(server.requests) == 1
+    await trio.sleep(5)
+    if kill:
+        server.kill()
+    else:
+        server.script(faults.Hang())
+    began = trio.current_time()
+    assert not await proxy.admits()
+    assert trio.current_time() - began <= 1.1, "nobody waits long to hear that"
+    assert proxy.breaker.trips == 2
+
+
+async def test_a_proxy_that_lives_is_probed(clock: MockClock, server: ScriptedServer, proxy: LocalProxy) -> None:
+    await proxy.learn_health()
+    proxy.failed()
+    await trio.sleep(5)
+    assert await proxy.admits()
+    assert len(server.requests) == 2
+    assert not await proxy.admits(), "that one is the probe"
+    proxy.breaker.succeeded()
+    assert await proxy.admits()
+    assert len(server.requests) == 2, "a proxy that answers is not asked how it is"
+
+
+async def test_a_proxy_that_never_told_is_probed_by_a_request(
+    clock: MockClock, server: ScriptedServer, proxy: LocalProxy
+) -> None:
+    server.script(faults.status(404))
+    await proxy.learn_health()
+    proxy.failed()
+    await trio.sleep(5)
+    assert await proxy.admits()
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "health_url", "instead"),
+    [
+        ("http://127.0.0.1:4001", "http://127.0.0.1:4003/healthy", ""),
+        ("http://127.0.0.1:65001", "http://127.0.0.1:4003/healthy", "http://127.0.0.1:4001"),
+        ("http://node", "http://node:4003/healthy", "http://node:4001"),
+        ("http://[::1]:65001", "http://[::1]:4003/healthy", "http://[::1]:4001"),
+        ("http://node:65002", "http://node:4003/healthy", ""),
+    ],
+)
+def test_addresses(url: str, health_url: str, instead: str) -> None:
+    assert Proxy(url, Transport()).health_url == health_url
+    assert address_meant_instead(url) == instead
+
+
+# --- turns at the scheduler -------------------------------------------------------------------------------------------
+
+
+async def test_registrations_are_counted_over_all_repositories(nursery: trio.Nursery) -> None:
+    limits = Limits()
+    holding: list[Registration] = []
+
+    async def hold(limited: Limits | None) -> None:
+        async with Registration(limited) as registration:
+            holding.append(registration)
+            await trio.sleep_forever()
+
+    for _ in range(5):
+        nursery.start_soon(hold, limits)
+    await wait_all_tasks_blocked()
+    assert len(holding) == MAX_REGISTRATIONS
+    holding[0].release()
+    holding[0].release()
+    await wait_all_tasks_blocked()
+    assert len(holding) == MAX_REGISTRATIONS + 1, "the first byte makes way for the next, once"
+    nursery.start_soon(hold, None)
+    await wait_all_tasks_blocked()
+    assert len(holding) == MAX_REGISTRATIONS + 2
+    nursery.cancel_scope.cancel()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +25,8 @@ from d7yfs.errors import VersionGone
 from d7yfs.fetch import turns
 from d7yfs.fetch.direct import DirectFiller
 from d7yfs.fetch.fetcher import Fetcher
-from d7yfs.fetch.proxy import Proxy
+from d7yfs.fetch.policy import Policy
+from d7yfs.fetch.proxies import Proxies
 from d7yfs.fetch.stream import StreamFiller
 from d7yfs.fetch.transport import Transport
 from d7yfs.fetch.turns import PATIENCE_S
@@ -53,13 +54,15 @@ class Daemon:
     fetcher: Fetcher
     origin: FakeOrigin
     nursery: trio.Nursery
+    policy: Policy = field(default_factory=Policy)
 
     def open(self) -> CachedVersion:
         return self.cache.open(self.origin.identity, self.origin.version(KEY), self._new_filler)
 
     def _new_filler(self, target: FillTarget) -> Filler:
-        kind = StreamFiller if self.fetcher.proxy else DirectFiller
-        return kind(target, self.fetcher, self.nursery)
+        if self.fetcher.proxy is None:
+            return DirectFiller(target, self.fetcher, self.nursery)
+        return StreamFiller(target, self.fetcher, self.nursery, self.policy)
 
     async def read(self, start: int, stop: int) -> None:
         """Read [start, stop), which must give the right bytes."""
@@ -94,7 +97,7 @@ async def daemons(path: Path, server: ScriptedServer, proxy_url: str, count: int
             directory = CacheDirectory(path, size_limit_bytes=1 << 30, min_free_bytes=0)
             directory.prepare()
             transports += [Transport(connect_timeout_s=3, first_byte_timeout_s=30, idle_timeout_s=30) for _ in range(2)]
-            proxy = Proxy(proxy_url, transports[-1], required=False) if proxy_url else None
+            proxy = Proxies.at(proxy_url, transports[-1], required=False) if proxy_url else None
             fetcher = Fetcher(FakeOrigin(server), transports[-2], proxy=proxy, read_timeout_s=60, max_connections=8)
             cache = Cache(directory, memory_buffer_bytes=16 * MB, read_timeout_s=60, pace=steady_pace())
             own = await nursery.start(_nursery)

@@ -20,7 +20,8 @@ from d7yfs.cache.version import CachedVersion
 from d7yfs.errors import BadReply, D7yfsError, NotFound, OriginUnavailable
 from d7yfs.fetch.direct import SMALL_BYTES, DirectFiller
 from d7yfs.fetch.fetcher import Fetcher
-from d7yfs.fetch.proxy import Proxy
+from d7yfs.fetch.policy import Policy
+from d7yfs.fetch.proxies import Proxies
 from d7yfs.fetch.stream import StreamFiller
 from d7yfs.fetch.transport import Transport
 from d7yfs.fetch.verification import Verifier
@@ -45,13 +46,14 @@ WRONG = Checksums(crc32c=crc32c.crc32c(BODY) ^ 1)
 class Scene:
     """One daemon's cache and way to the store."""
 
-    def __init__(self, path: Path, server: ScriptedServer, transport: Transport, proxy: Proxy | None = None) -> None:
+    def __init__(self, path: Path, server: ScriptedServer, transport: Transport, proxy: Proxies | None = None) -> None:
         directory = CacheDirectory(path, size_limit_bytes=1 << 30, min_free_bytes=0)
         directory.prepare()
         self.cache = Cache(directory, memory_buffer_bytes=16 * MB, read_timeout_s=20, pace=steady_pace())
         self.server = server
         self.origin = FakeOrigin(server)
         self.fetcher = Fetcher(self.origin, transport, proxy=proxy, read_timeout_s=20, max_connections=6)
+        self.policy = Policy()
         self.full = False
         self.forgotten: list[ObjectVersion] = []
         self.struck_out = trio.Event()
@@ -62,7 +64,9 @@ class Scene:
 
         def new_filler(target: FillTarget) -> Filler:
             verifier.watch(target)
-            return (StreamFiller if self.fetcher.proxy else DirectFiller)(target, self.fetcher, nursery)
+            if self.fetcher.proxy is None:
+                return DirectFiller(target, self.fetcher, nursery)
+            return StreamFiller(target, self.fetcher, nursery, self.policy)
 
         return self.cache.open(self.origin.identity, self.origin.version(key), new_filler)
 
@@ -272,9 +276,9 @@ async def test_the_proxy_is_not_asked_again_unless_it_is_the_only_way(
     tmp_path: Path, server: ScriptedServer, transport: Transport, required: bool
 ) -> None:
     async with FakeDfdaemon(piece_bytes=MB).running() as dfdaemon:
-        scene = Scene(tmp_path, server, transport, Proxy(dfdaemon.url, transport, required=required))
+        scene = Scene(tmp_path, server, transport, Proxies.at(dfdaemon.url, transport, required=required))
         scene.origin.recorded = RIGHT
-        dfdaemon.script(faults.altered(-1), faults.altered(-1))  # the stream, and what may not wait for it
+        dfdaemon.script(faults.altered(-1))  # the stream
         await scene.read(stop=2 * MB)  # and the stream brings the rest
         assert (scene.mismatches, scene.cached_bytes) == (1, 0)
         asked = len(dfdaemon.requests)

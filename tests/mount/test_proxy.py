@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.mount.conftest import MIB, Bucket, bytes_of
+from tests.mount.conftest import MIB, Bucket, bytes_of, faulty_url
 from tests.mount.mounted import Mounted, Mounter, in_background
 from tests.servers import faults
 from tests.servers.dfdaemon import FakeDfdaemon, error
 from tests.servers.http11 import Request
 from tests.servers.in_thread import InThread
+from tests.servers.s3_faults import S3Faults
 
 pytestmark = [pytest.mark.mount, pytest.mark.store]
 
@@ -184,3 +186,100 @@ def test_eight_readers_are_one_get(
     readers = [in_background(lambda: (mounted.point / "weights.bin").read_bytes()) for _ in range(8)]
     assert all(each.result(30) == weights for each in readers)
     assert len(_for(dfdaemon, "weights.bin")) == 1
+
+
+# --- the policy -------------------------------------------------------------------------------------------------------
+
+FILES = {
+    "llm/model.safetensors": bytes_of(78, SIZE),
+    "llm/config.json": bytes_of(79, 2000),
+    "llm/tokenizer.json": bytes_of(80, 6 * MIB),
+    "data/table.parquet": bytes_of(81, 2 * SIZE),
+}
+
+
+@pytest.fixture
+def models(faulty: InThread[S3Faults]) -> InThread[S3Faults]:
+    """A store that tells who asked it for what."""
+    for path, body in FILES.items():
+        faulty.do(faulty.server.put, f"b/models/{path}", body)
+    return faulty
+
+
+def _read_all(mounted: Mounted) -> None:
+    for path, body in FILES.items():
+        assert mounted.read(path) == body
+
+
+def _past_dfdaemon(models: InThread[S3Faults], path: str) -> list[Request]:
+    return [
+        each for each in models.server.data_requests(f"b/models/{path}") if "x-dragonfly-use-p2p" not in each.headers
+    ]
+
+
+@pytest.mark.parametrize("mode", ["always", "never"])
+def test_always_and_never(
+    mounter: Mounter, models: InThread[S3Faults], dfdaemon: InThread[FakeDfdaemon], mode: str
+) -> None:
+    mounted = mounter.mount(faulty_url(models, "models"), "--anonymous", "--proxy", dfdaemon.server.url, "--p2p", mode)
+    _read_all(mounted)
+    fetched = mounted.fetched()
+    if mode == "always":
+        assert all(not _past_dfdaemon(models, path) for path in FILES), "the store gets no GET but dfdaemon's"
+        assert (fetched["direct_requests"], fetched["direct_bytes"]) == (0, 0)
+        assert len(dfdaemon.server.tasks) == len(FILES)
+    else:
+        assert dfdaemon.server.requests == []
+        assert all(_past_dfdaemon(models, path) for path in FILES)
+        assert fetched["direct_bytes_by_reason"] == {"never": sum(map(len, FILES.values()))}
+    assert mounted.status()["settings"]["p2p"]["value"] == mode
+
+
+def test_always_reads_from_the_store_when_the_proxy_is_dead(
+    mounter: Mounter, models: InThread[S3Faults], dfdaemon: InThread[FakeDfdaemon]
+) -> None:
+    mounted = mounter.mount(
+        faulty_url(models, "models"), "--anonymous", "--proxy", dfdaemon.server.url, "--p2p", "always"
+    )
+    dfdaemon.do(dfdaemon.server.kill)
+    _read_all(mounted)
+
+
+def test_the_mode_goes_by_the_path(
+    mounter: Mounter, models: InThread[S3Faults], dfdaemon: InThread[FakeDfdaemon]
+) -> None:
+    p2p = "/llm/config.json=always, *.json=never,*.parquet=never,always"
+    mounted = mounter.mount(faulty_url(models, "models"), "--anonymous", "--proxy", dfdaemon.server.url, "--p2p", p2p)
+    _read_all(mounted)
+    through = {path for path in FILES if dfdaemon.server.requests_for(f"b/models/{path}")}
+    past = {path for path in FILES if _past_dfdaemon(models, path)}
+    assert through == {"llm/model.safetensors", "llm/config.json"}
+    assert past == {"llm/tokenizer.json", "data/table.parquet"}
+    assert mounted.status()["settings"]["p2p"]["value"] == p2p.replace(" ", "")
+
+
+def test_sparse_reads_of_what_is_no_model_are_no_stream(
+    mounter: Mounter, models: InThread[S3Faults], dfdaemon: InThread[FakeDfdaemon]
+) -> None:
+    mounted = mounter.mount(faulty_url(models, "models"), "--anonymous", "--proxy", dfdaemon.server.url)
+    body = FILES["data/table.parquet"]
+    with (mounted.point / "data/table.parquet").open("rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        for at in range(5 * MIB, 45 * MIB, 5 * MIB):
+            assert os.pread(file.fileno(), 4096, at) == body[at : at + 4096]
+    assert mounted.fetched()["direct_bytes"] <= 4 * MIB, "of which each host may take so much from the store"
+    asked = dfdaemon.server.requests_for("b/models/data/table.parquet")
+    assert asked
+    assert all("range" in each.headers for each in asked)
+    assert mounted.read("data/table.parquet") == body, "read from end to end it is one"
+    assert mounted.fetched()["direct_bytes"] <= 4 * MIB
+
+
+def test_a_sequential_reader_of_what_is_no_model_gets_a_stream(
+    mounter: Mounter, models: InThread[S3Faults], dfdaemon: InThread[FakeDfdaemon]
+) -> None:
+    mounted = mounter.mount(faulty_url(models, "models"), "--anonymous", "--proxy", dfdaemon.server.url)
+    assert mounted.read("data/table.parquet") == FILES["data/table.parquet"]
+    asked = dfdaemon.server.requests_for("b/models/data/table.parquet")
+    assert [each for each in asked if each.headers.get("range", "-").endswith("-")]
+    assert mounted.fetched()["direct_bytes"] <= 4 * MIB

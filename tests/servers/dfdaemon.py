@@ -19,7 +19,7 @@ import trio
 from d7yfs.errors import D7yfsError
 from d7yfs.fetch.transport import Transport
 from tests.servers.faults import status
-from tests.servers.http11 import Answer, BodyLost, Fault, HttpServer, Request
+from tests.servers.http11 import Answer, BodyLost, Exchange, Fault, HttpServer, Request
 from tests.servers.scripted import parse_range
 
 DEFAULT_FILTER = (
@@ -36,8 +36,21 @@ def error(code: int, error_type: str) -> Fault:
     return status(code, {"X-Dragonfly-Error-Type": error_type})
 
 
-wrong_total: Fault = status(200, {"X-Dragonfly-Task-ID": "0" * 64}, b"\0")
-"""What comes of an origin that answers ranges with 200: dfdaemon takes one byte for the object, however large it is."""
+async def wrong_total(exchange: Exchange, answer: Answer) -> None:
+    """What comes of an origin that answers ranges with 200: dfdaemon takes one byte for the object, however large it is."""
+    await exchange.deliver(Answer(200, {"X-Dragonfly-Task-ID": answer.headers["X-Dragonfly-Task-ID"]}, b"\0"))
+
+
+def other_task(task_id: str = "0" * 64) -> Fault:
+    """The right bytes, under the id of another task: a client that computes ids otherwise. An empty `task_id`: it tells none."""
+
+    async def deliver(exchange: Exchange, answer: Answer) -> None:
+        headers = {name: value for name, value in answer.headers.items() if name != "X-Dragonfly-Task-ID"}
+        if task_id:
+            headers["X-Dragonfly-Task-ID"] = task_id
+        await exchange.deliver(Answer(answer.status, headers, answer.body))
+
+    return deliver
 
 
 @dataclass

@@ -1,0 +1,79 @@
+"""Which files go through Dragonfly, and how strictly: the option `p2p`. Pure.
+
+Its text is a comma list of GLOB=MODE, the first match wins, and at most one bare MODE for all other files (`auto` when there is none):
+`*.json=never,*.safetensors=always,auto`.
+
+A glob with a slash is held against the file's path below the repository's directory in the mount; one without against the file's name.
+`*` matches anything, slashes too (fnmatch(3) without FNM_PATHNAME); a slash at the beginning only anchors: `/config.json` is that one file.
+Upper and lower case differ, as they do in the store. A glob cannot hold a comma; `?` stands in for one.
+
+Called by `schema` (as the option's type) and, once per opened version, by `daemon`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from fnmatch import fnmatchcase
+
+ALLOWED = "allowed: always, auto or never, for some files as GLOB=MODE, such as *.json=never,*.safetensors=always,auto"
+
+
+class Mode(Enum):
+    """How much of a file's data goes through dfdaemon, where one is configured."""
+
+    AUTO = "auto"
+    """Files over 4 MiB do, but for a bounded part that a reader waits for."""
+    ALWAYS = "always"
+    """Every byte does, small files and what a reader waits for included."""
+    NEVER = "never"
+    """None does, as if no dfdaemon were configured."""
+
+
+@dataclass(frozen=True, slots=True)
+class P2p:
+    """The option's value; `str` is its normal form, which `parse` reads back."""
+
+    rules: tuple[tuple[str, Mode], ...] = ()
+    """(glob, mode); the first that matches counts."""
+    default: Mode = Mode.AUTO
+
+    @classmethod
+    def parse(cls, value: object) -> P2p:
+        """Read the option. The empty text is the default. Raises ValueError (see `Kind.parse`)."""
+        if isinstance(value, P2p):
+            return value
+        if not isinstance(value, str):
+            raise ValueError("has the wrong type; allowed: text in quotes")
+        rules: list[tuple[str, Mode]] = []
+        bare: list[Mode] = []
+        for part in filter(None, map(str.strip, value.split(","))):
+            glob, separator, word = part.rpartition("=")
+            mode = _mode(word)
+            if not separator:
+                bare.append(mode)
+            elif glob := glob.rstrip():
+                rules.append((glob, mode))
+            else:
+                raise ValueError(f"has no glob before an equals sign; {ALLOWED}")
+        if len(bare) > 1:
+            raise ValueError(f"names more than one mode for all other files; {ALLOWED}")
+        return cls(tuple(rules), *bare)
+
+    def mode_of(self, path: str) -> Mode:
+        """The mode of the file at `path`, relative to the repository's directory, without a slash at its beginning."""
+        name = path.rpartition("/")[2]
+        for glob, mode in self.rules:
+            if fnmatchcase(path, glob.removeprefix("/")) if "/" in glob else fnmatchcase(name, glob):
+                return mode
+        return self.default
+
+    def __str__(self) -> str:
+        return ",".join([*(f"{glob}={mode.value}" for glob, mode in self.rules), self.default.value])
+
+
+def _mode(word: str) -> Mode:
+    try:
+        return Mode(word.strip().lower())
+    except ValueError:
+        raise ValueError(f"names a mode that is not known; {ALLOWED}") from None

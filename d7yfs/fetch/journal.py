@@ -1,0 +1,89 @@
+"""What is remembered and logged of a repository's whole-object fills: by which way each version came, as which task.
+
+A fill is two log lines, at its begin and its end, with the task's id: the same that dfdaemon's log has, so that one can be found from the
+other. As JSON the same facts stand in fields of their own.
+
+Called by fillers; `daemon` asks it what to show of a version.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import trio
+from cachetools import LRUCache
+
+from d7yfs.logs import fields
+from d7yfs.objects import ObjectVersion
+
+log = logging.getLogger(__name__)
+
+_REMEMBERED = 10_000
+"""Versions whose way is known; of older ones only the configured way can be told."""
+
+
+class Fill:
+    """One fill. Its filler counts what it brings."""
+
+    def __init__(self, name: str, version: ObjectVersion, route: str) -> None:
+        self.fetched_bytes = 0
+        self.outcome = "stopped"
+        """How it ends, in a word or two, if nobody says otherwise."""
+        self._name = name
+        self._route = route
+        self._facts: dict[str, object] = {"object": name, "route": route, "size_bytes": version.size_bytes}
+        self._as_task = ""
+        self._began_at: float | None = None
+
+    def begins(self, task_id: str = "") -> None:
+        """It is asked for, where Dragonfly has a part in it as this task. Only the first time is told."""
+        if self._began_at is not None:
+            return
+        self._began_at = trio.current_time()
+        if task_id:
+            self._facts["task_id"] = task_id
+            self._as_task = f" as task {task_id}"
+        size_bytes = self._facts["size_bytes"]
+        log.info(
+            "%s: filling %d bytes by %s%s",
+            self._name,
+            size_bytes,
+            self._route,
+            self._as_task,
+            extra=fields(self._facts),
+        )
+
+    def ended(self) -> None:
+        """Tell what came of it, unless it never began."""
+        if self._began_at is None:
+            return
+        took_s = trio.current_time() - self._began_at
+        result = {"fetched_bytes": self.fetched_bytes, "seconds": round(took_s, 3), "outcome": self.outcome}
+        said = f"{self.outcome}: {self.fetched_bytes} bytes by {self._route} in {took_s:.2f} s{self._as_task}"
+        log.info("%s: fill %s", self._name, said, extra=fields(self._facts | result))
+
+
+class Journal:
+    """One repository's."""
+
+    def __init__(self) -> None:
+        self._routes: LRUCache[tuple[str, str, int], str] = LRUCache(_REMEMBERED)
+
+    def route_of(self, version: ObjectVersion) -> str | None:
+        """The way by which `version` was filled last; None when it was not, or long ago."""
+        return self._routes.get(version.identity)
+
+    @contextmanager
+    def fill(self, name: str, version: ObjectVersion, *, route: str, task_id: str | None = None) -> Iterator[Fill]:
+        """A fill that lasts as long as the block. With a `task_id`, which may be empty, it begins at once, else when that is said."""
+        fill = Fill(name, version, route)
+        if task_id is not None:
+            fill.begins(task_id)
+        try:
+            yield fill
+        finally:
+            if fill.fetched_bytes:
+                self._routes[version.identity] = route
+            fill.ended()

@@ -1,0 +1,113 @@
+"""A range on its way: where it goes, how far it has come, whether a reader waits for it. Plain state of the fetcher's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import trio
+
+from d7yfs.fetch.proxy import Proxy
+from d7yfs.objects import ByteRange, ObjectVersion
+
+DIRECT = "direct"
+"""The reason of bytes that come straight from the origin because nothing else is configured, or for none that anybody gave."""
+
+FALLBACK = "fallback"
+"""The reason of bytes that a proxy was to bring."""
+
+
+class Sink(Protocol):
+    """Where bytes go."""
+
+    async def write(self, offset: int, data: memoryview) -> None:
+        """Take `data`, which is lent until this returns; calls of one transfer follow each other without a gap, or repeat themselves."""
+
+
+class Urgency:
+    """Whether a reader waits for a transfer; `raise_` when one comes while the transfer still queues as a prefetch."""
+
+    __slots__ = ("_queue", "urgent")
+
+    def __init__(self, *, urgent: bool) -> None:
+        self.urgent = urgent
+        self._queue = trio.CancelScope()
+
+    def queueing(self) -> trio.CancelScope:
+        """The scope of a stay in the queue for prefetches; a transfer may come back to it."""
+        self._queue = trio.CancelScope()
+        return self._queue
+
+    def raise_(self) -> None:
+        self.urgent = True
+        self._queue.cancel()
+
+
+class Transfer:
+    """A range on its way: `position` is the next byte that is wanted."""
+
+    __slots__ = (
+        "_expected_since",
+        "_writing",
+        "last_progress",
+        "on_first_byte",
+        "on_task",
+        "position",
+        "proxy",
+        "reason",
+        "sink",
+        "small_too",
+        "version",
+        "wanted",
+    )
+
+    def __init__(
+        self,
+        version: ObjectVersion,
+        wanted: ByteRange,
+        sink: Sink,
+        *,
+        reason: str = DIRECT,
+        small_too: bool = False,
+    ) -> None:
+        self.version = version
+        self.wanted = wanted
+        self.sink = sink
+        self.reason = reason
+        """Under which bytes are counted that come straight from the origin."""
+        self.small_too = small_too
+        self.on_first_byte: Callable[[], None] = lambda: None
+        """Called at least once, when bytes have come."""
+        self.on_task: Callable[[str], None] = lambda _: None
+        """Told which task a proxy is asked for, at each attempt."""
+        self.proxy: Proxy | None = None
+        """Who was asked last."""
+        self.position = wanted.start
+        self.last_progress = self._expected_since = trio.current_time()
+        self._writing = False
+
+    @property
+    def rest(self) -> ByteRange:
+        """What is still to come."""
+        return ByteRange(self.position, self.wanted.stop)
+
+    def ask(self, proxy: Proxy) -> None:
+        """`proxy` is asked now."""
+        self.proxy = proxy
+        self._expected_since = trio.current_time()
+
+    def alive_at(self) -> float:
+        """When there was last a reason to expect bytes: nobody is to blame for silence while what came is being written."""
+        return trio.current_time() if self._writing else max(self.last_progress, self._expected_since)
+
+    async def take(self, data: memoryview) -> None:
+        """`data` has come; it is lent until this returns."""
+        self.last_progress = trio.current_time()
+        self.on_first_byte()
+        self._writing = True
+        try:
+            await self.sink.write(self.position, data)
+        finally:
+            self._writing = False
+            self._expected_since = trio.current_time()  # more is wanted from now on
+        self.position += len(data)

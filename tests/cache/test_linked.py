@@ -1,0 +1,355 @@
+"""The second store of a version: dfdaemon's file, linked, read and never written; what of it is believed, and until when."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from d7yfs.cache import inspection
+from d7yfs.cache.backing import BackingFile
+from d7yfs.cache.directory import CacheDirectory
+from d7yfs.cache.linked import LinkFailed
+from d7yfs.cache.presence import Block
+from d7yfs.checksum import crc32c_of_blocks
+from d7yfs.objects import ByteRange
+from tests.cache.doubles import BOOT, MIB, ORIGIN, backing, bytes_of, data_of, directory, fill, read, version
+
+FILE = version(9 * MIB + 5)
+FIRST, LAST = ByteRange(0, 4 * MIB), ByteRange(8 * MIB, FILE.size_bytes)
+PIECES = (FIRST, ByteRange(4 * MIB, 8 * MIB), LAST)
+
+
+def store_of(path: Path, *pieces: ByteRange, name: str = "task") -> Path:
+    """dfdaemon's file with these pieces in it."""
+    made = path / name
+    made.touch()
+    with made.open("r+b") as file:
+        file.truncate(FILE.size_bytes)
+        for piece in pieces:
+            file.seek(piece.start)
+            file.write(data_of(FILE, piece))
+    return made
+
+
+def link(file: BackingFile, store: Path) -> None:
+    path = file.new_link_path()
+    assert path is not None
+    path.hardlink_to(store)
+    file.adopt_link(path)
+
+
+def land(file: BackingFile, *pieces: ByteRange, check: bool = True) -> None:
+    for piece in pieces:
+        crcs = file.check_linked(piece, zlib.crc32(data_of(FILE, piece)) if check else None)
+        assert crcs is not None
+        file.land_linked(piece, crcs)
+
+
+def linked(within: CacheDirectory, store: Path, *pieces: ByteRange, check: bool = True) -> None:
+    """Leave a version behind with these pieces."""
+    with backing(FILE, within) as file:
+        link(file, store)
+        land(file, *pieces, check=check)
+
+
+def the_link(path: Path) -> Path:
+    (found,) = path.glob("v1/?/*.link")
+    return found
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def test_only_what_was_announced_is_readable(tmp_path: Path) -> None:
+    store = store_of(tmp_path, *PIECES)
+    with backing(FILE, directory(tmp_path / "c")) as file:
+        link(file, store)
+        assert file.presence.cached_bytes == 0, "the link itself proves nothing"
+        land(file, LAST, FIRST)
+        assert list(file.presence.blocks) == [Block.LINKED] * 4 + [Block.ABSENT] * 4 + [Block.LINKED] * 2
+        assert read(file, FIRST) == bytes_of(FILE, FIRST)
+        assert read(file, LAST) == bytes_of(FILE, LAST)
+
+
+def test_each_block_comes_from_where_it_is(tmp_path: Path) -> None:
+    store = store_of(tmp_path, FIRST, LAST)
+    with backing(FILE, directory(tmp_path / "c"), room_bytes=3 * MIB) as file:
+        fill(file, 2, 5, 6, 7, 4)
+        link(file, store)
+        land(file, FIRST, LAST)
+        states = {Block(state) for state in file.presence.blocks}
+        assert states == {Block.LINKED, Block.DISK, Block.MEMORY}
+        assert file.presence.blocks[2] == Block.DISK, "what is there stays where it is"
+        assert read(file, FILE.whole) == bytes_of(FILE, FILE.whole)
+
+
+def test_a_landing_overtakes_a_block_that_arrives_otherwise(tmp_path: Path) -> None:
+    store = store_of(tmp_path, FIRST)
+    with backing(FILE, directory(tmp_path / "c")) as file:
+        landings = file.begin_write(0, data_of(FILE, ByteRange(0, 1000)))
+        link(file, store)
+        land(file, FIRST)
+        file.store(landings)
+        file.finish_write(landings)
+        assert file.presence.blocks[0] == Block.LINKED
+        assert read(file, FIRST) == bytes_of(FILE, FIRST)
+
+
+def test_the_store_is_never_written(tmp_path: Path) -> None:
+    store = store_of(tmp_path, FIRST)
+    before = (store.read_bytes(), store.stat().st_mtime_ns)
+    with backing(FILE, directory(tmp_path / "c")) as file:
+        link(file, store)
+        land(file, FIRST)
+        fill(file)
+        file.strike_out()
+        fill(file)
+    assert (store.read_bytes(), store.stat().st_mtime_ns) == before
+
+
+# --- what is not taken ------------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_piece_is_told(tmp_path: Path) -> None:
+    store = store_of(tmp_path, FIRST)
+    with backing(FILE, directory(tmp_path / "c")) as file:
+        link(file, store)
+        assert file.check_linked(FIRST, zlib.crc32(data_of(FILE, FIRST)) ^ 1) is None
+        assert file.check_linked(LAST, zlib.crc32(data_of(FILE, LAST))) is None, "zeros"
+
+
+@pytest.mark.parametrize(
+    ("trouble", "number"),
+    [
+        ("absent", errno.ENOENT),
+        ("copy", errno.EXDEV),
+        ("short", errno.ESTALE),
+        ("fifo", errno.EINVAL),
+        ("symlink", errno.ELOOP),
+    ],
+)
+def test_what_is_no_link_to_the_object(tmp_path: Path, trouble: str, number: int) -> None:
+    store = store_of(tmp_path, FIRST)
+    with backing(FILE, directory(tmp_path / "c")) as file:
+        path = file.new_link_path()
+        assert path is not None
+        if trouble == "copy":
+            path.write_bytes(store.read_bytes())
+        elif trouble == "short":
+            os.truncate(store, 5)
+            path.hardlink_to(store)
+        elif trouble == "fifo":
+            os.mkfifo(path)
+        elif trouble == "symlink":
+            path.symlink_to(store)
+        with pytest.raises(OSError) as caught:  # noqa: PT011  # the errno is what matters
+            file.adopt_link(path)
+        assert caught.value.errno == number
+        fill(file)
+        assert read(file, FILE.whole) == bytes_of(FILE, FILE.whole)
+
+
+def test_another_file_than_before_begins_anew(tmp_path: Path) -> None:
+    first, second = store_of(tmp_path, FIRST), store_of(tmp_path, LAST, name="other")
+    with backing(FILE, directory(tmp_path / "c")) as file:
+        link(file, first)
+        land(file, FIRST)
+        link(file, first)
+        assert file.presence.blocks[0] == Block.LINKED, "the same file: as it was"
+        link(file, second)
+        assert set(file.presence.blocks) == {Block.ABSENT}
+        land(file, LAST)
+        assert read(file, LAST) == bytes_of(FILE, LAST)
+    with backing(FILE, directory(tmp_path / "c")) as later:
+        assert list(later.presence.blocks) == [Block.ABSENT] * 8 + [Block.LINKED] * 2
+
+
+def test_without_a_disk_there_is_no_place_for_a_link() -> None:
+    with backing(FILE, None) as file:
+        assert file.new_link_path() is None
+
+
+# --- what is kept -----------------------------------------------------------------------------------------------------
+
+
+def test_a_link_is_found_again(tmp_path: Path) -> None:
+    within = directory(tmp_path / "c")
+    linked(within, store_of(tmp_path, FIRST), FIRST)
+    assert within.cached_bytes(ORIGIN, FILE) == FIRST.size
+    with backing(FILE, within) as file:
+        assert read(file, FIRST) == bytes_of(FILE, FIRST)
+        assert file.presence.cached_bytes == FIRST.size
+
+
+def test_after_another_boot_blocks_are_compared_first(tmp_path: Path) -> None:
+    within, store = directory(tmp_path / "c"), store_of(tmp_path, *PIECES)
+    linked(within, store, *PIECES)
+    with store.open("r+b") as damaged:
+        damaged.seek(MIB + 7)
+        damaged.write(b"damaged!")
+    with backing(FILE, within, boot_tag=BOOT + 2) as file:
+        assert set(file.presence.blocks) == {Block.UNVERIFIED_LINK}
+        for index in file.presence.unverified(FILE.whole):
+            file.verified(index, good=file.matches_checksum(index))
+        assert [index for index, state in enumerate(file.presence.blocks) if state == Block.ABSENT] == [1]
+        assert file.corrupt_blocks == 1
+    with backing(FILE, within, boot_tag=BOOT + 2) as later:
+        assert list(later.presence.blocks[:3]) == [Block.LINKED, Block.ABSENT, Block.LINKED]
+
+
+def test_what_was_not_checked_is_believed_until_the_next_boot(tmp_path: Path) -> None:
+    within = directory(tmp_path / "c")
+    linked(within, store_of(tmp_path, FIRST), FIRST, check=False)
+    with backing(FILE, within) as file:
+        assert file.presence.cached_bytes == FIRST.size
+    with backing(FILE, within, boot_tag=BOOT + 2) as file:
+        assert set(file.presence.blocks) == {Block.ABSENT}
+        assert file.corrupt_blocks == 0
+
+
+def test_a_map_does_not_speak_of_another_file(tmp_path: Path) -> None:
+    within = directory(tmp_path / "c")
+    linked(within, store_of(tmp_path, FIRST), FIRST)
+    path = the_link(tmp_path / "c")
+    path.unlink()
+    path.hardlink_to(store_of(tmp_path, name="other"))
+    with backing(FILE, within) as file:
+        assert set(file.presence.blocks) == {Block.ABSENT}
+    assert within.cached_bytes(ORIGIN, FILE) == 0
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_the_whole_objects_crc32c(tmp_path: Path, check: bool) -> None:
+    with backing(FILE, directory(tmp_path / "plain")) as plain:
+        fill(plain)
+        expected = plain.whole_crc32c()
+    with backing(FILE, directory(tmp_path / "c")) as file:
+        fill(file, 5)
+        link(file, store_of(tmp_path, *PIECES))
+        land(file, *PIECES, check=check)
+        assert file.is_whole
+        assert file.whole_crc32c() == expected
+        assert file.read_back(ByteRange(4 * MIB, 7 * MIB)) == bytes_of(FILE, ByteRange(4 * MIB, 7 * MIB))
+    assert expected is not None
+    assert expected != crc32c_of_blocks([0] * 10, FILE.size_bytes)
+
+
+# --- what fails -------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_was_cut_off_leaves_the_rest_of_the_cache(tmp_path: Path) -> None:
+    store = store_of(tmp_path, *PIECES)
+    with backing(FILE, directory(tmp_path / "c")) as file:
+        fill(file, 0)
+        link(file, store)
+        land(file, *PIECES)
+        os.truncate(store, 0)
+        _, cold = file.begin_read(FILE.whole)
+        with pytest.raises(LinkFailed) as caught:
+            file.finish_read(cold)
+        file.leave_disk(caught.value)
+        assert list(file.presence.blocks) == [Block.DISK] + [Block.ABSENT] * 9
+        fill(file)
+        assert file.is_whole
+        assert read(file, FILE.whole) == bytes_of(FILE, FILE.whole)
+    assert not list((tmp_path / "c").rglob("*.link"))
+
+
+def test_a_thread_that_reads_keeps_its_file_when_the_link_is_dropped(tmp_path: Path) -> None:
+    with backing(FILE, directory(tmp_path / "c")) as file:
+        link(file, store_of(tmp_path, *PIECES))
+        land(file, *PIECES)
+        buffer = memoryview(bytearray(FIRST.size))
+        cold = [(fd, start, buffer[start:stop]) for start, stop, fd in file._extents(FIRST)]
+        file.drop_link()
+        file.finish_read(cold)
+        assert buffer == data_of(FILE, FIRST)
+
+
+def test_what_lands_after_the_link_was_dropped_is_nowhere(tmp_path: Path) -> None:
+    with backing(FILE, directory(tmp_path / "c")) as file:
+        link(file, store_of(tmp_path, *PIECES))
+        file.drop_link()
+        file.land_linked(FIRST, [0] * 4)
+        assert set(file.presence.blocks) == {Block.ABSENT}
+
+
+# --- eviction ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_shared_link_takes_no_room_and_frees_none(tmp_path: Path) -> None:
+    within, store = directory(tmp_path / "c"), store_of(tmp_path, *PIECES)
+    linked(within, store, *PIECES)
+    within.evict(1 << 40)
+    assert within.used_bytes < MIB
+    store.unlink()
+    within.evict(1 << 40)
+    assert within.used_bytes > 9 * MIB, "the last link is ours: so is the room"
+    assert within.evict(0) > 9 * MIB
+    assert not list((tmp_path / "c").rglob("*.link*"))
+
+
+def test_an_evicted_version_leaves_the_store_as_it_is(tmp_path: Path) -> None:
+    within, store = directory(tmp_path / "c"), store_of(tmp_path, *PIECES)
+    linked(within, store, *PIECES)
+    assert within.evict(0) < MIB
+    assert not list((tmp_path / "c").rglob("*.link*"))
+    assert store.read_bytes() == bytes_of(FILE, FILE.whole)
+
+
+def test_a_link_in_use_is_not_evicted(tmp_path: Path) -> None:
+    within, store = directory(tmp_path / "c"), store_of(tmp_path, *PIECES)
+    with backing(FILE, within) as file:
+        link(file, store)
+        store.unlink()
+        land(file, *PIECES)
+        within.evict(0)
+        assert the_link(tmp_path / "c").exists()
+        assert read(file, FIRST) == bytes_of(FILE, FIRST)
+
+
+def test_remains_are_cleared_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    within, store = directory(tmp_path / "c"), store_of(tmp_path, *PIECES)
+    linked(within, store, *PIECES)
+    the_link(tmp_path / "c").with_suffix(".map").unlink()
+    left = tmp_path / "c" / "v1" / "incoming" / "left"
+    left.hardlink_to(store)
+    within.evict(1 << 40)
+    assert left.exists(), "it may be on its way"
+    assert not list((tmp_path / "c").rglob("*.link*"))
+    monkeypatch.setattr("d7yfs.cache.directory._FORGOTTEN_S", -1.0)
+    within.evict(1 << 40)
+    assert not left.exists()
+
+
+# --- as `d7yfs cache` sees it -----------------------------------------------------------------------------------------
+
+
+def test_what_is_linked_is_listed_and_verified(tmp_path: Path) -> None:
+    within, store = directory(tmp_path / "c"), store_of(tmp_path, *PIECES)
+    whole = replace(FILE, validator=f'"{hashlib.md5(data_of(FILE), usedforsecurity=False).hexdigest()}"')
+    with backing(whole, within) as file:
+        fill(file, 2)
+        link(file, store)
+        land(file, *PIECES)
+    (found,) = inspection.stored(tmp_path / "c")
+    assert (found.cached_bytes, found.complete) == (FILE.size_bytes, True)
+    assert found.disk_bytes < 2 * MIB, "the rest is dfdaemon's"
+    (verdict,) = inspection.verify([found], lambda _: None, md5=True)
+    assert (verdict.good, verdict.md5, verdict.bad_blocks) == (True, True, [])
+
+    with store.open("r+b") as damaged:
+        damaged.seek(5 * MIB)
+        damaged.write(b"damaged!")
+    before = store.read_bytes()
+    (verdict,) = inspection.verify([found], lambda _: None)
+    assert verdict.bad_blocks == [5]
+    assert store.read_bytes() == before, "it is dfdaemon's to mend"
+    with backing(whole, within) as file:
+        assert [index for index, state in enumerate(file.presence.blocks) if state == Block.ABSENT] == [5]

@@ -1,0 +1,132 @@
+"""The table of `d7yfs status`, from what a daemon answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from d7yfs.cli.status import _table, line, traffic_line
+from d7yfs.cli.warm import outcome, too_much
+
+GIB = 1 << 30
+NOTHING: dict[str, Any] = {
+    "cache_bytes": 0,
+    "proxy_bytes": 0,
+    "local_peer_bytes": 0,
+    "remote_peer_bytes": 0,
+    "back_to_source_bytes": 0,
+    "direct_bytes": 0,
+    "direct_bytes_by_reason": {},
+}
+REPORT: dict[str, Any] = {
+    "id": 3,
+    "paths": ["llm", "vision/a"],
+    "state": "running",
+    "files": 10,
+    "files_done": 4,
+    "files_failed": 0,
+    "files_left_out": 0,
+    "size_bytes": 5 * GIB,
+    "missing_bytes": 4 * GIB,
+    "fetched_bytes": GIB,
+    "rate_bytes_s": GIB // 4,
+    "eta_s": 12.4,
+    "elapsed_s": 70.2,
+    "room_bytes": 4 * GIB,
+}
+
+
+@pytest.mark.parametrize(
+    ("traffic", "said"),
+    [
+        ({}, "0 B from cache, 0 B direct"),
+        (
+            {"cache_bytes": GIB, "proxy_bytes": 2 * GIB, "direct_bytes": 10, "direct_bytes_by_reason": {"direct": 10}},
+            "1 GiB from cache, 2 GiB by proxy, 10 B direct",
+        ),
+        (
+            {
+                "local_peer_bytes": 1,
+                "remote_peer_bytes": 2,
+                "back_to_source_bytes": 3,
+                "direct_bytes": 9,
+                "direct_bytes_by_reason": {"small file": 5, "fallback": 4, "never": 0},
+            },
+            "0 B from cache, 1 B from dfdaemon's cache, 2 B from other hosts, 3 B from the store by dfdaemon, "
+            "9 B direct (small file 5 B, fallback 4 B)",
+        ),
+    ],
+)
+def test_where_bytes_came_from(traffic: dict[str, Any], said: str) -> None:
+    assert traffic_line(NOTHING | traffic) == said
+
+
+def _shown(repository: dict[str, Any], warm_ups: list[dict[str, Any]]) -> str:
+    answer = {
+        "mountpoint": "/mnt/models",
+        "pid": 1,
+        "uptime_s": 5.0,
+        "rss_bytes": GIB,
+        "log": "stderr",
+        "warnings": [],
+        "repositories": [repository],
+        "warm_ups": warm_ups,
+        "cache": {"used_bytes": 0, "limit_bytes": GIB, "directory": "/c", "hits": 0, "misses": 0},
+        "tree": {"files": 1, "directories": 1},
+        "fuse": {"read_bytes": 0, "open_files": 0},
+    }
+    console = Console(width=300)
+    with console.capture() as captured:
+        console.print(_table(answer))
+    return captured.get()
+
+
+def test_the_table() -> None:
+    repository = {
+        "name": "llm",
+        "url": "s3://b/llm",
+        "error": "",
+        "proxy": "http://h:4001",
+        "breaker": "open",
+        "handover": None,
+        "way": "origin",
+        "warnings": ["s3://b/llm: P2P is configured but every byte comes from the source"],
+        "traffic": NOTHING,
+        "fetched": {"direct_requests": 7, "proxy_requests": 2, "retries": {"BadReply": 1}},
+    }
+    shown = _shown(repository, [REPORT, REPORT | {"id": 4, "state": "planning"}])
+    assert "llm=s3://b/llm, through http://h:4001 (breaker open), for now direct" in shown
+    assert "P2P is configured but" in shown
+    assert "7 direct, 2 by proxy, 1 retries" in shown
+    assert "/llm, /vision/a: 4/10 files, 1 GiB of 4 GiB, 256 MiB/s, 0:00:12 left" in shown
+    assert "warm-up 4" in shown
+    assert "/llm, /vision/a: planning" in shown
+    handover = {"socket": "unix:///run/d.sock", "state": "dfdaemon's socket does not answer"}
+    shown = _shown(repository | {"handover": handover, "breaker": "closed", "way": "proxy"}, [])
+    assert "handed over at unix:///run/d.sock (dfdaemon's socket does not answer), through http://h:4001 " in shown
+    shown = _shown(repository | {"breaker": "closed", "way": "proxy", "warnings": []}, [])
+    assert "through http://h:4001 " in shown
+    assert "warm-up" not in shown
+    assert "warning" not in shown
+
+
+# --- warm ---
+
+
+def test_how_far_a_warm_up_is() -> None:
+    assert line(REPORT) == "4/10 files, 1 GiB of 4 GiB, 256 MiB/s, 0:00:12 left"
+    assert line(REPORT | {"eta_s": None, "rate_bytes_s": 0}) == "4/10 files, 1 GiB of 4 GiB, 0 B/s"
+
+
+def test_what_came_of_a_warm_up() -> None:
+    assert outcome(REPORT) == (
+        "warming in the background: 10 files, 5 GiB, of which 1 GiB was cached; d7yfs status shows how far it is"
+    )
+    done = REPORT | {"state": "done", "files_done": 10, "fetched_bytes": 4 * GIB}
+    assert outcome(done) == "warm: 10 files, 5 GiB, of which 1 GiB was cached; 4 GiB fetched in 0:01:10"
+    cut = REPORT | {"state": "done", "files_failed": 2, "files_left_out": 4}
+    assert outcome(cut).endswith("1 GiB fetched in 0:01:10; 2 failed, 4 left out")
+    assert outcome(cut).startswith("4 of 10 files, 5 GiB")
+    assert "5 GiB in 10 files is more than the cache keeps at once (4 GiB)" in too_much(REPORT)

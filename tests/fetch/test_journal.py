@@ -1,0 +1,69 @@
+"""Fills in the log, and which way is remembered."""
+
+from __future__ import annotations
+
+import json
+import logging
+from contextlib import suppress
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from d7yfs.fetch.journal import Journal
+from d7yfs.logs import JsonFormatter
+from d7yfs.objects import ObjectVersion
+
+VERSION = ObjectVersion("m/w.bin", 100, '"e"', 1)
+
+
+async def test_a_fill_is_two_lines_with_the_facts_in_fields(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = Journal()
+    with caplog.at_level(logging.INFO):
+        with journal.fill("s3://b/m/w.bin", VERSION, route="proxy", task_id="abc") as fill:
+            await trio.sleep(2)
+            fill.fetched_bytes = 60
+            fill.outcome = "done"
+        began, ended = (json.loads(JsonFormatter().format(record)) for record in caplog.records)
+    assert began["message"] == "s3://b/m/w.bin: filling 100 bytes by proxy as task abc"
+    assert began["level"] == "info"
+    facts = {"object": "s3://b/m/w.bin", "route": "proxy", "size_bytes": 100, "task_id": "abc"}
+    assert facts.items() <= began.items()
+    assert ended["message"] == "s3://b/m/w.bin: fill done: 60 bytes by proxy in 2.00 s as task abc"
+    assert (facts | {"fetched_bytes": 60, "seconds": 2.0, "outcome": "done"}).items() <= ended.items()
+
+
+async def test_the_way_that_brought_something_is_remembered() -> None:
+    journal = Journal()
+    with journal.fill("s3://b/m/w.bin", VERSION, route="proxy", task_id="abc"):
+        assert journal.route_of(VERSION) is None
+    assert journal.route_of(VERSION) is None, "it has brought nothing"
+    for route, task in (("proxy", "abc"), ("origin", "")):
+        with suppress(ZeroDivisionError), journal.fill("n", VERSION, route=route, task_id=task) as fill:
+            fill.fetched_bytes = 1
+            raise ZeroDivisionError
+        assert journal.route_of(VERSION) == route
+    assert journal.route_of(ObjectVersion("m/w.bin", 100, '"f"', 1)) is None
+
+
+async def test_without_a_task_none_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO), Journal().fill("n", VERSION, route="origin", task_id=""):
+        pass
+    assert "task" not in caplog.text
+    assert caplog.messages[-1] == "n: fill stopped: 0 bytes by origin in 0.00 s"
+
+
+async def test_what_never_began_is_not_told_and_what_begins_twice_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO):
+        with Journal().fill("n", VERSION, route="proxy"):
+            pass
+        assert caplog.messages == []
+        with Journal().fill("n", VERSION, route="proxy") as fill:
+            fill.begins("abc")
+            fill.begins("abc")
+    assert len(caplog.messages) == 2
+    assert all(message.endswith("as task abc") for message in caplog.messages)

@@ -1,0 +1,41 @@
+"""What the default suite asks of the fake dfdaemon, asked of the real one: the fake's facts, and mounts through its proxy.
+
+Left out are the fake's tests that need pieces of 1,000 bytes or the fake's own errors; the real thing has pieces of 4 MiB or more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from tests.mount import test_proxy as proxy_tests
+from tests.servers import test_dfdaemon as fake_tests
+from tests.servers.dragonfly_cluster import Cluster
+from tests.servers.in_thread import InThread
+from tests.servers.relayed_dfdaemon import RelayedDfdaemon
+from tests.servers.test_dfdaemon import client, origin, transport
+
+__all__ = ["client", "origin", "transport"]
+
+weights = proxy_tests.weights
+globals().update({name: test for name, test in vars(proxy_tests).items() if name.startswith("test_")})
+
+test_task_identity = fake_tests.test_task_identity
+test_origin_errors = fake_tests.test_origin_errors
+test_origin_5xx_is_tried_twice = fake_tests.test_origin_5xx_is_tried_twice
+test_origin_down = fake_tests.test_origin_down
+test_an_origin_without_ranges = fake_tests.test_an_origin_without_ranges_makes_one_byte_of_the_object
+test_beyond_the_end_and_empty = fake_tests.test_range_beyond_the_end_and_empty_objects
+
+
+@pytest.fixture
+async def daemon(cluster: Cluster) -> AsyncIterator[RelayedDfdaemon]:
+    async with RelayedDfdaemon(cluster.peers[0].proxy_url).running() as relay:
+        yield relay
+
+
+@pytest.fixture
+def dfdaemon(cluster: Cluster) -> Iterator[InThread[RelayedDfdaemon]]:
+    with InThread(RelayedDfdaemon(cluster.peers[0].proxy_url)) as running:
+        yield running

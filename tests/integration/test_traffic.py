@@ -1,0 +1,131 @@
+"""The store sees each object about once, however many hosts read it, and the rest comes from peers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.integration.scene import (
+    LONG_S,
+    MIB,
+    SIZE,
+    MakeCluster,
+    Store,
+    Through,
+    Traffic,
+    big,
+    digest,
+    put,
+    sent_bytes,
+)
+from tests.mount.conftest import bytes_of
+from tests.mount.mounted import Mounted, in_background
+from tests.servers.dragonfly_cluster import Cluster
+
+GIB = 1 << 30
+AUTO_DIRECT_BYTES = 4 * MIB
+"""`--p2p auto` takes this much of a version straight from the store, or 0.4 % of its size if that is more."""
+
+_READ_TENSORS = """
+import hashlib, json, mmap, random, sys
+path, seed = sys.argv[1:]
+with open(path, "rb") as file:
+    memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+start = 8 + int.from_bytes(memory[:8], "little")
+tensors = list(json.loads(memory[8:start]).items())
+random.Random(seed).shuffle(tensors)
+digests = {}
+for name, tensor in tensors:
+    first, last = tensor["data_offsets"]
+    digests[name] = hashlib.sha256(memory[start + first : start + last]).hexdigest()
+print(json.dumps(digests))
+"""
+"""A program of its own: a page fault in the mapping holds the interpreter, which the store needs to answer."""
+
+
+def test_a_gigabyte_comes_from_the_store_once(through: Through, faulty: Store, cluster: Cluster) -> None:
+    body = big(1, GIB)
+    expected = hashlib.sha256(body).hexdigest()
+    put(faulty, "weights.bin", body)
+    del body
+    first, second, *_ = cluster.peers
+    assert digest(through(first, "--p2p", "always"), "weights.bin") == expected
+    traffic = Traffic(second)
+    assert digest(through(second, "--p2p", "always"), "weights.bin") == expected
+    assert sent_bytes(faulty, "weights.bin") <= 1.01 * GIB
+    assert set(traffic.bytes()) - {"LOCAL_PEER"} == {"REMOTE_PEER"}
+    assert traffic.bytes()["REMOTE_PEER"] >= 0.99 * GIB
+
+
+@pytest.mark.parametrize("tuned", [True, False], ids=["tuned", "default"])
+def test_two_cold_hosts_at_once(through: Through, faulty: Store, make_cluster: MakeCluster, tuned: bool) -> None:
+    """The tuned retries answer soon and let each daemon go to the store by itself: seed and peers, three times at most."""
+    cluster = make_cluster(tuned=tuned)
+    body = big(2, 2 * SIZE)
+    put(faulty, "weights.bin", body)
+    mounts = [through(daemon, "--p2p", "always") for daemon in cluster.peers]
+    reads = [in_background(lambda each=each: each.read("weights.bin", timeout_s=LONG_S)) for each in mounts]  # type: ignore[misc]
+    assert all(each.result(LONG_S) == body for each in reads)
+    assert sent_bytes(faulty, "weights.bin") <= (3.05 if tuned else 1.01) * len(body)
+
+
+@pytest.mark.parametrize("mode", ["always", "auto"])
+def test_three_mounts_read_a_thousand_small_files_at_once(
+    through: Through, faulty: Store, make_cluster: MakeCluster, mode: str
+) -> None:
+    """`auto` takes files of at most 4 MiB straight from the store, on every host."""
+    cluster = make_cluster(peers=3, tuned=False)
+    bodies = {f"small/{number:04}.bin": bytes_of(number, 16_000 + number) for number in range(1000)}
+    for name, body in bodies.items():
+        put(faulty, name, body)
+    mounts = [through(daemon, "--p2p", mode) for daemon in cluster.peers]
+
+    def read_all(mounted: Mounted) -> bool:
+        with ThreadPoolExecutor(8) as pool:
+            found = pool.map(lambda name: (mounted.point / name).read_bytes(), bodies)
+            return dict(zip(bodies, found, strict=True)) == bodies
+
+    readers = [in_background(lambda each=each: read_all(each)) for each in mounts]  # type: ignore[misc]
+    assert [each.result(5 * LONG_S) for each in readers] == [True] * 3
+    total = sum(map(len, bodies.values()))
+    assert sent_bytes(faulty, "small/") <= (1.01 if mode == "always" else 3) * total
+
+
+@pytest.mark.parametrize("mode", ["always", "auto"])
+def test_three_mounts_map_a_cold_safetensors_file_at_once(
+    through: Through, faulty: Store, make_cluster: MakeCluster, mode: str
+) -> None:
+    cluster = make_cluster(peers=3, tuned=False)
+    body, expected = safetensors(2 * SIZE)
+    put(faulty, "model.safetensors", body)
+    mounts = [through(daemon, "--p2p", mode) for daemon in cluster.peers]
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", _READ_TENSORS, mounted.point / "model.safetensors", str(seed)],
+            stdout=subprocess.PIPE,
+        )
+        for seed, mounted in enumerate(mounts)
+    ]
+    assert [json.loads(child.communicate(timeout=2 * LONG_S)[0]) for child in children] == [expected] * 3
+    direct = 0 if mode == "always" else len(mounts) * max(AUTO_DIRECT_BYTES, int(0.004 * len(body)))
+    assert sent_bytes(faulty, "model.safetensors") <= 1.01 * len(body) + direct
+
+
+def safetensors(size_bytes: int) -> tuple[bytes, Mapping[str, str]]:
+    """A file of 48 tensors (the format's README), and the SHA-256 of each."""
+    each_bytes = size_bytes // 48
+    parts = {f"layer.{number}": big(number, each_bytes) for number in range(48)}
+    described = {
+        name: {"dtype": "U8", "shape": [each_bytes], "data_offsets": [at * each_bytes, (at + 1) * each_bytes]}
+        for at, name in enumerate(parts)
+    }
+    header = json.dumps(described).encode()
+    header += b" " * (-len(header) % 8)
+    digests = {name: hashlib.sha256(part).hexdigest() for name, part in parts.items()}
+    return len(header).to_bytes(8, "little") + header + b"".join(parts.values()), digests
