@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import trio
 
-from d7yfs.cache.backing import BackingFile, MemoryBudget
+from d7yfs.cache.backing import BackingFile
+from d7yfs.cache.budget import MemoryBudget
 from d7yfs.cache.directory import CacheDirectory, VersionFiles, boot_tag
 from d7yfs.cache.filler import NewFiller
 from d7yfs.cache.leases import Leases

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import trio
 
-from d7yfs.cache.backing import BackingFile, MemoryBudget
+from d7yfs.cache.backing import BackingFile
+from d7yfs.cache.budget import MemoryBudget
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.filler import FillTarget
 from d7yfs.cache.pace import Pace

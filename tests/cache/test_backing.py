@@ -19,7 +19,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from d7yfs.cache.backing import BackingFile, Landing, MemoryBudget
+from d7yfs.cache.backing import BackingFile, Landing
+from d7yfs.cache.budget import MemoryBudget
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.presence import Block
 from d7yfs.objects import BLOCK_BYTES, ByteRange
