@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from d7yfs.fetch.policy import LEAST_BUDGET_BYTES
 from tests.integration.scene import LONG_S, SIZE, MakeCluster, Store, put, sent_bytes
 from tests.mount.conftest import bytes_of, faulty_url
 from tests.mount.mounted import Mounted, Mounter, run
@@ -41,7 +42,8 @@ def test_the_cache_file_is_the_store_file(
         assert mounted.read("weights.bin", timeout_s=LONG_S) == body
         (store_file,) = linked(mounted, daemon)
         assert store_file.read_bytes() == body
-    assert sent_bytes(faulty, "weights.bin") <= 1.05 * SIZE
+    # Once for both hosts, and what each may fetch directly while its reader waits.
+    assert sent_bytes(faulty, "weights.bin") <= 1.01 * SIZE + len(mounts) * LEAST_BUDGET_BYTES
 
 
 def test_it_outlives_the_daemon_and_its_store(
