@@ -88,23 +88,32 @@ def _proxies(value: object) -> str:
     return ",".join(dict.fromkeys(addresses))
 
 
+_PROXY_ALLOWED = "allowed: http://host:port, host:port, or none"
+
+
+def _http_proxy(value: object) -> str:
+    text = _text(value)
+    if text.lower() in ("", "none"):
+        return ""
+    try:
+        address = normal_endpoint(text if "://" in text else f"http://{text}")
+    except ValueError as error:
+        raise ValueError(f"is no proxy address: it {error}; {_PROXY_ALLOWED}") from None
+    return address
+
+
 def parse_proxy(value: object) -> str:
     """dfdaemon's address as `http://host[:port]`; `host:port` means http, `none` and the empty text mean no proxy.
 
     Raises ValueError (see `Kind.parse`).
     """
-    text = _text(value)
-    if text.lower() in ("", "none"):
+    text, address = _text(value), _http_proxy(value)
+    if not address:
         return ""
-    allowed = "allowed: http://host:port, host:port, or none"
-    try:
-        address = normal_endpoint(text if "://" in text else f"http://{text}")
-    except ValueError as error:
-        raise ValueError(f"is no proxy address: it {error}; {allowed}") from None
     if not address.startswith("http://"):
-        raise ValueError(f"is no proxy address: dfdaemon's proxy speaks plain http; {allowed}")
+        raise ValueError(f"is no proxy address: dfdaemon's proxy speaks plain http; {_PROXY_ALLOWED}")
     if address.count("/") > 2 or ("://" not in text and ":" not in text.rpartition("]")[2]):
-        raise ValueError(f"is no proxy address; {allowed}")
+        raise ValueError(f"is no proxy address; {_PROXY_ALLOWED}")
     return address
 
 
@@ -116,18 +125,6 @@ def _socket(value: object) -> str:
     if not path.startswith("/") or "\0" in path or path.endswith("/"):
         raise ValueError("is no address of a socket; allowed: unix:///absolute/path, /absolute/path, or none")
     return f"unix://{path}"
-
-
-def _http_proxy(value: object) -> str:
-    text = _text(value)
-    if text.lower() in ("", "none"):
-        return ""
-    allowed = "allowed: http://host:port, host:port, or none"
-    try:
-        address = normal_endpoint(text if "://" in text else f"http://{text}")
-    except ValueError as error:
-        raise ValueError(f"is no proxy address: it {error}; {allowed}") from None
-    return address
 
 
 def _header_text(value: object) -> str:

@@ -19,13 +19,13 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
 import httpx
 import trio
 
 from d7yfs.errors import BadReply, OriginUnavailable, OriginUntrusted
+from d7yfs.origins import http_time
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 15.0
@@ -55,15 +55,11 @@ class Reply:
     @property
     def date(self) -> float | None:
         """The reply's `Date` as seconds since the epoch; None when absent or malformed."""
-        return _http_date(self.headers.get("date", ""))
+        return http_time.date_of(self.headers)
 
     def retry_after_s(self, now: float) -> float:
-        """RFC 9110, 10.2.3: seconds or a date. 0 when absent or malformed."""
-        value = self.headers.get("retry-after", "")
-        if value.isdecimal():
-            return float(value)
-        date = _http_date(value)
-        return max(0.0, date - now) if date is not None else 0.0
+        """See `http_time.retry_after_s`."""
+        return http_time.retry_after_s(self.headers, now)
 
 
 class Rest:
@@ -182,13 +178,6 @@ def _where(url: str) -> str:
     """Scheme, host and port, and nothing that could be secret."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-
-
-def _http_date(value: str) -> float | None:
-    try:
-        return parsedate_to_datetime(value).timestamp()
-    except (ValueError, TypeError):
-        return None
 
 
 _REACH = "is the endpoint right, the service up, and the network open?"

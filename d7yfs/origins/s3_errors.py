@@ -13,8 +13,6 @@ import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC
-from email.utils import parsedate_to_datetime
 from typing import Any, cast
 
 from botocore import exceptions as aws
@@ -32,6 +30,7 @@ from d7yfs.errors import (
     OriginUntrusted,
 )
 from d7yfs.origins.encryption import undecryptable
+from d7yfs.origins.http_time import date_of, retry_after_s
 
 _NO_SUCH_KEY = {"NoSuchKey", "NoSuchVersion", "NotFound", "404", "405", "MethodNotAllowed"}
 _UNKNOWN_KEY_ID = {"InvalidAccessKeyId", "InvalidSecurity", "NotSignedUp"}
@@ -161,14 +160,6 @@ def from_credentials(error: Exception, call: Call) -> D7yfsError:
     return AccessDenied(f"{where} could not be loaded: {type(error).__name__}", hint=_GIVE_CREDENTIALS)
 
 
-def date_of(headers: Mapping[str, str]) -> float | None:
-    """The reply's `Date` as seconds since the epoch; None when absent or malformed."""
-    try:
-        return parsedate_to_datetime(headers["date"]).astimezone(UTC).timestamp()
-    except (KeyError, ValueError):
-        return None
-
-
 def reason(error: BaseException) -> str:
     """The operating system's or TLS library's reason under botocore's and urllib3's wrappers, which repeat the URL."""
     found = ""
@@ -211,7 +202,7 @@ def _from_reply(error: aws.ClientError, call: Call) -> D7yfsError:
     says = f"{subject}: {call.endpoint} says {code}" + (f" ({status})" if code != str(status) else "")
 
     if code in _THROTTLED or status == 429 or status >= 500:
-        return OriginUnavailable(says, retry_after_s=_retry_after_s(headers, call.now))
+        return OriginUnavailable(says, retry_after_s=retry_after_s(headers, call.now))
     if code == "NoSuchBucket":
         return BucketNotFound(
             f"{subject}: there is no such bucket at {call.endpoint}",
@@ -274,12 +265,3 @@ def _own_words(error: Exception) -> str:
         provider = error.kwargs.get("provider", "")
         return f"{type(error).__name__}" + (f" from {provider}" if provider else "")
     return " ".join(str(error).split())
-
-
-def _retry_after_s(headers: Mapping[str, str], now: float) -> float:
-    """RFC 9110, 10.2.3: seconds or a date. 0 when absent or malformed."""
-    value = headers.get("retry-after", "")
-    if value.isdecimal():
-        return float(value)
-    date = date_of({"date": value})
-    return max(0.0, date - now) if date is not None else 0.0

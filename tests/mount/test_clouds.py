@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract import obs_store, oss_store
+from tests.contract.bucket_store import BUCKET
 from tests.mount.conftest import MIB, Bucket, bytes_of
 from tests.mount.mounted import Mounter, run
 from tests.servers.azurite import Azurite
@@ -70,19 +71,19 @@ def clouds(bucket: Bucket, gcs: GcsServer, azurite: Azurite, oss: OssServer, obs
         [repositories.azure]
         url = "as://{azurite.account}/{container}/{prefix}"
         [repositories.alibaba]
-        url = "oss://{oss_store.BUCKET}/{prefix}"
+        url = "oss://{BUCKET}/{prefix}"
         endpoint_url = "{oss.url}"
         region = "{oss.region}"
         [repositories.huawei]
-        url = "obs://{obs_store.BUCKET}/{prefix}"
+        url = "obs://{BUCKET}/{prefix}"
         endpoint_url = "{obs.url}"
     """
     urls = {
         "aws": bucket.url(prefix),
         "google": f"gs://{gcs.url}/models/{prefix}",
         "azure": f"as://{azurite.account}/{container}/{prefix}",
-        "alibaba": f"oss://{oss.url}/{oss_store.BUCKET}/{prefix}",
-        "huawei": f"obs://{obs.url}/{obs_store.BUCKET}/{prefix}",
+        "alibaba": f"oss://{oss.url}/{BUCKET}/{prefix}",
+        "huawei": f"obs://{obs.url}/{BUCKET}/{prefix}",
     }
     env = bucket.env | {
         "D7YFS_CREDENTIALS_FILE": str(account),
