@@ -6,7 +6,7 @@ BIN := .venv/bin
 ARGS ?=
 STORES ?=
 
-.PHONY: help setup demo test integration integration-dragonfly check format bench install lock clean
+.PHONY: help setup demo test integration integration-dragonfly integration-scale check format bench install lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-21s %s\n", $$1, $$2}' Makefile
@@ -25,6 +25,9 @@ integration: ## contract suite against Ceph RGW, MinIO and fake-gcs-server; STOR
 
 integration-dragonfly: ## mounts through a real Dragonfly (scheduler, seed, peers), built once outside the tree; ARGS='-k hung'
 	@scripts/integration-dragonfly.sh $(ARGS)
+
+integration-scale: setup ## a directory of a million entries, mounted and read; takes some minutes; ARGS='-s'
+	@D7YFS_TEST_SCALE=1 $(BIN)/python -m pytest -p tests.plugins.no_skips tests/scale $(ARGS)
 
 check: setup ## ruff, mypy --strict, layer contracts
 	$(BIN)/ruff check

@@ -16,6 +16,7 @@ import trio
 from d7yfs import mounts
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.check_dragonfly import Nowhere, check_dragonfly
+from d7yfs.check_filters import check_filters
 from d7yfs.config.schema import Config
 from d7yfs.config.sources import Settings
 from d7yfs.errors import AccessDenied, CacheUnusable, D7yfsError, MountError
@@ -57,11 +58,13 @@ async def _check_repository(repository: Repository, settings: Settings) -> Async
     try:
         prefix = await repository.locate(allow_empty=settings.config.allow_empty)
         listing = await _look(repository, prefix)
-    except AccessDenied as error:
-        only = "without the right to list only a URL that names one object can be mounted"
-        yield Finding("list", Verdict.FAILED, error.message, f"{error.hint}; {only}" if error.hint else only)
-        return
     except D7yfsError as error:
+        if config.listing == "exact" and isinstance(error, AccessDenied):
+            said = f"{where}: may not be listed; each name will be asked for"
+            yield Finding(
+                "list", Verdict.WARNING, said, "nothing is known to try a read on: read a file after mounting"
+            )
+            return
         yield failed("list", error)
         return
     found = origin.describe()
@@ -77,6 +80,8 @@ async def _check_repository(repository: Repository, settings: Settings) -> Async
     if listing.hidden_count:
         named = "; ".join(f"{hidden.key!r}: {hidden.reason}" for hidden in listing.hidden[:_NAMED])
         yield Finding("names", Verdict.WARNING, f"{where}: {listing.hidden_count} keys cannot be shown ({named})")
+    for finding in await check_filters(repository, prefix):
+        yield finding
     sample = await _sample(repository, prefix)
     if encoded := [each for each in sample if each.encoding]:
         said = f"{where}: {len(encoded)} of {len(sample)} objects are stored compressed ({encoded[0].key!r}: {encoded[0].encoding})"
@@ -102,11 +107,9 @@ def _whence(settings: Settings, repository: Repository, setting: str) -> str:
 
 
 async def _look(repository: Repository, prefix: str) -> DirectoryListing:
-    """The first pages of the repository's top directory."""
-    if prefix and not prefix.endswith("/"):
-        return await repository.list_directory(prefix)
+    """The first pages of the repository's top directory, as they are shown."""
     listing = DirectoryListing(prefix)
-    async with aclosing(list_all(repository.origin, prefix)) as pages:
+    async with aclosing(repository.shown.pages(prefix)) as pages:
         count = 0
         async for page in pages:
             listing.add(page)

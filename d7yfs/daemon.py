@@ -9,6 +9,7 @@ Called by the command line, in the process that becomes the daemon.
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import os
 import resource
@@ -36,15 +37,22 @@ from d7yfs.fetch.stream import StreamFiller
 from d7yfs.fetch.verification import Verifier
 from d7yfs.filesystem import Filesystem, Source
 from d7yfs.fuse.pyfuse3_adapter import Adapter, Appearance
+from d7yfs.inodes import Directory
+from d7yfs.invalidation import Invalidator
 from d7yfs.latecomer import Latecomer
+from d7yfs.listings import Mode as ListingMode
 from d7yfs.objects import ObjectVersion
 from d7yfs.readiness import Readiness
+from d7yfs.refresh import Refreshes
+from d7yfs.refreshing import Refresher
 from d7yfs.repository import Repository, open_repositories
+from d7yfs.tree import Changes
 from d7yfs.warm import WarmUps
 
 log = logging.getLogger(__name__)
 
 _BUSY_RETRY_S = 0.2
+_LAST_NOTICE_S = 1.0
 _GARBAGE_THRESHOLD = 5000
 """Objects made, and not yet gone, between two collections; Python's own is 700, and a page of a listing has 7,000 elements for a moment."""
 
@@ -151,6 +159,9 @@ class _Mount:
         self._unmounted = False
         self._filesystem: Filesystem
         self._warm_ups: WarmUps
+        self._invalidator: Invalidator
+        self._refreshers: dict[str, Refresher]
+        self._refreshes: Refreshes
         self._adapter: Adapter
 
     async def serve(self) -> None:
@@ -158,6 +169,9 @@ class _Mount:
         async with trio.open_nursery() as nursery:
             self._build(nursery)
             nursery.start_soon(self._cache.run)
+            nursery.start_soon(self._invalidator.run)
+            for refresher in self._refreshers.values():
+                nursery.start_soon(refresher.run)
             for repository, _ in self._repositories:
                 if repository.config.name in self._late:
                     nursery.start_soon(self._await_latecomer, self._late[repository.config.name])
@@ -167,6 +181,7 @@ class _Mount:
                 "status": self._status,
                 "stat": self._stat,
                 "warm": self._warm_ups.report,
+                "refresh": self._refreshes.report,
             }
             await nursery.start(control.serve, control.socket_path(self._mountpoint), handlers)
             try:
@@ -195,12 +210,21 @@ class _Mount:
             metadata_ttl_s=config.metadata_ttl_s,
             negative_ttl_s=config.negative_ttl_s,
             created_ns=time.time_ns(),
+            max_entries=config.max_inodes,
         )
         sources = {each.config.name: self._source(each, nursery) for each, _ in self._repositories}
-        self._filesystem = Filesystem(inodes, sources, self._cache, nursery)
+        self._invalidator = Invalidator(Adapter.forget_entries)
+        self._filesystem = Filesystem(
+            inodes, sources, self._cache, nursery, changed=self._entries_changed, forget_names=self._invalidator.changed
+        )
+        listers = self._filesystem.listers
+        self._refreshers = {
+            name: Refresher(inodes, name, lister, ttl_s=config.metadata_ttl_s) for name, lister in listers.items()
+        }
+        self._refreshes = Refreshes(inodes, listers, self._invalidator, nursery)
         self._warm_ups = WarmUps(self._filesystem, nursery)
         appearance = Appearance(config.uid, config.gid, config.file_mode, config.dir_mode, config.xattr)
-        self._adapter = Adapter(self._filesystem, appearance, deadline_s=config.read_timeout_s)
+        self._adapter = Adapter(self._filesystem, self._invalidator, appearance, deadline_s=config.read_timeout_s)
 
     def _source(self, repository: Repository, nursery: trio.Nursery) -> Source:
         full = self._config.verify == "full"
@@ -216,24 +240,32 @@ class _Mount:
                 return DirectFiller(target, fetcher, nursery, reason=Reason.NEVER)
             return StreamFiller(target, fetcher, nursery, policy, repository.handover)
 
-        lister = self._late.get(repository.config.name, repository)
         return Source(
             repository.origin.url,
             repository.origin.identity,
-            lister.list_directory,
+            self._late.get(repository.config.name, repository.shown),
             new_filler,
+            listing=ListingMode(repository.config.listing),
+            listing_limit=repository.config.listing_limit,
+            revalidates=repository.config.revalidate_on_open.match,
             route=repository.route,
             task_id=repository.task_id,
         )
 
     async def _await_latecomer(self, late: Latecomer) -> None:
         name = late.repository.config.name
-        await late.wait(lambda prefix: self._filesystem.tree.settle(name, prefix))
+        await late.wait(self._filesystem.listers[name].settle)
         await late.repository.fetcher.prepare()
 
     async def _forget_pages(self, version: ObjectVersion) -> None:
         for inode in self._filesystem.tree.inodes_of(version):
             await trio.to_thread.run_sync(Adapter.forget_pages, inode, abandon_on_cancel=True)
+
+    def _entries_changed(self, directory: Directory, changes: Changes) -> None:
+        # Otherwise the kernel does not know it, or believes nothing.
+        if directory.lookups and self._config.metadata_ttl_s:
+            names = itertools.chain(changes.added, changes.removed, changes.replaced)
+            self._invalidator.changed(directory.inode, names)
 
     def _mount_options(self) -> list[str]:
         source = ";".join(f"{each.config.name}={each.config.url}".removeprefix("=") for each, _ in self._repositories)
@@ -242,7 +274,7 @@ class _Mount:
         return [*options, "allow_other"] if self._config.allow_other else options
 
     async def _session(self, scope: trio.CancelScope) -> None:
-        await Adapter.serve()
+        await self._adapter.serve()
         scope.cancel()
 
     async def _announce(self) -> None:
@@ -269,11 +301,13 @@ class _Mount:
     async def _unmount(self) -> None:
         """Unmount once nobody reads any more; lazily after the deadline, and then answer whoever still waits."""
         deadline_s = self._config.shutdown_timeout_s
+        self._invalidator.stop()
         with trio.move_on_after(deadline_s):
             while True:
                 await self._filesystem.idle.wait()
                 try:
-                    await trio.to_thread.run_sync(mounts.unmount, self._mountpoint)
+                    # It may look at the mount, and so wait for us to ask a store that does not answer.
+                    await trio.to_thread.run_sync(mounts.unmount, self._mountpoint, abandon_on_cancel=True)
                 except mounts.Busy:
                     # No file is open: a directory is, or is somebody's working directory. There is no event for that.
                     await trio.sleep(_BUSY_RETRY_S)
@@ -294,7 +328,10 @@ class _Mount:
         await trio.to_thread.run_sync(partial(mounts.unmount, self._mountpoint, lazy=True))
         self._unmounted = True
         self._cache.fail_waiters(Stopped("the mount is being taken down"))
-        await trio.lowlevel.checkpoint()
+        await self._adapter.answer_all()
+        # The connection lives on while the kernel holds up a thread that is telling it something, and with it whoever waits for us.
+        with trio.move_on_after(_LAST_NOTICE_S):
+            await self._invalidator.quiet()
 
     # --- control ---
 
@@ -310,6 +347,7 @@ class _Mount:
             "repositories": [self._repository_status(each) for each, _ in self._repositories],
             "cache": asdict(self._cache.statistics()),
             "tree": self._filesystem.tree.statistics(),
+            "kernel_notices": asdict(self._invalidator.counters),
             "warm_ups": self._warm_ups.running(),
             "fuse": asdict(self._adapter.counters)
             | {"open_files": self._filesystem.open_files, "read_bytes": self._filesystem.read_bytes},
@@ -320,7 +358,11 @@ class _Mount:
     def _repository_status(self, repository: Repository) -> dict[str, Any]:
         name = repository.config.name
         late = self._late.get(name)
-        return status.describe(repository, self._filesystem.served[name], late.failure if late is not None else None)
+        hidden = self._filesystem.tree.hidden_by_reason(name)
+        failure = late.failure if late is not None else None
+        described = status.describe(repository, self._filesystem.served[name], hidden, failure)
+        listing = self._filesystem.listers[name].describe()
+        return described | {"listing": listing, "freshness": self._refreshers[name].describe()}
 
     async def _stat(self, request: Mapping[str, Any]) -> dict[str, Any]:
         path = str(request.get("path", ""))

@@ -1,7 +1,6 @@
 """The file system in plain values: lookup, attributes, directories, open, read. No FUSE binding, no provider.
 
-Joins the inode table (`tree`), the readahead windows and the cache. A directory is listed by its repository's `Source`, single flight, in
-a task of its own, so that a reader who gives up takes nothing from those who wait for the same listing.
+Joins the tree, what fills it (one `Lister` per repository), the readahead windows and the cache.
 
 Called by the FUSE adapter and by `control`; all methods belong to the trio thread. Failures are `D7yfsError`s with their errno.
 """
@@ -10,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import trio
@@ -20,18 +19,17 @@ from d7yfs.cache.cache import Cache
 from d7yfs.cache.filler import NewFiller
 from d7yfs.cache.version import CachedVersion
 from d7yfs.density import Density
-from d7yfs.errors import D7yfsError, IsADirectory, NotFound, ObjectArchived, OriginUnavailable
+from d7yfs.directory_stream import DirectoryStream, Page, Unseen
+from d7yfs.errors import D7yfsError, IsADirectory, NotFound, ObjectArchived, VersionGone
 from d7yfs.inodes import Directory, File, Node
-from d7yfs.listing import DirectoryListing
+from d7yfs.lister import LIMIT, Lister
+from d7yfs.listings import Listings, Mode
 from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.readahead import Window
-from d7yfs.tree import ROOT_INODE, Absent, Expired, Found, Tree
+from d7yfs.tree import ROOT_INODE, Absent, Changes, Expired, Found, Tree
 from d7yfs.walk import SMALL_FILE_BYTES, Walk
 
 log = logging.getLogger(__name__)
-
-STALE_RETRY_S = 5.0
-"""A listing that failed is tried again after this time; until then the last one is served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +40,12 @@ class Source:
     """How people name its bucket, without secrets."""
     identity: str
     """Part of every cache key."""
-    list_directory: Callable[[str], Awaitable[DirectoryListing]]
-    """All entries under a prefix. Raises D7yfsError."""
+    listings: Listings
     new_filler: NewFiller
+    listing: Mode = Mode.AUTO
+    listing_limit: int = LIMIT
+    revalidates: Callable[[str], bool] = lambda _: False
+    """Whether the file at this path below the repository's directory is asked for whenever it is opened."""
     route: Callable[[ObjectVersion], str] = lambda _: "origin"
     """In a word, by which way a version came, or would come."""
     task_id: Callable[[ObjectVersion], Awaitable[str]] | None = None
@@ -72,26 +73,46 @@ class _DirectoryHandle:
     inode: int
     names: tuple[str, ...]
     opened_at: float
-
-
-@dataclass(slots=True)
-class _Listing:
-    """A listing under way."""
-
-    asked_at: float
-    done: trio.Event = field(default_factory=trio.Event)
-    error: D7yfsError | None = None
+    stream: DirectoryStream | None = None
+    """Of a huge directory, instead of names."""
+    page: Page | None = None
+    """Where its reader is."""
 
 
 class Filesystem:
-    """One mount's tree over its repositories, by name. `nursery` runs listings; closing it cancels them."""
+    """One mount's tree over its repositories, by name. `nursery` runs listings; closing it cancels them.
 
-    def __init__(self, tree: Tree, sources: Mapping[str, Source], cache: Cache, nursery: trio.Nursery) -> None:
+    `changed` hears of each directory whose entries turned out to have changed, at once; it must not block. `forget_names` is to have the
+    kernel forget these names of a directory, when it remembers too many.
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        sources: Mapping[str, Source],
+        cache: Cache,
+        nursery: trio.Nursery,
+        *,
+        changed: Callable[[Directory, Changes], None] = lambda _directory, _changes: None,
+        forget_names: Callable[[int, Iterable[str]], None] = lambda _inode, _names: None,
+    ) -> None:
         self.tree = tree
+        self.listers = {
+            name: Lister(
+                tree,
+                name,
+                source.listings,
+                nursery,
+                url=source.url,
+                mode=source.listing,
+                limit=source.listing_limit,
+                changed=changed,
+            )
+            for name, source in sources.items()
+        }
         self._sources = sources
         self._cache = cache
-        self._nursery = nursery
-        self._listings: dict[int, _Listing] = {}
+        self._forget_names = forget_names
         self._numbers = itertools.count(1)
         self._handles: dict[int, _Handle] = {}
         self._directory_handles: dict[int, _DirectoryHandle] = {}
@@ -110,20 +131,37 @@ class Filesystem:
         answer = await self._ask(parent, name, trio.current_time())
         if isinstance(answer, Found):
             self.tree.remember(answer.node.inode)
+            self._relieve()
         return answer
 
     async def _ask(self, parent: int, name: str, asked_at: float) -> Found | Absent:
         while True:
-            answer = self.tree.lookup(parent, name, trio.current_time(), asked_at=asked_at)
+            now = trio.current_time()
+            answer = self.tree.lookup(parent, name, now, asked_at=asked_at)
             if not isinstance(answer, Expired):
+                self.tree.use(parent, now)  # not before: it must count as use since the listing that was made for it
                 return answer
-            await self._refresh(answer.directory)
+            await self._lister(answer.directory).lookup(answer.directory, name, asked_at)
+
+    def _lister(self, directory: Directory) -> Lister:
+        assert directory.repository is not None, "the root above repositories is never listed"
+        return self.listers[directory.repository]
+
+    async def _list(self, inode: int, asked_at: float) -> Directory:
+        """The directory of a number once its entries are known, or it is found to be huge."""
+        while not self.tree.listed(inode, asked_at):
+            directory = self.tree.directory(inode)
+            await self._lister(directory).list(directory, asked_at)
+            if directory.huge:
+                break
+        self.tree.use(inode, trio.current_time())
+        return self.tree.directory(inode)
 
     async def getattr(self, inode: int) -> Node:
         """What an inode stands for; the attributes of a directory that was listed rest on a listing that lives."""
         node = self.tree.get(inode)
-        if isinstance(node, Directory) and node.children is not None and not node.fresh(trio.current_time()):
-            await self._refresh(node)
+        if isinstance(node, Directory) and node.children is not None:
+            await self._list(inode, trio.current_time())
         return self.tree.get(inode)
 
     def forget(self, inode: int, count: int) -> None:
@@ -141,78 +179,121 @@ class Filesystem:
             node = answer.node
         return node
 
+    def _relieve(self) -> None:
+        """Have the kernel forget some names if it remembers more than there is room for."""
+        if self.tree.crowded:
+            opened = {handle.node.inode for handle in self._handles.values()}
+            for inode, names in self.tree.surplus(opened).items():
+                self._forget_names(inode, names)
+
     # --- directories ---
 
     async def opendir(self, inode: int) -> int:
         """A handle on the names that the directory has now."""
         asked_at = trio.current_time()
-        while not self.tree.listed(inode, asked_at):
-            await self._refresh(self.tree.directory(inode))
+        directory = await self._list(inode, asked_at)
+        if self.tree.listed(inode, asked_at):
+            opened = _DirectoryHandle(inode, self.tree.children(inode), asked_at)
+        else:
+            opened = _DirectoryHandle(inode, (), asked_at, self._lister(directory).stream(directory, asked_at))
         handle = next(self._numbers)
-        self._directory_handles[handle] = _DirectoryHandle(inode, self.tree.children(inode), asked_at)
+        self._directory_handles[handle] = opened
         return handle
 
-    async def entries(self, handle: int, start: int) -> tuple[Directory, Iterator[tuple[int, str, Node]]]:
-        """An open directory and what it still has of the names from index `start` on, each with its index.
+    def opened(self, handle: int) -> int:
+        """The number of an open directory."""
+        return self._directory_handles[handle].inode
+
+    async def entries(self, handle: int, start: int) -> tuple[Directory, Iterator[tuple[int, str, Node | Unseen]]]:
+        """An open directory and what it still has of the names from index `start` on, each with its index. Of a huge one, some of them.
 
         For use before anything else is awaited. Unlike `lookup` it does not remember: the adapter does, as far as the
         kernel has room for the entries.
         """
         opened = self._directory_handles[handle]
-        while not self.tree.listed(opened.inode, opened.opened_at):
-            await self._refresh(self.tree.directory(opened.inode))
-        return self.tree.directory(opened.inode), self.tree.entries(opened.inode, opened.names, start)
+        self._relieve()
+        if opened.stream is not None:
+            return await self._streamed(opened, opened.stream, start)
+        directory = await self._list(opened.inode, opened.opened_at)
+        return directory, self.tree.entries(opened.inode, opened.names, start)
 
-    async def children(self, directory: Directory) -> list[tuple[str, Node]]:
-        """The names in a directory now, with what they stand for. What is still wanted of it later must be remembered before awaiting."""
+    async def _streamed(
+        self, opened: _DirectoryHandle, stream: DirectoryStream, start: int
+    ) -> tuple[Directory, Iterator[tuple[int, str, Unseen]]]:
+        directory = self.tree.directory(opened.inode)
+        now = trio.current_time()
+        self.tree.use(opened.inode, now)
+        newest = self._lister(directory).stream(directory, now) if not start else stream
+        if newest is not stream:  # rewound
+            opened.stream, opened.page, stream = newest, None, newest
+        found = await stream.page(start, opened.page)
+        if found is None:
+            return directory, iter(())
+        opened.page, position = found
+        return directory, opened.page.shown(position)
+
+    async def children(self, directory: Directory) -> AsyncGenerator[list[tuple[str, Node]], None]:
+        """The names in a directory now, with what they stand for: all at once, those of a huge one page by page.
+
+        What is still wanted of them later must be remembered before awaiting.
+        """
         handle = await self.opendir(directory.inode)
         try:
-            _, entries = await self.entries(handle, 0)
-            return [(name, node) for _, name, node in entries]
+            opened = self._directory_handles[handle]
+            if opened.stream is None:
+                await self._list(opened.inode, opened.opened_at)
+                names = self.tree.children(opened.inode)
+                yield [(name, node) for _, name, node in self.tree.entries(opened.inode, names, 0)]
+                return
+            index = 0
+            while (found := await opened.stream.page(index)) is not None:
+                page, _ = found
+                index = page.stop
+                yield await self._looked_up(directory, page.names)
         finally:
             self.releasedir(handle)
+
+    async def _looked_up(self, directory: Directory, names: Sequence[str]) -> list[tuple[str, Node]]:
+        found: list[tuple[str, Node]] = []
+        try:
+            for name in names:
+                answer = await self._ask(directory.inode, name, trio.current_time())
+                if isinstance(answer, Found):
+                    self.tree.remember(answer.node.inode)  # lest the next one takes its room
+                    found.append((name, answer.node))
+        finally:
+            for _, node in found:
+                self.tree.forget(node.inode)
+        return found
 
     def releasedir(self, handle: int) -> None:
         self._directory_handles.pop(handle, None)
 
-    async def _refresh(self, directory: Directory) -> None:
-        """Wait for a listing of `directory` asked for now or under way. Raises its error when nothing older can be served."""
-        listing = self._listings.get(directory.inode)
-        if listing is None:
-            listing = self._listings[directory.inode] = _Listing(trio.current_time())
-            self._nursery.start_soon(self._list, directory, listing)
-        await listing.done.wait()
-        if listing.error is not None:
-            raise listing.error
-
-    async def _list(self, directory: Directory, listing: _Listing) -> None:
-        assert directory.repository is not None
-        source = self._sources[directory.repository]
-        try:
-            found = await source.list_directory(directory.prefix)
-            changes = self.tree.apply(directory.inode, found, trio.current_time(), asked_at=listing.asked_at)
-            for hidden in changes.hidden:
-                log.warning("%s/%s cannot be shown: %s", source.url, hidden.key, hidden.reason)
-        except D7yfsError as error:
-            self._serve_stale(directory, source, listing, error)
-        except Exception as error:
-            log.exception("listing %s/%s failed unexpectedly", source.url, directory.prefix)
-            failure = OriginUnavailable(f"listing {source.url}/{directory.prefix} failed: {type(error).__name__}")
-            self._serve_stale(directory, source, listing, failure)
-        finally:
-            del self._listings[directory.inode]
-            listing.done.set()
-
-    def _serve_stale(self, directory: Directory, source: Source, listing: _Listing, error: D7yfsError) -> None:
-        try:
-            if self.tree.extend_stale(directory.inode, trio.current_time(), STALE_RETRY_S):
-                log.warning("%s; serving the last listing of %s/%s", error.message, source.url, directory.prefix)
-                return
-        except D7yfsError:
-            pass  # the directory itself is gone: the listing's error says more
-        listing.error = error
-
     # --- files ---
+
+    async def revalidate(self, inode: int) -> None:
+        """Where it is so configured, make sure that a file about to be opened is the newest version of its object.
+
+        Raises VersionGone when it is not, upon which the kernel looks the path up again and opens what is there. While the store cannot
+        be asked, what is known is the newest.
+        """
+        node = self.tree.get(inode)
+        if isinstance(node, Directory):
+            return
+        source, top = self._sources[node.repository], self.tree.top(node.repository).prefix
+        key = node.version.key
+        name = key.rpartition("/")[2]
+        if not source.revalidates(key.removeprefix(top) or name):
+            return
+        directory = self.tree.parent(node)
+        if directory is not None:
+            try:
+                await self.listers[node.repository].refresh_entry(directory, name)
+            except D7yfsError as error:
+                log.warning("%s/%s is opened as it is known: %s", source.url, key, error)
+                return
+        if not node.linked:
+            raise VersionGone(f"{source.url}/{key} has been replaced or deleted", hint="open the path again")
 
     def open(self, inode: int) -> int:
         """A handle on the version that `inode` is. Raises IsADirectory, ObjectArchived, VersionGone."""

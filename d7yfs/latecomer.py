@@ -7,12 +7,13 @@ The other repositories of the mount know nothing of it. Built by `daemon`, for m
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 
 import trio
 
-from d7yfs.errors import D7yfsError
-from d7yfs.listing import DirectoryListing
+from d7yfs.errors import D7yfsError, NotFound
+from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.repository import Repository
 
 log = logging.getLogger(__name__)
@@ -48,8 +49,23 @@ class Latecomer:
                 arrived(prefix)
                 log.info("%s is there: mounted as %s", self.repository.config.url, self.repository.config.name)
 
-    async def list_directory(self, prefix: str) -> DirectoryListing:
-        """Nothing while it is away, without waiting."""
+    async def pages(self, prefix: str, *, delimiter: str = "/") -> AsyncGenerator[ListingPage, None]:
+        """Those of the repository; none while it is away, without waiting."""
+        if self.failure is None:
+            async with aclosing(self.repository.shown.pages(prefix, delimiter=delimiter)) as pages:
+                async for page in pages:
+                    yield page
+
+    async def page(self, prefix: str, token: str) -> ListingPage:
+        """As the repository's. Only asked for of a directory that is known to be huge, and none is before it is there."""
+        return await self.repository.shown.page(prefix, token)
+
+    async def stat(self, key: str) -> ObjectVersion:
+        """As the repository's. Raises NotFound for all while it is away."""
         if self.failure is not None:
-            return DirectoryListing(prefix)
-        return await self.repository.list_directory(prefix)
+            raise NotFound(f"{key}: {self.failure.message}")
+        return await self.repository.shown.stat(key)
+
+    async def holds(self, prefix: str) -> bool:
+        """As the repository's; false while it is away."""
+        return self.failure is None and await self.repository.shown.holds(prefix)

@@ -7,9 +7,11 @@ it is counted, and a bounded sample says why.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Self
+from enum import Enum
+from typing import Self, TypeAlias
 
 from d7yfs.objects import ListingPage, ObjectVersion
 
@@ -18,6 +20,17 @@ NAME_MAX_BYTES = 255
 
 HIDDEN_SAMPLE = 100
 """How many hidden keys a listing (and the tree) names; the others are only counted."""
+
+
+class NoObject(Enum):
+    """What a name is that is no object."""
+
+    DIRECTORY = "directory"
+    ABSENT = "absent"
+
+
+Answer: TypeAlias = ObjectVersion | NoObject
+"""What the origin has under one name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +57,35 @@ def name_fault(name: str) -> str:
     return f"name of {size_bytes} bytes, over {NAME_MAX_BYTES}" if size_bytes > NAME_MAX_BYTES else ""
 
 
+class Reached:
+    """How far the pages of a listing have come. Keys come in the order of their UTF-8, which is that of str: so what is passed is settled.
+
+    Where they turn out not to come so (S3's directory buckets), nothing is settled before the end.
+    """
+
+    __slots__ = ("complete", "key", "ordered")
+
+    def __init__(self) -> None:
+        self.key = ""
+        self.ordered = True
+        self.complete = False
+
+    def add(self, page: ListingPage) -> None:
+        """Take note of a page."""
+        keys = [version.key for version in page.objects]
+        first, last = self.key, self.key
+        for part in (keys, page.prefixes):
+            if part:
+                self.ordered = self.ordered and part[0] >= first and list(part) == sorted(part)
+                last = max(last, part[-1])
+        self.key = last
+        self.complete = not page.next_token
+
+    def beyond(self, prefix: str) -> bool:
+        """Whether all that comes before `prefix`, and something behind it, has come: then it is known whether anything lies under it."""
+        return self.complete or (self.ordered and self.key > prefix)
+
+
 class DirectoryListing:
     """The entries under `prefix`, gathered page by page.
 
@@ -51,15 +93,19 @@ class DirectoryListing:
     that object alone, under the last segment of its key: this is how a URL that names one object is mounted.
     """
 
-    __slots__ = ("_directory_prefix", "date_ns", "entries", "hidden", "hidden_count", "prefix")
+    __slots__ = ("_directory_prefix", "date_ns", "entries", "hidden", "hidden_count", "prefix", "reached", "withheld")
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, reached: Reached | None = None) -> None:
         self.prefix = prefix
         self._directory_prefix = prefix[: prefix.rfind("/") + 1]
+        self.reached = reached or Reached()
+        """How far its pages have come, or those of the `scan.Scan` that it is cut from."""
         self.entries: dict[str, ObjectVersion | None] = {}
         """By name, in the origin's order; None is a directory."""
         self.hidden: list[HiddenKey] = []
         self.hidden_count = 0
+        self.withheld: Counter[str] = Counter()
+        """How many of the directory's entries settings hide, by reason (see `visibility`)."""
         self.date_ns = 0
         """The newest page's Date, on the origin's clock."""
 
@@ -71,40 +117,51 @@ class DirectoryListing:
             listing.add(page)
         return listing
 
+    def answer(self, name: str) -> Answer | None:
+        """What `name` is, as far as the pages have come; None while they leave it open."""
+        found = self.entries.get(name, NoObject.ABSENT)
+        if found is None:
+            return NoObject.DIRECTORY
+        return found if self.reached.beyond(f"{self._directory_prefix}{name}/") else None
+
     def add(self, page: ListingPage) -> None:
         """Take one page. Entries may come in any order and on any page: of `a` and `a/b`, the directory wins."""
         self.date_ns = max(self.date_ns, page.date_ns)
+        self.reached.add(page)
+        self.withheld.update(each.reason for each in page.withheld)
         if self.prefix != self._directory_prefix:
             for version in page.objects:
                 if version.key == self.prefix:
-                    self._add(version.key, version)
+                    self.enter(version.key, version)
             return
         for version in page.objects:
             # A trailing slash makes the key a directory marker, and the key of this very directory no entry at all.
             if version.key != self.prefix:
-                self._add(version.key, None if version.key.endswith("/") else version)
+                self.enter(version.key, None if version.key.endswith("/") else version)
         for prefix in page.prefixes:
-            self._add(prefix, None)
+            self.enter(prefix, None)
 
-    def _add(self, key: str, version: ObjectVersion | None) -> None:
+    def enter(self, key: str, version: ObjectVersion | None) -> bool:
+        """Take one entry: an object, or None for the directory of which `key` is the prefix. Whether it is shown."""
         if not key.startswith(self._directory_prefix):
             self._hide(key, "outside the listed prefix")
-            return
+            return False
         name = key[len(self._directory_prefix) :]
         if version is None:
             name = name.removesuffix("/")
         fault = name_fault(name)
         if fault:
             self._hide(key, fault)
-            return
+            return False
         if name in self.entries:
             known = self.entries[name]
             if version is not None and known is None:
                 self._hide(key, "a directory has the same name")
-                return
+                return False
             if version is None and known is not None:
                 self._hide(known.key, "a directory has the same name")
         self.entries[name] = version
+        return True
 
     def _hide(self, key: str, reason: str) -> None:
         self.hidden_count += 1

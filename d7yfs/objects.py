@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 BLOCK_BYTES = 1 << 20
 """Unit of presence and checksum in the cache. Part of the cache's on-disk format."""
@@ -92,6 +93,13 @@ class ObjectVersion:
         return ByteRange(0, self.size_bytes)
 
 
+class Withheld(NamedTuple):
+    """An entry that exists and that settings hide: an object's key, or a directory's prefix, and why in a word."""
+
+    key: str
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class ListingPage:
     """One page of a listing: objects and, with a delimiter, common prefixes (ending in the delimiter)."""
@@ -102,3 +110,7 @@ class ListingPage:
     """Continuation token; empty on the last page."""
     date_ns: int
     """The reply's Date in nanoseconds since the epoch (the origin's clock), or the local time where it sent none."""
+    withheld: tuple[Withheld, ...] = ()
+    """Entries that are no part of the page because settings say so (see `visibility`)."""
+    left_out: int = 0
+    """How many keys more than `objects` the origin listed: of what is withheld, and of what is below it."""

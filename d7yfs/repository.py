@@ -5,7 +5,7 @@ What `mount`, `check` and `ls` have in common. Opening makes no request; `locate
 
 from __future__ import annotations
 
-import time
+from contextlib import aclosing
 from dataclasses import dataclass
 
 import trio
@@ -14,7 +14,7 @@ from d7yfs import __version__
 from d7yfs.config.p2p import Mode
 from d7yfs.config.schema import RepositoryConfig
 from d7yfs.config.sources import Settings
-from d7yfs.errors import NotFound
+from d7yfs.errors import AccessDenied, BucketNotFound, NotFound
 from d7yfs.fetch.dragonfly import MAX_DIRECT_BYTES, TaskOptions, task
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.handover import Handover, open_handover
@@ -23,11 +23,13 @@ from d7yfs.fetch.proxies import CONNECT_TIMEOUT_S, FIRST_BYTE_TIMEOUT_S, IDLE_TI
 from d7yfs.fetch.proxy import Proxy
 from d7yfs.fetch.transport import Transport
 from d7yfs.listing import DirectoryListing
-from d7yfs.objects import ListingPage, ObjectVersion
+from d7yfs.objects import ObjectVersion
 from d7yfs.origins import open_origin
 from d7yfs.origins.origin import Origin
-from d7yfs.origins.survey import Empty, SingleObject, list_all, survey
+from d7yfs.origins.survey import Empty, SingleObject, survey
+from d7yfs.shown import Shown
 from d7yfs.trust import ssl_context
+from d7yfs.visibility import Visibility
 
 USER_AGENT = f"d7yfs/{__version__}"
 MAX_SILENCE_S = 30.0
@@ -44,6 +46,9 @@ class Repository:
     transport: Transport
     fetcher: Fetcher
     policy: Policy
+    visibility: Visibility
+    shown: Shown
+    """What of its keys the mount shows."""
     handover: Handover | None = None
     """Where dfdaemon's socket is configured."""
 
@@ -85,10 +90,17 @@ class Repository:
     async def locate(self, *, allow_empty: bool) -> str:
         """What to list: "" or `a/b/` for a directory, a key for that one object.
 
-        Raises what the origin raises, and NotFound, with the nearest prefixes that exist, when nothing lies there.
+        Raises what the origin raises, and NotFound, with the nearest prefixes that exist, when nothing lies there. Where names are to be
+        asked for exactly nothing is listed, and what is no object is believed to be a directory.
         """
         prefix = self.config.url.prefix
-        found = await survey(self.origin, prefix)
+        if self.config.listing == "exact":
+            return await self._believe(prefix)
+        try:
+            found = await survey(self.origin, prefix)
+        except AccessDenied as error:
+            exact = "--listing exact mounts without the right to list: then a name must be known to be found"
+            raise AccessDenied(error.message, hint=f"{error.hint}; {exact}" if error.hint else exact) from None
         if isinstance(found, SingleObject):
             return found.version.key
         if isinstance(found, Empty) and not allow_empty:
@@ -100,18 +112,22 @@ class Repository:
             )
         return f"{prefix}/" if prefix else ""
 
-    async def list_directory(self, prefix: str) -> DirectoryListing:
-        """Every entry under `prefix`; the one object when `prefix` is its key."""
-        listing = DirectoryListing(prefix)
-        if prefix and not prefix.endswith("/"):
+    async def _believe(self, prefix: str) -> str:
+        if prefix:
             try:
-                objects: tuple[ObjectVersion, ...] = (await self.origin.stat(prefix),)
-            except NotFound:
-                objects = ()
-            listing.add(ListingPage(objects, (), "", time.time_ns()))
-            return listing
-        async for page in list_all(self.origin, prefix):
-            listing.add(page)
+                return (await self.origin.stat(prefix)).key
+            except BucketNotFound:
+                raise
+            except (NotFound, AccessDenied):
+                return f"{prefix}/"
+        return ""
+
+    async def list_directory(self, prefix: str) -> DirectoryListing:
+        """Every entry that is shown under `prefix`; the one object when `prefix` is its key."""
+        listing = DirectoryListing(prefix)
+        async with aclosing(self.shown.pages(prefix)) as pages:
+            async for page in pages:
+                listing.add(page)
         return listing
 
 
@@ -154,7 +170,14 @@ def open_repositories(settings: Settings) -> list[Repository]:
         )
         policy = Policy(repository.p2p, prefix=repository.url.prefix, direct_percent=repository.p2p_direct_percent)
         handover = open_handover(repository, fetcher, _task_options(settings, repository), limits)
-        repositories.append(Repository(repository, origin, transport, fetcher, policy, handover))
+        visibility = Visibility(
+            repository.url.prefix,
+            include=repository.include,
+            exclude=repository.exclude,
+            markers=repository.publish_marker,
+        )
+        shown = Shown(origin, visibility)
+        repositories.append(Repository(repository, origin, transport, fetcher, policy, visibility, shown, handover))
     return repositories
 
 

@@ -5,6 +5,7 @@ Called by `daemon`, for the control socket.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -15,10 +16,13 @@ from d7yfs.fetch.proxies import Proxies
 from d7yfs.fetch.traffic import Traffic
 from d7yfs.filesystem import Served
 from d7yfs.repository import Repository
+from d7yfs.visibility import EXCLUDED, NAME, UNPUBLISHED
 
 
-def describe(repository: Repository, served: Served, failure: D7yfsError | None) -> dict[str, Any]:
-    """As JSON. `failure`: why it cannot be read for now."""
+def describe(
+    repository: Repository, served: Served, hidden: Mapping[str, int], failure: D7yfsError | None
+) -> dict[str, Any]:
+    """As JSON. `hidden`: entries that are not shown, by reason; `failure`: why it cannot be read for now."""
     fetcher = repository.fetcher
     counted = _traffic(repository, served)
     handover = repository.handover
@@ -30,6 +34,7 @@ def describe(repository: Repository, served: Served, failure: D7yfsError | None)
         "error": str(failure) if failure is not None else "",
         "origin": dict(repository.origin.describe()),
         **_proxy(fetcher.proxy),
+        "hidden": {reason: hidden.get(reason, 0) for reason in (NAME, EXCLUDED, UNPUBLISHED)},
         "way": _way(repository),
         "handover": handover.describe() if handover is not None else None,
         "fetched": asdict(fetcher.counters),

@@ -1,14 +1,15 @@
-"""The inode table: names, object versions, freshness and kernel lookup counts of one mount. Pure and synchronous.
+"""The tree of one mount: names, object versions and how long they are believed. Pure and synchronous.
 
 Nothing here awaits, so every call is atomic under trio. There is no clock either: `now` and `asked_at` are monotonic
 seconds that the caller passes in; wall-clock values come from listings only. The filesystem layer is the one caller.
+
+A directory's entries are known from a listing of all of them, or one by one; whichever was asked for last counts. The nodes themselves,
+their lookup counts and the bound on them are `inode_table`'s.
 
 Invariants:
 
 - A file's inode is one version of one object: repository, key, validator and size. The same identity keeps its number
   and the modification time it was first seen with; a changed object is another inode. A directory's inode is its path.
-- A number is never given out twice. An inode is known while it is an entry of its directory, or remembered: by the
-  kernel (lookup counts) or by an open handle. One that is no entry any more and is then forgotten is gone.
 - Every timeout handed out is the *remaining* life of the listing it rests on, so that the kernel's staleness and ours
   never add up.
 - A directory's modification time never decreases, and changes only when its own entries do.
@@ -18,14 +19,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from d7yfs.errors import NotADirectory, VersionGone
-from d7yfs.inodes import Directory, File, Node
-from d7yfs.listing import HIDDEN_SAMPLE, DirectoryListing, HiddenKey, name_fault
+from d7yfs.errors import NotADirectory
+from d7yfs.inode_table import InodeTable, fingerprint
+from d7yfs.inodes import NOTHING_WITHHELD, Directory, File, Node, Single
+from d7yfs.listing import HIDDEN_SAMPLE, Answer, DirectoryListing, HiddenKey, NoObject, name_fault
 from d7yfs.objects import ObjectVersion
+from d7yfs.visibility import NAME
 
 ROOT_INODE = 1
 """FUSE_ROOT_ID in linux/fuse.h."""
@@ -35,6 +38,10 @@ MIN_RETRY_S = 1.0
 
 MAX_ENTRIES = 200_000
 """Default bound on known inodes: about 120 MiB with keys of 70 characters."""
+
+TTL_PER_LISTING = 25.0
+"""A listing lives at least for so many times as long as it took. It is asked for again after four fifths of that at the earliest, so that
+listing takes no more than a twentieth of the time."""
 
 _MTIME_STEP_NS = 1000
 """The least by which a change raises a directory's mtime: programs compare it as a float, which resolves 240 ns."""
@@ -109,25 +116,20 @@ class Tree:
             raise ValueError("directories need a positive mtime: Python's import system breaks on others")
         self._metadata_ttl_s = metadata_ttl_s
         self._negative_ttl_s = negative_ttl_s
-        self._max_entries = max_entries
-        self._first_sight_ns = created_ns
-        self._numbers = itertools.count(ROOT_INODE)
-        self._nodes: dict[int, Node] = {}
-        self._unlinked: dict[tuple[str, ...], Node] = {}  # remembered, but no entry at present
-        self._listed: OrderedDict[int, Directory] = OrderedDict()  # with known children, least recently used first
+        self._table = InodeTable(max_entries=max_entries, created_ns=created_ns)
         self._reported: dict[tuple[str, str], HiddenKey] = {}
-        self._trim_after = 0  # inodes to be added or forgotten before another trim is worth its time
-        self._directories = self._held = self._hidden = 0
-        self._stale_listings = self._stale_answers = self._dropped = self._unmatched_forgets = 0
+        self._stale_listings = self._stale_answers = 0
 
         names = [repository.name for repository in repositories]
         if names == [""]:
-            root = self._add_directory("", repositories[0].prefix, created_ns)
+            root = self._table.add_directory("", repositories[0].prefix, created_ns)
+            self._tops = {"": root}
         else:
             if len(set(names)) < len(names) or any(name_fault(name) for name in names):
                 raise ValueError(f"repositories need distinct names that can be directories: {names}")
-            root = self._add_directory(None, "", created_ns)
-            root.children = {r.name: self._add_directory(r.name, r.prefix, created_ns) for r in repositories}
+            root = self._table.add_directory(None, "", created_ns)
+            self._tops = {r.name: self._table.add_directory(r.name, r.prefix, created_ns) for r in repositories}
+            root.children = dict(self._tops)
             root.subdirectories = len(names)
             root.expires_at = math.inf
         self.remember(root.inode)  # the kernel knows it without a lookup
@@ -136,10 +138,7 @@ class Tree:
 
     def get(self, inode: int) -> Node:
         """The node of a number. Raises VersionGone (ESTALE: the kernel looks the path up again) for an unknown one."""
-        node = self._nodes.get(inode)
-        if node is None:
-            raise VersionGone(f"inode {inode} is not known any more", hint="open the path again")
-        return node
+        return self._table.get(inode)
 
     def directory(self, inode: int) -> Directory:
         """The directory of a number. Raises NotADirectory, VersionGone."""
@@ -150,14 +149,14 @@ class Tree:
 
     def parent(self, file: File) -> Directory | None:
         """The directory that `file` is an entry of; None when it is none any more."""
-        node = self._nodes.get(file.parent) if file.linked else None
+        node = self._table.nodes.get(file.parent) if file.linked else None
         return node if isinstance(node, Directory) else None
 
     def inodes_of(self, version: ObjectVersion) -> list[int]:
         """The numbers under which `version` is remembered, in whatever repository. Looks at every node."""
         return [
             node.inode
-            for node in self._nodes.values()
+            for node in self._table.nodes.values()
             if isinstance(node, File) and node.lookups and node.version.identity == version.identity
         ]
 
@@ -167,15 +166,18 @@ class Tree:
         `asked_at` is when the request came in. Raises NotADirectory, VersionGone.
         """
         directory = self.directory(parent)
-        if not directory.fresh(now if asked_at is None else asked_at):
-            return Expired(directory)
-        assert directory.children is not None
-        self._touch(directory)
-        self._stale_answers += directory.stale
-        node = directory.children.get(name)
-        if node is None:
-            return Absent(min(self._negative_ttl_s, directory.remaining_s(now)))
-        return Found(node, directory.remaining_s(now))
+        asked_at = now if asked_at is None else asked_at
+        self._table.touch(directory)
+        if directory.children is not None and directory.fresh(asked_at):
+            self._stale_answers += directory.stale
+            node, remaining_s = directory.children.get(name), directory.remaining_s(now)
+        else:
+            single = (directory.singles or {}).get(name)
+            if single is None or not single.fresh(asked_at):
+                return Expired(directory)
+            self._stale_answers += single.stale
+            node, remaining_s = single.node, single.remaining_s(now)
+        return Found(node, remaining_s) if node is not None else Absent(min(self._negative_ttl_s, remaining_s))
 
     def listed(self, directory: int, asked_at: float) -> bool:
         """Whether `lookup` and `children` would answer for this directory.
@@ -192,7 +194,7 @@ class Tree:
         `entries` shows them: they may have changed since. Raises NotADirectory, VersionGone.
         """
         node = self.directory(directory)
-        self._touch(node)
+        self._table.touch(node)
         return tuple(node.children or ())
 
     def entries(self, directory: int, names: Sequence[str], start: int) -> Iterator[tuple[int, str, Node]]:
@@ -201,253 +203,291 @@ class Tree:
         What holds for `Found` holds for each node. Raises NotADirectory, VersionGone.
         """
         node = self.directory(directory)
-        self._touch(node)
+        self._table.touch(node)
         self._stale_answers += node.stale
-        children = node.children or {}
         return (
             (index, names[index], child)
             for index in range(start, len(names))
-            if (child := children.get(names[index])) is not None
+            if (child := node.entry(names[index])) is not None
         )
+
+    def listed_directories(self, repository: str) -> list[Directory]:
+        """The directories of one repository of which any entries are known, fresh or not."""
+        filled = self._table.filled.values()
+        return [each for each in filled if each.repository == repository and each.children is not None]
 
     def resolve(self, path: str) -> Node | None:
         """The node at `path` (relative to the mount) if it is known at present; asks for nothing, refreshes nothing."""
-        node: Node | None = self._nodes[ROOT_INODE]
+        node: Node | None = self._table.nodes[ROOT_INODE]
         for name in path.split("/"):
             if name:
-                node = (node.children or {}).get(name) if isinstance(node, Directory) else None
+                node = node.entry(name) if isinstance(node, Directory) else None
         return node
+
+    def top(self, repository: str) -> Directory:
+        """The directory that shows the repository of this name."""
+        return self._tops[repository]
+
+    def at(self, repository: str, prefix: str) -> Directory | None:
+        """The directory of a prefix at or below the repository's, if it is known at present."""
+        node: Node | None = self._tops[repository]
+        for name in prefix.removeprefix(self._tops[repository].prefix).split("/"):
+            if name:
+                node = node.entry(name) if isinstance(node, Directory) else None
+        return node if isinstance(node, Directory) else None
+
+    def known(self, directory: Directory) -> list[Directory]:
+        """The directories, at `directory` and below it, of which any entries are known; those above before those below."""
+        found, pending = [], [directory]
+        while pending:
+            each = pending.pop()
+            if each.inode in self._table.filled:
+                found.append(each)
+                pending.extend(child for child in each.entries if isinstance(child, Directory))
+        return found
 
     def hidden(self) -> tuple[tuple[str, HiddenKey], ...]:
         """A bounded sample of what could not be shown since the mount was made: repository and key."""
         return tuple((repository, hidden) for (repository, _), hidden in self._reported.items())
 
+    def hidden_by_reason(self, repository: str) -> Counter[str]:
+        """How many entries of the directories that are listed at present are not shown: for their names, or by settings."""
+        counts: Counter[str] = Counter()
+        for directory in self.listed_directories(repository):
+            counts[NAME] += directory.hidden_count
+            counts.update(directory.withheld)
+        return counts
+
     def statistics(self) -> dict[str, int]:
         """Gauges, then counters since the mount was made."""
+        table = self._table
         return {
-            "inodes": len(self._nodes),
-            "inodes_limit": self._max_entries,
-            "directories": self._directories,
-            "directories_listed": len(self._listed),
-            "files": len(self._nodes) - self._directories,
-            "remembered": self._held,
-            "unlinked": len(self._unlinked),
-            "hidden_keys": self._hidden,
+            "inodes": len(table.nodes),
+            "inodes_limit": table.max_entries,
+            "directories": table.directories,
+            "directories_listed": sum(1 for directory in table.filled.values() if directory.children is not None),
+            "files": len(table.nodes) - table.directories,
+            "remembered": table.remembered,
+            "unlinked": len(table.unlinked),
+            "hidden_keys": table.hidden,
             "stale_listings_total": self._stale_listings,
             "stale_answers_total": self._stale_answers,
-            "dropped_inodes_total": self._dropped,
-            "unmatched_forgets_total": self._unmatched_forgets,
+            "dropped_inodes_total": table.dropped_total,
+            "unmatched_forgets_total": table.unmatched_forgets_total,
         }
 
     # -- lookup counts
 
     def remember(self, inode: int, count: int = 1) -> None:
         """Keep an inode: one for every entry told to the kernel, and one for every open handle. Raises VersionGone."""
-        node = self.get(inode)
-        self._held += not node.lookups
-        node.lookups += count
+        self._table.remember(inode, count)
 
     def forget(self, inode: int, count: int = 1) -> None:
         """Take back `count`. What is neither remembered nor an entry is gone; forgetting too much is counted, not raised."""
-        node = self._nodes.get(inode)
-        if node is None or node.lookups < count:
-            self._unmatched_forgets += 1
-        if node is None or not node.lookups:
-            return
-        node.lookups = max(node.lookups - count, 0)
-        if not node.lookups:
-            self._held -= 1
-            self._trim_after -= 1
-            if not node.linked:
-                del self._unlinked[node.identity]
-                self._unlink(node)
+        self._table.forget(inode, count)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether the kernel and handles remember more than three quarters of the bound, and `surplus` has not been asked for since."""
+        return self._table.crowded
+
+    def surplus(self, spared: Container[int]) -> dict[int, list[str]]:
+        """The names that the kernel should forget, by directory, for half of the bound to be remembered: of what was used longest ago.
+
+        Of files alone, without those `spared`: the path of what is open, and of a working directory, would be lost with its name.
+        """
+        return self._table.surplus(spared)
+
+    def use(self, inode: int, now: float) -> None:
+        """Take note that somebody asks for a directory's entries or attributes; of other numbers none. `lookup` does not."""
+        node = self._table.nodes.get(inode)
+        if isinstance(node, Directory):
+            node.used_at = now
 
     # -- listings
 
-    def apply(self, inode: int, listing: DirectoryListing, now: float, *, asked_at: float) -> Changes:
-        """Make `listing` the entries of a directory; they live for the metadata TTL from `asked_at`.
+    def apply(
+        self, inode: int, listing: DirectoryListing, now: float, *, asked_at: float, took_s: float = 0.0
+    ) -> Changes:
+        """Make `listing` the entries of a directory; they live for the metadata TTL from `asked_at`, or longer where it took long.
 
         `asked_at` is when its first page was asked for: what the origin said is no newer. A listing older than the one
-        applied last changes nothing. Raises NotADirectory, VersionGone.
+        applied last changes nothing, and no name that was asked for since. Raises NotADirectory, VersionGone.
         """
         directory = self.directory(inode)
         assert directory.prefix == listing.prefix, "a listing of something else"
         repository = directory.repository
         assert repository is not None, "the root above repositories has no origin"
-        old = directory.children
         if asked_at < directory.asked_at:
-            return Changes(len(old or ()))
-        children, subdirectories = self._children(directory, repository, listing)
-        if old is None:
-            added, removed, replaced = [], [], []
-            changed = bool(directory.fingerprint) and directory.fingerprint != _fingerprint(children)
-        else:
-            added = [name for name in children if name not in old]
-            removed = [name for name in old if name not in children]
-            replaced = [name for name, node in old.items() if children.get(name, node) is not node]
-            changed = bool(added or removed or replaced)
-            for name in itertools.chain(removed, replaced):
-                self._unlink(old[name])
-        if changed:
+            return Changes(len(directory.children or ()))
+        newer = {name: single for name, single in (directory.singles or {}).items() if single.asked_at > asked_at}
+        known = directory.children is not None
+        old: Mapping[str, Node | None] = (
+            directory.children
+            if directory.children is not None
+            else {name: single.node for name, single in (directory.singles or {}).items()}
+        )
+        children = self._children(directory, repository, listing, old, newer)
+        added = [name for name in children if old.get(name) is None and (known or name in old)]
+        removed = [name for name, node in old.items() if node is not None and name not in children]
+        replaced = [name for name, node in old.items() if node is not None and children.get(name, node) is not node]
+        for name in itertools.chain(removed, replaced):
+            gone = old[name]
+            assert gone is not None
+            self._table.unlink(gone)
+        dropped = 0 if known else directory.fingerprint
+        if added or removed or replaced or (dropped and dropped != fingerprint(children)):
             newest_ns = max((children[name].mtime_ns for name in itertools.chain(added, replaced)), default=0)
             directory.mtime_ns = max(directory.mtime_ns + _MTIME_STEP_NS, listing.date_ns, newest_ns)
 
         directory.children = children
-        directory.subdirectories = subdirectories
+        directory.subdirectories = sum(1 for node in children.values() if node.is_directory)
         directory.stale = False
         directory.asked_at = asked_at
-        directory.expires_at = asked_at + self._metadata_ttl_s
-        self._hidden += listing.hidden_count - directory.hidden_count
+        directory.expires_at = self.lives_until(asked_at, took_s)
+        self._table.hidden += listing.hidden_count - directory.hidden_count
         directory.hidden_count = listing.hidden_count
-        self._listed[inode] = directory
-        self._touch(directory)
-        self._trim(now, directory)
-        return Changes(len(children), tuple(added), tuple(removed), tuple(replaced), self._report(repository, listing))
+        directory.withheld = listing.withheld or NOTHING_WITHHELD
+        self._table.set_singles(directory, newer)
+        self._table.fill(directory, now)
+        return Changes(len(children), tuple(added), tuple(removed), tuple(replaced), self.report(repository, listing))
+
+    def admit(
+        self, inode: int, name: str, answer: Answer, now: float, *, asked_at: float, took_s: float = 0.0
+    ) -> Changes:
+        """Make `answer` the entry `name` of a directory, whether the others are known or not.
+
+        It lives as a listing does; that a name is absent is believed for the negative TTL from when that was learnt, if that is less. An
+        answer older than what is known of the name changes nothing. Raises NotADirectory, VersionGone.
+        """
+        directory = self.directory(inode)
+        repository = directory.repository
+        assert repository is not None, "the root above repositories has no origin"
+        single = (directory.singles or {}).get(name)
+        if asked_at < directory.asked_at or (single is not None and asked_at < single.asked_at):
+            return Changes(len(directory.children or ()))
+        known = directory.children is not None or single is not None
+        old = directory.entry(name)
+        node = None
+        if answer is not NoObject.ABSENT:
+            version = None if isinstance(answer, NoObject) else answer
+            node = self._node(directory, repository, name, version, old, self._table.first_sight_ns)
+        expires_at = self.lives_until(asked_at, took_s)
+        if node is None:
+            expires_at = min(expires_at, asked_at + took_s + self._negative_ttl_s)
+        self._table.set_single(directory, name, Single(node, asked_at, expires_at))
+        if node is not old:
+            if directory.children is not None:
+                # A new one, lest who goes through the old one stumbles.
+                others = {each: child for each, child in directory.children.items() if each != name}
+                directory.children = others if node is None else {**others, name: node}
+                directory.subdirectories += _is_directory(node) - _is_directory(old)
+            if old is not None:
+                self._table.unlink(old)
+            if known:
+                newest_ns = node.mtime_ns if node is not None else 0
+                directory.mtime_ns = max(directory.mtime_ns + _MTIME_STEP_NS, newest_ns)
+        self._table.fill(directory, now)
+        entries = len(directory.children or ())
+        if not known or node is old:
+            return Changes(entries)
+        if old is None:
+            return Changes(entries, added=(name,))
+        return Changes(entries, removed=(name,)) if node is None else Changes(entries, replaced=(name,))
 
     def settle(self, repository: str, prefix: str) -> None:
         """What the named repository's directory lists is `prefix` from now on, and what was known of it is to be asked for."""
-        directory = (self.directory(ROOT_INODE).children or {})[repository]
-        assert isinstance(directory, Directory)
+        directory = self._tops[repository]
         directory.prefix = prefix
-        directory.expires_at = -math.inf
+        directory.asked_at = directory.expires_at = -math.inf
+        self._table.set_singles(directory, {})
 
-    def extend_stale(self, inode: int, now: float, retry_s: float) -> bool:
-        """Listing failed: serve what is known for another `retry_s` (at least MIN_RETRY_S) rather than an error.
+    def doubt(self, inode: int) -> tuple[str, ...]:
+        """Have all that was learnt name by name in a directory asked for again when it is next used; the names.
+
+        Raises NotADirectory, VersionGone.
+        """
+        directory = self.directory(inode)
+        singles = directory.singles or {}
+        doubted = {name: replace(single, expires_at=-math.inf) for name, single in singles.items()}
+        self._table.set_singles(directory, doubted)
+        return tuple(doubted)
+
+    def extend_stale(self, inode: int, now: float, retry_s: float, *, name: str | None = None) -> bool:
+        """Listing failed, or asking for `name` alone: rather than that, serve what is known for another `retry_s` (at least MIN_RETRY_S).
 
         False when nothing is known; then the failure is the answer. Raises NotADirectory, VersionGone.
         """
         directory = self.directory(inode)
-        if directory.children is None:
-            return False
-        self._stale_listings += 1
         retry_at = now + max(retry_s, MIN_RETRY_S)
-        if directory.expires_at < retry_at:
+        single = (directory.singles or {}).get(name) if name is not None else None
+        if name is not None and single is not None:
+            if single.expires_at < retry_at:
+                self._table.set_single(directory, name, replace(single, expires_at=retry_at, stale=True))
+        elif directory.children is None:
+            return False
+        elif directory.expires_at < retry_at:
             directory.expires_at = retry_at
             directory.stale = True
+        self._stale_listings += 1
         return True
 
-    def _children(
-        self, directory: Directory, repository: str, listing: DirectoryListing
-    ) -> tuple[dict[str, Node], int]:
-        """The nodes of a listing's entries, those that are known already kept, and how many of them are directories."""
-        old = directory.children or {}
-        # What appears in a directory that was listed before is as new as that reply, even where it had been before.
-        first_sight_ns = max(self._first_sight_ns, listing.date_ns if directory.children is not None else 0)
-        children: dict[str, Node] = {}
-        subdirectories = 0
-        for name, version in listing.entries.items():
-            node = old.get(name)
-            if version is None:
-                subdirectories += 1
-                if not isinstance(node, Directory):
-                    prefix = f"{directory.prefix}{name}/"
-                    node = self._relink((repository, prefix)) or self._add_directory(repository, prefix, first_sight_ns)
-            else:
-                if not isinstance(node, File) or node.version.identity != version.identity:
-                    key, validator, size_bytes = version.identity
-                    node = self._relink((repository, key, validator, str(size_bytes)))
-                if isinstance(node, File):
-                    node.parent = directory.inode
-                    # Restored from the archive, or moved there: the same bytes, and so the same inode.
-                    if node.version.archived != version.archived:
-                        node.version = replace(node.version, archived=version.archived)
-                else:
-                    node = self._add(File(next(self._numbers), repository, version, directory.inode))
-            children[name] = node
-        return children, subdirectories
+    def lives_until(self, asked_at: float, took_s: float = 0.0) -> float:
+        """Until when a listing that was asked for at `asked_at` and took so long is believed; `asked_at` itself where none ever is."""
+        return asked_at + (max(self._metadata_ttl_s, TTL_PER_LISTING * took_s) if self._metadata_ttl_s else 0.0)
 
-    def _report(self, repository: str, listing: DirectoryListing) -> tuple[HiddenKey, ...]:
+    def _children(
+        self,
+        directory: Directory,
+        repository: str,
+        listing: DirectoryListing,
+        old: Mapping[str, Node | None],
+        newer: Mapping[str, Single],
+    ) -> dict[str, Node]:
+        """The nodes of a listing's entries, those that are known already kept; what is `newer` than it counts instead."""
+        # What appears in a directory that was listed before is as new as that reply, even where it had been before.
+        first_sight_ns = max(self._table.first_sight_ns, listing.date_ns if directory.children is not None else 0)
+        children: dict[str, Node] = {}
+        for name, version in listing.entries.items():
+            if name not in newer:
+                children[name] = self._node(directory, repository, name, version, old.get(name), first_sight_ns)
+        children.update((name, single.node) for name, single in newer.items() if single.node is not None)
+        return children
+
+    def _node(
+        self,
+        directory: Directory,
+        repository: str,
+        name: str,
+        version: ObjectVersion | None,
+        node: Node | None,
+        first_sight_ns: int,
+    ) -> Node:
+        """The node of an entry, which is `node` if that is what the name stood for and still stands for. None is a directory."""
+        if version is None:
+            if isinstance(node, Directory):
+                return node
+            prefix = f"{directory.prefix}{name}/"
+            known = self._table.relink((repository, prefix))
+            return known or self._table.add_directory(repository, prefix, first_sight_ns)
+        if not isinstance(node, File) or node.version.identity != version.identity:
+            key, validator, size_bytes = version.identity
+            node = self._table.relink((repository, key, validator, str(size_bytes)))
+        if not isinstance(node, File):
+            return self._table.add_file(repository, version, directory.inode)
+        node.parent = directory.inode
+        # Restored from the archive, or moved there: the same bytes, and so the same inode.
+        if node.version.archived != version.archived:
+            node.version = replace(node.version, archived=version.archived)
+        return node
+
+    def report(self, repository: str, listing: DirectoryListing) -> tuple[HiddenKey, ...]:
+        """Of what a listing cannot show, that which was not reported before; a bounded number over all."""
         new = [h for h in listing.hidden if (repository, h.key) not in self._reported]
         new = new[: HIDDEN_SAMPLE - len(self._reported)]
         self._reported.update(((repository, h.key), h) for h in new)
         return tuple(new)
 
-    # -- nodes come and go
 
-    def _add(self, node: File) -> File:
-        self._nodes[node.inode] = node
-        self._trim_after -= 1
-        return node
-
-    def _add_directory(self, repository: str | None, prefix: str, mtime_ns: int) -> Directory:
-        directory = Directory(next(self._numbers), repository, prefix, mtime_ns)
-        self._nodes[directory.inode] = directory
-        self._directories += 1
-        self._trim_after -= 1
-        return directory
-
-    def _relink(self, identity: tuple[str, ...]) -> Node | None:
-        """The remembered node of this identity that was no entry, which it is now again."""
-        node = self._unlinked.pop(identity, None)
-        if node is not None:
-            node.linked = True
-        return node
-
-    def _unlink(self, node: Node) -> None:
-        """`node` is no entry any more: keep it aside while it is remembered, else remove it and all below it."""
-        pending = [node]
-        while pending:
-            node = pending.pop()
-            node.linked = False
-            if node.lookups:
-                self._unlinked[node.identity] = node
-                continue
-            del self._nodes[node.inode]
-            if isinstance(node, Directory):
-                self._directories -= 1
-                # Should its path come back, then not with an earlier mtime.
-                self._first_sight_ns = max(self._first_sight_ns, node.mtime_ns)
-                pending.extend(self._clear(node))
-
-    def _clear(self, directory: Directory) -> list[Node]:
-        """Make a directory unlisted; its former children, still to be unlinked."""
-        children = list((directory.children or {}).values())
-        self._hidden -= directory.hidden_count
-        self._listed.pop(directory.inode, None)
-        directory.children = None
-        directory.hidden_count = 0
-        directory.expires_at = -math.inf
-        directory.stale = False
-        return children
-
-    def _touch(self, directory: Directory) -> None:
-        if directory.inode in self._listed:
-            self._listed.move_to_end(directory.inode)
-
-    def _trim(self, now: float, keep: Directory) -> None:
-        """Drop the entries of least recently used directories down to the bound: expired ones first, then live ones.
-
-        A dropped directory is listed again when it is next used. One whose children are mostly remembered is left alone
-        (little memory to gain) and counts as used. When that leaves too much, another pass waits until an eighth of all
-        inodes has been added or forgotten, so that passes cost a constant time per inode.
-        """
-        if self._trim_after > 0:
-            return
-        for expired_only in (True, False):
-            for directory in list(self._listed.values()):
-                if len(self._nodes) <= self._max_entries:
-                    return
-                if directory.children is None or (expired_only and directory.expires_at > now):
-                    continue
-                # What was just listed must stay, and so must what alone keeps it known: the directories above it.
-                if directory is keep or (not keep.lookups and _above(directory, keep)):
-                    continue
-                remembered = sum(1 for child in directory.children.values() if child.lookups)
-                if 2 * remembered >= len(directory.children):
-                    self._touch(directory)
-                    continue
-                directory.fingerprint = _fingerprint(directory.children)
-                before = len(self._nodes)
-                for child in self._clear(directory):
-                    self._unlink(child)
-                self._dropped += before - len(self._nodes)
-        self._trim_after = len(self._nodes) // 8
-
-
-def _above(directory: Directory, other: Directory) -> bool:
-    return directory.repository == other.repository and other.prefix.startswith(directory.prefix)
-
-
-def _fingerprint(children: dict[str, Node]) -> int:
-    """Tells whether dropped entries were still the same when they are listed again; never 0."""
-    return hash(frozenset((name, *node.identity) for name, node in children.items())) or 1
+def _is_directory(node: Node | None) -> bool:
+    return node is not None and node.is_directory

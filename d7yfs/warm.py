@@ -132,23 +132,23 @@ async def walk(
             while pending:
                 above, directory = pending.pop()
                 try:
-                    children = await filesystem.children(directory)
+                    async with aclosing(filesystem.children(directory)) as batches:
+                        async for batch in batches:
+                            files = []
+                            for name, child in batch:
+                                below = f"{above}/{name}".lstrip("/")
+                                if isinstance(child, File):
+                                    files.append((below, child))
+                                else:
+                                    # Remembered before anything is awaited, lest the tree drops it to make room.
+                                    tree.remember(child.inode)
+                                    pending.append((below, child))
+                            for found in files:
+                                yield found
                 except D7yfsError as error:
                     failed(above, error)
-                    continue
                 finally:
                     tree.forget(directory.inode)
-                files = []
-                for name, child in children:
-                    below = f"{above}/{name}".lstrip("/")
-                    if isinstance(child, File):
-                        files.append((below, child))
-                    else:
-                        # Remembered before anything is awaited, lest the tree drops it to make room.
-                        tree.remember(child.inode)
-                        pending.append((below, child))
-                for found in files:
-                    yield found
     finally:
         for _, directory in pending:
             tree.forget(directory.inode)

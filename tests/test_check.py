@@ -71,6 +71,9 @@ async def test_a_listing_that_is_refused(store: S3Faults, tmp_path: Path) -> Non
     found = await findings(settings_for(store, tmp_path))
     assert found["list"].verdict is Verdict.FAILED
     assert "s3:ListBucket" in found["list"].said + found["list"].hint
+    assert "--listing exact" in found["list"].hint
+    found = await findings(settings_for(store, tmp_path, listing="exact"))
+    assert found["list"].verdict is Verdict.WARNING, "it can be mounted"
 
 
 async def test_one_object_needs_no_right_to_list(store: S3Faults, tmp_path: Path) -> None:
@@ -112,6 +115,40 @@ async def test_a_server_that_hangs(store: S3Faults, tmp_path: Path, after_body_b
     store.script(faults.Hang(after_body_bytes), key="b/models/a/model.onnx", forever=True)
     found = await findings(settings_for(store, tmp_path, read_timeout="0.2s"))
     assert found["read"].verdict is Verdict.FAILED
+
+
+async def filter_findings(settings: Settings) -> list[Finding]:
+    return [finding async for finding in check(settings) if finding.probe == "filters"]
+
+
+async def test_what_filters_hide_is_counted(store: S3Faults, tmp_path: Path) -> None:
+    assert await filter_findings(settings_for(store, tmp_path)) == []
+    for key in ("a/x.tmp", "a/READY", "c/x", "d/x", "e/x", "f/x"):
+        store.put(f"b/models/{key}", b"x")
+    flags = {"include": "*.onnx,top,x", "exclude": "*.tmp,tmp/*", "publish_marker": "READY"}
+    (finding,) = await filter_findings(settings_for(store, tmp_path, **flags))
+    assert finding.verdict is Verdict.OK
+    for said in (
+        *("2 of 8 objects are shown", "exclude *.tmp hides 1;", "exclude tmp/* hides 0;"),
+        *("include *.onnx matches 1;", "include top matches 1;", "include x matches 4;"),
+        "publish marker */READY: 1 directories have it, 4 do not (models/c/, models/d/, models/e/, …)",
+    ):
+        assert said in finding.said
+    found = await findings(settings_for(store, tmp_path, **flags))
+    assert "1 directories, 1 files at the top" in found["list"].said, "as they are shown"
+
+
+async def test_filters_that_hide_everything_or_match_nothing(store: S3Faults, tmp_path: Path) -> None:
+    hidden, idle = await filter_findings(settings_for(store, tmp_path, include="*.ONNX"))
+    assert hidden.verdict is idle.verdict is Verdict.WARNING
+    assert "0 of 2 objects are shown" in hidden.said
+    assert "include *.ONNX matches none of 2 objects" in idle.said
+    assert "case counts" in idle.hint
+    (hidden,) = await filter_findings(settings_for(store, tmp_path, "models/top", exclude="top"))
+    assert (hidden.verdict, "0 of 1 objects are shown" in hidden.said) == (Verdict.WARNING, True)
+    shown, astray = await filter_findings(settings_for(store, tmp_path, publish_marker="*/*/READY"))
+    assert (shown.verdict, astray.verdict) == (Verdict.OK, Verdict.WARNING)
+    assert "is about no directory" in astray.said
 
 
 async def test_keys_that_cannot_be_shown(store: S3Faults, tmp_path: Path) -> None:

@@ -26,32 +26,31 @@ from d7yfs.errors import (
     ReadTimeout,
     VersionGone,
 )
-from d7yfs.filesystem import STALE_RETRY_S, Filesystem, Source
-from d7yfs.listing import DirectoryListing
-from d7yfs.objects import BLOCK_BYTES, ByteRange, ListingPage, ObjectVersion
+from d7yfs.filesystem import Filesystem, Source
+from d7yfs.lister import STALE_RETRY_S
+from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 from d7yfs.tree import ROOT_INODE, Absent, Found, Repository, Tree
 from tests.cache.doubles import steady_pace
+from tests.listings import MemoryListings
 
 TTL_S = 60.0
 NEGATIVE_TTL_S = 5.0
 READ_TIMEOUT_S = 30.0
 
 
-class Store:
+class Store(MemoryListings):
     """One repository in memory, and what can go wrong with it."""
 
     def __init__(self, name: str = "", **files: bytes) -> None:
+        super().__init__()
         self.name = name
         self.bodies: dict[tuple[str, str], bytes] = {}
-        self.versions: dict[str, ObjectVersion] = {}
-        self.listings: list[str] = []
-        self.requests: list[ByteRange] = []
+        self.reads: list[ByteRange] = []
         self.aheads: list[ByteRange] = []
         self.fills = 0
         self.filled: list[str] = []
-        self.listing_error: Exception | None = None
         self.fill_error: Exception | None = None
-        self.listing_gate = self.fill_gate = _open_gate()
+        self.fill_gate = _open_gate()
         for key, body in files.items():
             self.put(key.replace("__", "/"), body)
 
@@ -62,20 +61,7 @@ class Store:
 
     @property
     def source(self) -> Source:
-        return Source(
-            f"mem://{self.name}", f"mem {self.name}", self.list_directory, lambda target: _Filler(self, target)
-        )
-
-    async def list_directory(self, prefix: str) -> DirectoryListing:
-        self.listings.append(prefix)
-        await self.listing_gate.wait()
-        if self.listing_error is not None:
-            raise self.listing_error
-        below = [version for key, version in self.versions.items() if key.startswith(prefix)]
-        files = tuple(each for each in below if "/" not in each.key[len(prefix) :])
-        names = {each.key[len(prefix) :].partition("/")[0] for each in below if each not in files}
-        page = ListingPage(files, tuple(f"{prefix}{name}/" for name in sorted(names)), "", 1_700_000_000_000_000_000)
-        return DirectoryListing.collect(prefix, [page])
+        return Source(f"mem://{self.name}", f"mem {self.name}", self, lambda target: _Filler(self, target))
 
 
 class _Filler:
@@ -86,7 +72,7 @@ class _Filler:
         self._target = target
 
     def request(self, wanted: ByteRange, ahead: ByteRange | None) -> None:
-        self._store.requests.append(wanted)
+        self._store.reads.append(wanted)
         if ahead:
             self._store.aheads.append(ahead)
         self._target.hold()
@@ -184,10 +170,10 @@ async def test_entries_live_as_long_as_what_is_left_of_their_listing(tmp_path: P
         assert await timeout_s(filesystem, "file") == pytest.approx(TTL_S)
         await trio.sleep(TTL_S - 10)
         assert await timeout_s(filesystem, "file") == pytest.approx(10)
-        assert len(store.listings) == 1
+        assert len(store.requests) == 1
         await trio.sleep(11)
         assert await timeout_s(filesystem, "file") == pytest.approx(TTL_S)
-        assert len(store.listings) == 2
+        assert len(store.requests) == 2
 
 
 async def test_an_absent_name(tmp_path: Path, autojump_clock: MockClock) -> None:
@@ -219,7 +205,7 @@ async def test_lookups_at_once_are_one_listing(tmp_path: Path, autojump_clock: M
         store.listing_gate.set()
     assert len(found) == 10
     assert all(isinstance(answer, Found) for answer in found)
-    assert len(store.listings) == 1, "who gave up took nothing from the others"
+    assert len(store.requests) == 1, "who gave up took nothing from the others"
 
 
 async def test_a_listing_that_fails(
@@ -340,9 +326,9 @@ async def test_reads_end_at_the_end_of_the_file_and_nowhere_else(tmp_path: Path)
         ):
             assert await filesystem.read(handle, offset, size) == body[offset : offset + size], (offset, size)
         assert await filesystem.read(handle, 0, len(body) + 1) == body
-        asked = len(store.requests)
+        asked = len(store.reads)
         assert await filesystem.read(handle, 0, len(body)) == body
-        assert len(store.requests) == asked, "a hit asks nobody"
+        assert len(store.reads) == asked, "a hit asks nobody"
         assert filesystem.read_bytes > 2 * len(body)
 
 
@@ -531,10 +517,10 @@ async def test_the_task_of_a_file(tmp_path: Path) -> None:
             raise OriginUnavailable("no credentials today")
         return "f00d"
 
-    async with mounted(tmp_path, store) as filesystem:
+    async with mounted(tmp_path, store) as filesystem, trio.open_nursery() as nursery:
         assert await filesystem.task_id(await filesystem.resolve("model/a")) == "", "Dragonfly has no part in it"
         source = replace(store.source, task_id=task_id, route=lambda _: "proxy")
-        through = Filesystem(filesystem.tree, {"": source}, filesystem._cache, filesystem._nursery)
+        through = Filesystem(filesystem.tree, {"": source}, filesystem._cache, nursery)
         node = await through.resolve("model/a")
         assert through.describe(node)["route"] == "proxy"
         assert await through.task_id(node) == "f00d"

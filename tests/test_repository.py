@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from d7yfs.config.sources import load_settings
+from d7yfs.errors import AccessDenied, NotFound
 from d7yfs.fetch.dragonfly import TaskOptions
+from d7yfs.objects import ObjectVersion
 from d7yfs.repository import Repository, open_repositories
+from tests.origins.memory import MemoryOrigin
 
 TOML = """
 anonymous = true
@@ -55,3 +61,33 @@ async def test_proxies_are_shared_and_what_they_are_told_is_not(tmp_path: Path) 
     assert other.options == TaskOptions(filter=("a", "b"), headers=headers)
     for repository in (models, data, plain):
         await repository.aclose()
+
+
+class Locked(MemoryOrigin):
+    """Without the right to list, where nobody is told what is absent."""
+
+    def __init__(self, *keys: str) -> None:
+        super().__init__(*keys, allowed="nothing")
+
+    async def stat(self, key: str) -> ObjectVersion:
+        try:
+            return await super().stat(key)
+        except NotFound:
+            raise AccessDenied(key, hint="ask for s3:GetObject") from None
+
+
+@pytest.mark.parametrize(("prefix", "found"), [("", ""), ("models", "models/"), ("models/a.bin", "models/a.bin")])
+async def test_with_exact_names_nothing_is_listed(tmp_path: Path, prefix: str, found: str) -> None:
+    origin = Locked("models/a.bin")
+    flags = {"cache_dir": tmp_path, "anonymous": True, "region": "us-east-1", "listing": "exact"}
+    (repository,) = open_repositories(load_settings(flags, [f"s3://b/{prefix}"], None, {}, None))
+    exact = replace(repository, origin=origin)
+    assert await exact.locate(allow_empty=False) == found
+    assert origin.stats == ([prefix] if prefix else [])
+    assert origin.calls == len(origin.stats)
+    otherwise = replace(exact, config=exact.config.model_copy(update={"listing": "auto"}))
+    if found.endswith("/") or not found:
+        with pytest.raises(AccessDenied) as caught:
+            await otherwise.locate(allow_empty=True)
+        assert "--listing exact mounts without the right to list" in caught.value.hint
+    await repository.aclose()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 import tracemalloc
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import settings
@@ -12,8 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from d7yfs.errors import NotADirectory, VersionGone
 from d7yfs.inodes import FOREVER_S, Directory, File
-from d7yfs.listing import DirectoryListing
-from d7yfs.objects import ListingPage, ObjectVersion
+from d7yfs.listing import DirectoryListing, NoObject
+from d7yfs.objects import ListingPage, ObjectVersion, Withheld
+from d7yfs.scan import Scan
 from d7yfs.tree import MAX_ENTRIES, ROOT_INODE, Absent, Changes, Expired, Found, Repository, Tree
 
 CREATED_NS = 1_000_000_000_000
@@ -608,6 +609,18 @@ def test_hidden_keys_of_a_directory_that_is_gone_are_not_counted() -> None:
     assert mount.tree.statistics()["hidden_keys"] == 0
 
 
+def test_what_settings_hide_is_counted_by_reason_while_its_directory_is_listed() -> None:
+    tree = make_tree()
+    withheld = (Withheld("m/x.tmp", "excluded"), Withheld("m/y.tmp", "excluded"), Withheld("m/new/", "unpublished"))
+    page = ListingPage((version("m/a"), version("m//x")), (), "", CREATED_NS, withheld)
+    tree.apply(ROOT_INODE, DirectoryListing.collect("m/", [page]), 0.0, asked_at=0.0)
+    assert tree.hidden_by_reason("") == {"name": 1, "excluded": 2, "unpublished": 1}
+    tree.apply(ROOT_INODE, DirectoryListing.collect("m/", [replace(page, withheld=withheld[:1])]), 1.0, asked_at=1.0)
+    assert tree.hidden_by_reason("") == {"name": 1, "excluded": 1}
+    tree.apply(ROOT_INODE, DirectoryListing.collect("m/", [ListingPage((), (), "", CREATED_NS)]), 2.0, asked_at=2.0)
+    assert not +tree.hidden_by_reason("")
+
+
 def test_the_report_of_hidden_keys_is_bounded() -> None:
     mount = Mount(make_tree(), *(version(f"m/{directory}/{'x' * 300}{i}") for directory in "ab" for i in range(80)))
     mount.find("a")
@@ -708,6 +721,52 @@ def test_forgotten_inodes_make_room_again() -> None:
     assert mount.tree.statistics()["inodes"] <= 100
 
 
+def test_of_what_the_kernel_remembers_too_much_it_is_to_forget_the_oldest() -> None:
+    mount = Mount(make_tree(max_entries=80), *directories(10, 10))
+    tree = mount.tree
+    assert not tree.crowded
+    walk(mount, hold=True)
+    assert tree.crowded
+    opened = mount.find("d000/f003")
+    mount.find("d001/f000")
+    surplus = tree.surplus({opened.inode})
+    assert not tree.crowded, "it has been said"
+    assert sum(map(len, surplus.values())) == tree.statistics()["remembered"] - 40
+    paths = {f"{tree.directory(inode).prefix}{name}" for inode, names in surplus.items() for name in names}
+    assert {f"m/d{i:03}/f{j:03}" for i in range(2, 8) for j in range(10)} <= paths
+    assert opened.version.key not in paths
+    for inode, names in surplus.items():
+        for name in names:
+            tree.forget((tree.directory(inode).children or {})[name].inode)
+    assert tree.statistics()["remembered"] == 40
+    assert not tree.crowded
+    walk(mount, hold=True)
+    assert tree.crowded
+
+
+def test_a_kernel_that_does_not_forget_is_not_told_at_every_turn() -> None:
+    mount = Mount(make_tree(max_entries=80), *directories(20, 10))
+    told = []
+    for i in range(20):
+        for j in range(10):
+            mount.tree.remember(mount.find(f"d{i:03}/f{j:03}").inode)
+            if mount.tree.crowded:
+                told.append(sum(map(len, mount.tree.surplus(()).values())))
+    assert len(told) == len(range(61, 202, 10)), "the root is remembered too"
+    assert told == sorted(told)
+
+
+def test_names_that_were_learnt_one_by_one_are_forgotten_too() -> None:
+    tree = make_tree(max_entries=40)
+    for number in range(40):
+        key = f"m/f{number:03}"
+        tree.admit(ROOT_INODE, f"f{number:03}", version(key), 0.0, asked_at=0.0)
+        found = tree.lookup(ROOT_INODE, f"f{number:03}", 0.0)
+        assert isinstance(found, Found)
+        tree.remember(found.node.inode)
+    assert tree.surplus(()) == {ROOT_INODE: [f"f{number:03}" for number in range(21)]}
+
+
 def test_a_remembered_file_survives_its_directory_being_dropped() -> None:
     mount = Mount(make_tree(max_entries=40), *directories(20, 10))
     held = mount.find("d000/f003")
@@ -743,6 +802,80 @@ def test_listing_a_directory_nobody_remembers_does_not_lose_it_to_the_bound() ->
     assert mount.tree.resolve("a/b/c/f0") is not None
 
 
+@pytest.mark.parametrize("absent", [False, True])
+def test_of_names_that_were_learnt_one_by_one_the_oldest_make_room(absent: bool) -> None:
+    tree = make_tree(max_entries=50)
+    for number in range(1000):
+        answer = NoObject.ABSENT if absent else version(f"m/f{number:04}")
+        tree.admit(ROOT_INODE, f"f{number:04}", answer, 0.0, asked_at=0.0)
+        if not absent and number == 500:
+            tree.remember(tree.directory(ROOT_INODE).entries[-1].inode)
+    root = tree.directory(ROOT_INODE)
+    assert root.singles is not None
+    assert len(root.singles) <= 50
+    assert not isinstance(tree.lookup(ROOT_INODE, "f0999", 0.0), Expired)
+    assert isinstance(tree.lookup(ROOT_INODE, "f0000", 0.0), Expired)
+    assert isinstance(tree.lookup(ROOT_INODE, "f0500", 0.0), Expired) is absent, "it is remembered"
+    mount = Mount(tree, version("m/f0999"))
+    mount.now = 1.0
+    mount.list()
+    assert root.singles is None
+    assert tree.statistics()["inodes"] == (2 if absent else 3)
+
+
+def test_names_that_were_learnt_one_by_one_go_with_the_least_used_directory() -> None:
+    mount = Mount(make_tree(max_entries=60), *directories(3, 10))
+    first, second = mount.find("d000"), mount.find("d001")
+    for number in range(20):
+        mount.tree.admit(first.inode, f"x{number}", version(f"m/d000/x{number}"), 0.0, asked_at=0.0)
+    for number in range(60):
+        mount.tree.admit(second.inode, f"x{number}", NoObject.ABSENT, 0.0, asked_at=0.0)
+    assert isinstance(first, Directory)
+    assert isinstance(second, Directory)
+    assert first.singles is None
+    assert len(second.singles or {}) > 20
+
+
+def test_per_name_the_last_question_counts() -> None:
+    mount = Mount(make_tree(), version("m/a", etag="1"), version("m/b"))
+    mount.list()
+    old = listing_of(mount.objects, "m/")
+    mount.now = 10.0
+    assert mount.tree.admit(ROOT_INODE, "a", version("m/a", etag="2"), 10.0, asked_at=10.0) == Changes(
+        2, replaced=("a",)
+    )
+    assert mount.tree.admit(ROOT_INODE, "b", NoObject.ABSENT, 10.0, asked_at=10.0) == Changes(1, removed=("b",))
+    assert mount.tree.admit(ROOT_INODE, "c", NoObject.DIRECTORY, 10.0, asked_at=10.0) == Changes(2, added=("c",))
+    assert mount.tree.children(ROOT_INODE) == ("a", "c")
+    assert mount.tree.get(ROOT_INODE).nlink == 3
+    assert not mount.tree.apply(ROOT_INODE, old, 11.0, asked_at=5.0), "what it says is older, though it came later"
+    assert mount.tree.children(ROOT_INODE) == ("a", "c")
+    assert not mount.tree.admit(ROOT_INODE, "a", NoObject.ABSENT, 12.0, asked_at=9.0)
+    mtime_ns = mount.tree.get(ROOT_INODE).mtime_ns
+    assert mount.tree.apply(ROOT_INODE, old, 12.0, asked_at=12.0) == Changes(
+        2, added=("b",), removed=("c",), replaced=("a",)
+    )
+    assert mount.tree.get(ROOT_INODE).mtime_ns > mtime_ns
+
+
+def test_a_name_lives_by_itself_and_its_absence_shorter() -> None:
+    tree = make_tree()
+    tree.admit(ROOT_INODE, "a", version("m/a"), 2.0, asked_at=1.0, took_s=1.0)
+    tree.admit(ROOT_INODE, "b", NoObject.ABSENT, 2.0, asked_at=1.0, took_s=1.0)
+    found = tree.lookup(ROOT_INODE, "a", 10.0)
+    assert isinstance(found, Found)
+    assert found.entry_timeout_s == TTL_S - 9
+    assert tree.lookup(ROOT_INODE, "b", 6.5) == Absent(NEGATIVE_S - 4.5)
+    assert isinstance(tree.lookup(ROOT_INODE, "b", 2.0 + NEGATIVE_S), Expired)
+    assert isinstance(tree.lookup(ROOT_INODE, "c", 2.0), Expired)
+    assert tree.extend_stale(ROOT_INODE, 70.0, 4.0, name="a")
+    again = tree.lookup(ROOT_INODE, "a", 70.0)
+    assert isinstance(again, Found)
+    assert (again.node, again.entry_timeout_s) == (found.node, 4.0)
+    assert not tree.extend_stale(ROOT_INODE, 70.0, 4.0, name="c")
+    assert tree.statistics()["stale_answers_total"] == 1
+
+
 def test_memory_per_object_stays_within_a_kibibyte() -> None:
     count = 20_000
     prefix = "repository/models/some-language-model/"
@@ -776,8 +909,18 @@ class Seen:
     mtime_ns: int  # of a file
 
 
+@dataclass(frozen=True)
+class Learnt:
+    """What one name was found to be when it was asked for alone."""
+
+    version: ObjectVersion | None  # None is a directory
+    is_there: bool
+    asked_at: float
+    lives_until: float
+
+
 class TreeModel(RuleBasedStateMachine):
-    """Random changes at the origin, listings, lookups and forgets, against a dict per directory and one per kernel."""
+    """Random changes at the origin, listings, questions, lookups and forgets, against a dict per directory and one per kernel."""
 
     max_entries = MAX_ENTRIES
     names = st.sampled_from(["a", "b", "c"])
@@ -795,7 +938,9 @@ class TreeModel(RuleBasedStateMachine):
         )
         self.objects: dict[str, ObjectVersion] = {}
         self.listed: dict[int, DirectoryListing] = {}  # by inode: the newest
+        self.listed_at: dict[int, float] = {}
         self.lives_until: dict[int, float] = {}
+        self.singles: dict[int, dict[str, Learnt]] = {}  # by inode: what was asked for after that
         self.kernel: dict[int, int] = {ROOT_INODE: 1}
         self.seen: dict[int, Seen] = {}
         self.mtimes: dict[str, int] = {}
@@ -829,26 +974,47 @@ class TreeModel(RuleBasedStateMachine):
         nodes = (self.tree.get(inode) for inode in sorted(self.kernel))
         return [node for node in nodes if isinstance(node, Directory) and node.repository is not None]
 
-    def apply(self, directory: Directory) -> None:
-        listing = listing_of(self.objects, directory.prefix, self.date_ns)
-        before = set(self.tree.children(directory.inode)) if directory.children is not None else None
-        changes = self.tree.apply(directory.inode, listing, self.now, asked_at=self.now)
-        self.listed[directory.inode] = listing
-        self.lives_until[directory.inode] = self.now + self.ttl_s
-        assert changes.entries == len(listing.entries)
-        if before is not None:
-            assert set(changes.added) == listing.entries.keys() - before
-            assert set(changes.removed) == before - listing.entries.keys()
+    def apply(self, directory: Directory, age_s: float = 0.0) -> None:
+        self.apply_listing(directory, listing_of(self.objects, directory.prefix, self.date_ns), self.now - age_s)
 
-    def check(self, directory: Directory, name: str, found: Found | Absent, seconds: float) -> None:
-        """An answer is what the newest listing of that directory showed, never anything older, and lives no longer."""
-        listing = self.listed[directory.inode]
+    def apply_listing(self, directory: Directory, listing: DirectoryListing, asked_at: float) -> None:
+        inode = directory.inode
+        before = set(self.tree.children(inode)) if directory.children is not None else None
+        changes = self.tree.apply(inode, listing, self.now, asked_at=asked_at)
+        if asked_at < self.listed_at.get(inode, -math.inf):
+            assert not changes
+            return
+        self.listed[inode] = listing
+        self.listed_at[inode] = asked_at
+        self.lives_until[inode] = asked_at + self.ttl_s
+        newer = {name: each for name, each in self.singles.get(inode, {}).items() if each.asked_at > asked_at}
+        self.singles[inode] = newer
+        after = listing.entries.keys() - newer.keys() | {name for name, each in newer.items() if each.is_there}
+        assert changes.entries == len(after)
+        if before is not None:
+            assert set(changes.added) == after - before
+            assert set(changes.removed) == before - after
+
+    def known(self, inode: int, name: str) -> tuple[bool, ObjectVersion | None, float]:
+        """Whether a name is there, what it is, and until when that is believed: by whichever question was the last."""
+        single = self.singles.get(inode, {}).get(name)
+        lives_until = self.lives_until.get(inode, -math.inf)
+        if single is not None and (lives_until <= self.now or inode not in self.listed):
+            return single.is_there, single.version, single.lives_until
+        if single is not None:
+            return single.is_there, single.version, lives_until
+        entries = self.listed[inode].entries if inode in self.listed else {}
+        return name in entries, entries.get(name), lives_until
+
+    def check(self, directory: Directory, name: str, found: Found | Absent) -> None:
+        """An answer is what the newest question about it showed, never anything older, and lives no longer."""
+        is_there, version, lives_until = self.known(directory.inode, name)
+        seconds = max(lives_until - self.now, 0.0)
         if isinstance(found, Absent):
-            assert name not in listing.entries
+            assert not is_there
             assert found.timeout_s <= min(seconds, NEGATIVE_S)
             return
-        assert name in listing.entries
-        version = listing.entries[name]
+        assert is_there
         node = found.node
         assert found.entry_timeout_s == min(seconds, FOREVER_S)
         path = f"{directory.prefix}{name}"
@@ -871,26 +1037,25 @@ class TreeModel(RuleBasedStateMachine):
         assert others == [], "the same version under two numbers"
 
     def lookup_entry(self, directory: Directory, name: str, *, fails: bool) -> None:
-        answer = self.tree.lookup(directory.inode, name, self.now)
+        inode = directory.inode
+        answer = self.tree.lookup(inode, name, self.now)
         if isinstance(answer, Expired):
             if self.max_entries == MAX_ENTRIES:
-                lives_until = self.lives_until.get(directory.inode, -math.inf)
-                assert self.now >= lives_until, "asked to list again what still lives"
+                assert self.now >= self.known(inode, name)[2], "asked to list again what still lives"
             assert answer.directory is directory
             if fails:
                 known = directory.children is not None
-                assert self.tree.extend_stale(directory.inode, self.now, retry_s=2.0) == known
+                assert self.tree.extend_stale(inode, self.now, retry_s=2.0) == known
                 if not known:
                     return
-                self.lives_until[directory.inode] = self.now + 2.0
+                self.lives_until[inode] = self.now + 2.0
             else:
                 self.apply(directory)
-            answer = self.tree.lookup(directory.inode, name, self.now)
+            answer = self.tree.lookup(inode, name, self.now)
         assert isinstance(answer, Found | Absent)
-        self.check(directory, name, answer, max(self.lives_until[directory.inode] - self.now, 0.0))
+        self.check(directory, name, answer)
 
-    @rule(data=st.data(), name=names, fails=st.booleans())
-    def lookup(self, data: st.DataObject, name: str, fails: bool) -> None:
+    def any_directory(self, data: st.DataObject) -> Directory:
         choices = self.directories()
         if self.named:
             for repository in ("r", "s"):
@@ -898,12 +1063,59 @@ class TreeModel(RuleBasedStateMachine):
                 assert isinstance(found, Found)
                 assert isinstance(found.node, Directory)
                 choices.append(found.node)
-        self.lookup_entry(data.draw(st.sampled_from(choices)), name, fails=fails)
+        return data.draw(st.sampled_from(choices))
+
+    def age_s(self, data: st.DataObject) -> float:
+        """How long an answer was on its way. A tree that drops things forgets what was newer than it."""
+        return data.draw(st.sampled_from([0.0, 3.0])) if self.max_entries == MAX_ENTRIES else 0.0
+
+    @rule(data=st.data(), name=names, fails=st.booleans())
+    def lookup(self, data: st.DataObject, name: str, fails: bool) -> None:
+        self.lookup_entry(self.any_directory(data), name, fails=fails)
+
+    @rule(data=st.data(), name=names)
+    def admit(self, data: st.DataObject, name: str) -> None:
+        directory = self.any_directory(data)
+        inode, asked_at = directory.inode, self.now - self.age_s(data)
+        entries = listing_of(self.objects, directory.prefix).entries
+        found = entries.get(name, NoObject.ABSENT)
+        answer = NoObject.DIRECTORY if found is None else found
+        before = directory.entry(name)
+        known = directory.children is not None or name in (directory.singles or {})
+        old = self.singles.get(inode, {}).get(name)
+        changes = self.tree.admit(inode, name, answer, self.now, asked_at=asked_at, took_s=0.0)
+        if asked_at < max(self.listed_at.get(inode, -math.inf), old.asked_at if old else -math.inf):
+            assert directory.entry(name) is before
+            assert not changes
+            return
+        is_there = answer is not NoObject.ABSENT
+        lives_until = asked_at + (self.ttl_s if is_there else min(self.ttl_s, NEGATIVE_S))
+        learnt = Learnt(entries.get(name), is_there, asked_at, lives_until)
+        self.singles.setdefault(inode, {})[name] = learnt
+        after = directory.entry(name)
+        assert bool(changes) == (known and before is not after)
+        if known:
+            assert changes.added == ((name,) if before is None and after is not None else ())
+            assert changes.removed == ((name,) if after is None and before is not None else ())
 
     @rule(data=st.data())
     def refresh(self, data: st.DataObject) -> None:
         if choices := self.directories():
-            self.apply(data.draw(st.sampled_from(choices)))
+            self.apply(data.draw(st.sampled_from(choices)), self.age_s(data))
+
+    @rule(data=st.data())
+    def scan(self, data: st.DataObject) -> None:
+        """A flat listing of a repository, applied from the top down."""
+        repository = data.draw(st.sampled_from("rs")) if self.named else ""
+        asked_at = self.now - self.age_s(data)
+        top = self.tree.top(repository)
+        scan = Scan(top.prefix)
+        keys = sorted(key for key in self.objects if key.startswith(top.prefix))
+        scan.add(ListingPage(tuple(self.objects[key] for key in keys), (), "", self.date_ns))
+        for listing in scan.listings():
+            directory = self.tree.at(repository, listing.prefix)
+            if directory is not None:
+                self.apply_listing(directory, listing, asked_at)
 
     @rule(data=st.data())
     def readdir(self, data: st.DataObject) -> None:
@@ -914,7 +1126,8 @@ class TreeModel(RuleBasedStateMachine):
         if not self.tree.listed(directory.inode, self.now):
             self.apply(directory)
         names = self.tree.children(directory.inode)
-        assert sorted(names) == sorted(self.listed[directory.inode].entries)
+        entries = self.listed[directory.inode].entries.keys() | self.singles.get(directory.inode, {}).keys()
+        assert sorted(names) == sorted(name for name in entries if self.known(directory.inode, name)[0])
         for name in names:
             self.lookup_entry(directory, name, fails=False)
 
@@ -953,7 +1166,7 @@ class TreeModel(RuleBasedStateMachine):
                 continue
             reachable[node.inode] = node
             if isinstance(node, Directory):
-                pending.extend((node.children or {}).values())
+                pending.extend(node.entries)
         for inode in self.seen.keys() - reachable.keys():
             with pytest.raises(VersionGone):
                 self.tree.get(inode)
@@ -964,7 +1177,8 @@ class TreeModel(RuleBasedStateMachine):
         assert statistics["remembered"] == len(self.kernel)
         assert statistics["directories_listed"] == sum(node.repository is not None for node in listed)
         assert statistics["hidden_keys"] == sum(node.hidden_count for node in listed)
-        entries = {child.inode for node in listed for child in (node.children or {}).values()}
+        directories = [node for node in reachable.values() if isinstance(node, Directory)]
+        entries = {child.inode for node in directories for child in node.entries}
         assert statistics["unlinked"] == len(self.kernel.keys() - entries - {ROOT_INODE})
         assert statistics["unmatched_forgets_total"] == 0
 

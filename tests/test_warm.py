@@ -35,7 +35,7 @@ class WarmStore(Store):
 
     @property
     def source(self) -> Source:
-        return Source(f"mem://{self.name}", f"mem {self.name}", self.list_directory, lambda each: _Filler(self, each))
+        return Source(f"mem://{self.name}", f"mem {self.name}", self, lambda each: _Filler(self, each))
 
 
 class _Filler:
@@ -180,14 +180,7 @@ async def test_the_walk_leaves_nothing_behind(tmp_path: Path) -> None:
 
 async def test_a_directory_that_cannot_be_listed_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     store = WarmStore(a__x=b"2", c__w=b"5")
-    listed = store.list_directory
-
-    async def list_directory(prefix: str) -> Any:
-        if prefix == "a/":
-            raise OriginUnavailable("away")
-        return await listed(prefix)
-
-    store.list_directory = list_directory  # type: ignore[method-assign]
+    store.errors |= {"scan": OriginUnavailable("away"), "list a/": OriginUnavailable("away")}
     async with mounted(tmp_path, store) as mount:
         last = (await mount.warm(""))[-1]
     assert (last["files_done"], last["files_failed"], last["failures"]) == (1, 1, {"a": "away"})

@@ -20,6 +20,7 @@ COMMANDS = {
     "umount": "Unmount, and end the daemon behind the mount.",
     "status": "What is mounted, from where, cache and counters.",
     "warm": "Fetch files of a mount into its cache before they are read.",
+    "refresh": "See now what has changed in the store.",
     "check": "Try a repository without mounting it: what is wrong, and what to do.",
     "ls": "List a repository without mounting it.",
     "stat": "ETag, version, cached bytes and route of a file in a mount.",

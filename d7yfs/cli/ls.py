@@ -16,6 +16,7 @@ from d7yfs.config.schema import DRAGONFLY, REPOSITORY
 from d7yfs.config.sources import Settings
 from d7yfs.listing import DirectoryListing
 from d7yfs.repository import open_repositories
+from d7yfs.visibility import in_words
 
 
 @click.command(cls=Command)
@@ -25,7 +26,7 @@ from d7yfs.repository import open_repositories
 def ls(url: str, as_json: bool, given: Given) -> None:
     """List a repository without mounting it: sizes, dates, versions, names.
 
-    What a mount could not show (see "names" in the documentation) is counted on stderr.
+    What a mount does not show, for its name or by --include, --exclude and --publish-marker, is counted on stderr.
     """
     settings = given.load((url,), None)
     with ungrouped():
@@ -40,6 +41,8 @@ def ls(url: str, as_json: bool, given: Given) -> None:
     if listing.hidden_count:
         first = listing.hidden[0]
         click.echo(f"{listing.hidden_count} keys cannot be shown, such as {first.key!r}: {first.reason}", err=True)
+    if listing.withheld:
+        click.echo(f"not shown: {in_words(listing.withheld)}", err=True)
 
 
 async def _listing(settings: Settings) -> DirectoryListing:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from d7yfs import control, mounts
 from d7yfs.errors import MountError
+from d7yfs.visibility import in_words
 
 
 @click.command()
@@ -59,6 +60,9 @@ def _table(answer: dict[str, Any]) -> Table:
             table.add_row("[red]error[/red]", Text(f"{each['error']}; it is an empty directory until it can be read"))
         for warning in each["warnings"]:
             table.add_row("[yellow]warning[/yellow]", Text(warning))
+        table.add_row("names", listing_line(each["listing"]))
+        if hidden := in_words(each["hidden"]):
+            table.add_row("hidden", hidden)
         table.add_row("bytes", traffic_line(each["traffic"]))
         fetched = each["fetched"]
         said = f"{fetched['direct_requests']} direct"
@@ -97,6 +101,24 @@ def _way(repository: dict[str, Any]) -> str:
     if said and repository["way"] == "origin":
         said.append("for now direct")
     return ", ".join(said) or "direct"
+
+
+def listing_line(listing: dict[str, Any]) -> str:
+    """How names are learnt, why so, and how much was asked for."""
+    scan = listing["last_scan"]
+    said = {
+        "whole": f"listed whole, {scan['objects']} objects in {scan['pages']} requests ({scan['took_s']:g} s)",
+        "directory": "listed directory by directory",
+        "exact": "each asked for by itself",
+    }[listing["in_use"]]
+    said += f" ({listing['reason']})" if listing["reason"] else ""
+    asked = (
+        (listing["scans"], "whole listings"),
+        (listing["listings"], "of directories"),
+        (listing["exact_lookups"], "of single names"),
+    )
+    counted = ", ".join(f"{count} {what}" for count, what in asked if count)
+    return f"{said}; since start {counted}" if counted else said
 
 
 def traffic_line(traffic: dict[str, Any]) -> str:

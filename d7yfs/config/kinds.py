@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from d7yfs.config import units
+from d7yfs.config.globs import Globs
+from d7yfs.config.markers import Markers
 from d7yfs.config.p2p import P2p
 from d7yfs.config.url import normal_endpoint
 
@@ -220,10 +222,14 @@ HTTP_PROXY = Kind("URL", _http_proxy)
 HOST = Kind("DOMAIN", _host)
 SIZE = Kind("SIZE", units.parse_size, _show_size)
 BUFFER_SIZE = Kind("SIZE", _at_least(16 << 20, units.parse_size, "16MiB"), _show_size)
-DURATION = Kind("TIME", units.parse_duration, _show_duration)
+LIFETIME = Kind("TIME", units.parse_lifetime, _show_duration)
 TIMEOUT = Kind("TIME", _at_least(0.1, units.parse_duration, "0.1s"), _show_duration)
 PERCENT = Kind("PERCENT", units.parse_percent, _show_percent)
 P2P = Kind("MODES", P2p.parse)
+GLOBS = Kind("GLOB[,GLOB…]", Globs.parse)
+MARKERS = Kind("[DIRGLOB/]NAME", Markers.parse)
+INODES = Kind("N", _integer(1000, 1_000_000_000, "number of inodes"))
+COUNT = Kind("N", _integer(1, 1_000_000_000, "number of objects"))
 CONNECTIONS = Kind("N", _integer(1, 1024, "number of connections"))
 NUMERIC_ID = Kind("ID", _integer(0, (1 << 32) - 2, "numeric user or group id"))
 MODE = Kind("MODE", _mode, _show_mode)

@@ -1,11 +1,7 @@
 """Which files go through Dragonfly, and how strictly: the option `p2p`. Pure.
 
 Its text is a comma list of GLOB=MODE, the first match wins, and at most one bare MODE for all other files (`auto` when there is none):
-`*.json=never,*.safetensors=always,auto`.
-
-A glob with a slash is held against the file's path below the repository's directory in the mount; one without against the file's name.
-`*` matches anything, slashes too (fnmatch(3) without FNM_PATHNAME); a slash at the beginning only anchors: `/config.json` is that one file.
-Upper and lower case differ, as they do in the store. A glob cannot hold a comma; `?` stands in for one.
+`*.json=never,*.safetensors=always,auto`. `globs` says what a glob is about.
 
 Called by `schema` (as the option's type) and, once per opened version, by `daemon`.
 """
@@ -14,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from fnmatch import fnmatchcase
+
+from d7yfs.config.globs import matches
 
 ALLOWED = "allowed: always, auto or never, for some files as GLOB=MODE, such as *.json=never,*.safetensors=always,auto"
 
@@ -62,9 +59,8 @@ class P2p:
 
     def mode_of(self, path: str) -> Mode:
         """The mode of the file at `path`, relative to the repository's directory, without a slash at its beginning."""
-        name = path.rpartition("/")[2]
         for glob, mode in self.rules:
-            if fnmatchcase(path, glob.removeprefix("/")) if "/" in glob else fnmatchcase(name, glob):
+            if matches(glob, path):
                 return mode
         return self.default
 

@@ -18,6 +18,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, PlainSerializer, SecretStr
 
 from d7yfs.config import kinds
+from d7yfs.config.globs import Globs
+from d7yfs.config.markers import Markers
 from d7yfs.config.p2p import P2p
 from d7yfs.config.url import RepositoryUrl
 
@@ -203,6 +205,39 @@ class RepositoryConfig(BaseModel):
             default="the system's",
         ),
     ] = None
+    include: Annotated[
+        InstanceOf[Globs],
+        PlainSerializer(str, return_type=str),
+        Opt(
+            kinds.GLOBS,
+            REPOSITORY,
+            "Show only these files, such as *.onnx,*.pbtxt (held against names) or resnet/*,bert/* (against paths; * matches slashes "
+            "too), and the directories that may hold such.",
+            default="all",
+        ),
+    ] = Globs()
+    exclude: Annotated[
+        InstanceOf[Globs],
+        PlainSerializer(str, return_type=str),
+        Opt(
+            kinds.GLOBS,
+            REPOSITORY,
+            "Hide these files, and these directories with all below them, such as *.tmp,.ipynb_checkpoints,staging/*; it wins "
+            "over include.",
+            default="none",
+        ),
+    ] = Globs()
+    publish_marker: Annotated[
+        InstanceOf[Markers],
+        PlainSerializer(str, return_type=str),
+        Opt(
+            kinds.MARKERS,
+            REPOSITORY,
+            "Show a directory only once it holds the object NAME, which is uploaded last: READY for each one at the top, */*/READY for "
+            "version directories, both with a comma between them.",
+            default="none",
+        ),
+    ] = Markers()
     control_proxy: Annotated[
         str,
         Opt(
@@ -311,6 +346,37 @@ class RepositoryConfig(BaseModel):
         ),
     ] = 0.4
 
+    listing: Annotated[
+        str,
+        Opt(
+            kinds.one_of("auto", "whole", "directory", "exact"),
+            READING,
+            "How names are learnt: whole (one listing of the whole repository), directory (one listing of each directory in use), exact "
+            "(each name is asked for, which needs no right to list); auto means whole up to listing_limit, else directory, and exact "
+            "where listing is denied.",
+        ),
+    ] = "auto"
+    listing_limit: Annotated[
+        int,
+        Opt(
+            kinds.COUNT,
+            READING,
+            "Most objects of a repository that auto lists whole, and most entries of a directory that are kept; in larger ones each "
+            "name is asked for.",
+        ),
+    ] = 20_000
+    revalidate_on_open: Annotated[
+        InstanceOf[Globs],
+        PlainSerializer(str, return_type=str),
+        Opt(
+            kinds.GLOBS,
+            READING,
+            "Ask the store, whenever one of these files is opened, whether it is still the newest, such as config.pbtxt or */1/*.json: "
+            "two requests per open. For hosts that cannot call d7yfs refresh.",
+            default="none",
+        ),
+    ] = Globs()
+
 
 class Config(BaseModel):
     """The whole configuration of one daemon or command."""
@@ -339,6 +405,15 @@ class Config(BaseModel):
     memory_buffer_bytes: Annotated[
         int, Opt(kinds.BUFFER_SIZE, CACHE, "Memory for data that does not fit into the cache.")
     ] = 64 << 20
+    max_inodes: Annotated[
+        int,
+        Opt(
+            kinds.INODES,
+            CACHE,
+            "Files and directories that are known at once, at some 0.6 KiB each; those that were used longest ago make room, and "
+            "are asked for again.",
+        ),
+    ] = 200_000
     verify: Annotated[
         str,
         Opt(
@@ -351,10 +426,15 @@ class Config(BaseModel):
 
     metadata_ttl_s: Annotated[
         float,
-        Opt(kinds.DURATION, READING, "How long a listing counts as fresh: a new or changed object shows up after it."),
+        Opt(
+            kinds.LIFETIME,
+            READING,
+            "How long a listing counts as fresh: a change in the store shows up after it at the latest. 0 asks every time, forever "
+            "only when d7yfs refresh does.",
+        ),
     ] = 60.0
     negative_ttl_s: Annotated[
-        float, Opt(kinds.DURATION, READING, "How long a name that does not exist is remembered as such.")
+        float, Opt(kinds.LIFETIME, READING, "How long a name that does not exist is remembered as such.")
     ] = 5.0
     read_timeout_s: Annotated[
         float, Opt(kinds.TIMEOUT, READING, "Retry a read for so long without progress, then fail it with EIO.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from decimal import Decimal
 
@@ -9,6 +10,7 @@ SIZE_ALLOWED = (
     "bytes, or a number with K, M, G or T (powers of 1024; KiB, MiB, GiB, TiB mean the same), such as 50GiB or 500M"
 )
 DURATION_ALLOWED = "seconds, or a number with ms, s, m, h or d, such as 30s or 5m"
+FOREVER = "forever"
 PERCENT_ALLOWED = "a number from 0 to 100, with or without %, such as 0.4%"
 
 _NUMBER = r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*"
@@ -43,6 +45,16 @@ def parse_duration(value: object) -> float:
     return duration_s
 
 
+def parse_lifetime(value: object) -> float:
+    """As `parse_duration`, or infinity for the word `forever`. Raises ValueError."""
+    if isinstance(value, str) and value.strip().lower() == FOREVER:
+        return math.inf
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise ValueError(f"{error}, or {FOREVER}") from None
+
+
 def parse_percent(value: object) -> float:
     """Hundredths in a number or in text such as `0.4%`. Raises ValueError."""
     match = _PERCENT.fullmatch(_text(value))
@@ -60,7 +72,9 @@ def show_size(size_bytes: int) -> str:
 
 
 def show_duration(duration_s: float) -> str:
-    """Seconds with their unit, as `parse_duration` reads them back: `60s`, `0.5s`."""
+    """Seconds with their unit, as `parse_lifetime` reads them back: `60s`, `0.5s`, `forever`."""
+    if math.isinf(duration_s):
+        return FOREVER
     return f"{Decimal(repr(duration_s)).normalize():f}s"
 
 

@@ -23,9 +23,13 @@ import trio
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestContext, StatvfsData
 from pyfuse3._pyfuse3 import FileHandleT, FileNameT, FlagT, InodeT, ModeT, XAttrNameT
 
+from d7yfs.directory_stream import Unseen
 from d7yfs.errors import D7yfsError
 from d7yfs.filesystem import Filesystem
+from d7yfs.fuse import handshake, uncounted
+from d7yfs.fuse.handshake import Handshake
 from d7yfs.inodes import Node
+from d7yfs.invalidation import Invalidator
 from d7yfs.tree import Absent
 
 log = logging.getLogger(__name__)
@@ -35,6 +39,8 @@ MAX_TASKS = 1100
 leave room for those of another."""
 
 BLOCK_SIZE = 4096
+_UNSEEN_INODES = 1 << 62
+"""From here on are the numbers that readdir shows for entries without an inode."""
 XATTR_PREFIX = b"user.d7yfs."
 _TASK_ID = XATTR_PREFIX + b"task_id"
 
@@ -75,8 +81,12 @@ def _answered(
             if operation == "read":
                 # Has a deadline of its own, counted from the last byte that came.
                 return await method(self, *args, **kwargs)
-            with trio.fail_after(self.deadline_s):
-                return await method(self, *args, **kwargs)
+            with trio.fail_after(self.deadline_s) as scope:
+                self._waiting.add(scope)
+                try:
+                    return await method(self, *args, **kwargs)
+                finally:
+                    self._waiting.remove(scope)
         except FUSEError:
             raise
         except D7yfsError as error:
@@ -85,7 +95,8 @@ def _answered(
                 log.warning("%s: %s", operation, error)
         except trio.TooSlowError:
             number = errno.EIO
-            log.warning("%s: no answer within %g s", operation, self.deadline_s)
+            if not self._ending:
+                log.warning("%s: no answer within %g s", operation, self.deadline_s)
         except Exception:
             number = errno.EIO
             log.exception("%s failed unexpectedly", operation)
@@ -101,11 +112,17 @@ class Adapter(pyfuse3.Operations):
     enable_writeback_cache = False
     supports_dot_lookup = False
 
-    def __init__(self, filesystem: Filesystem, appearance: Appearance, *, deadline_s: float) -> None:
+    def __init__(
+        self, filesystem: Filesystem, invalidator: Invalidator, appearance: Appearance, *, deadline_s: float
+    ) -> None:
         super().__init__()
         self.counters = OperationCounters()
         self.deadline_s = deadline_s
+        self._waiting: set[trio.CancelScope] = set()
+        self._ending = False
+        self._handshake: Handshake | None = None
         self._filesystem = filesystem
+        self._invalidator = invalidator
         self._appearance = appearance
 
     # --- the session ---
@@ -113,17 +130,46 @@ class Adapter(pyfuse3.Operations):
     @staticmethod
     def mount(adapter: Adapter, mountpoint: str, options: Sequence[str]) -> None:
         """Mount. Raises RuntimeError when libfuse refuses; its own words went to stderr."""
+        before = handshake.devices()
         pyfuse3.init(adapter, mountpoint, set(options))
+        new = handshake.devices() - before
+        if len(new) == 1:
+            adapter._handshake = Handshake(new.pop())
+        else:
+            log.warning("lookups in one directory will wait for each other: /dev/fuse is not where it was expected")
+
+    def init(self) -> None:
+        """Called while the kernel's first request is handled."""
+        if self._handshake is not None:
+            self._handshake.begin()
+
+    async def serve(self) -> None:
+        """Answer requests until the file system is unmounted or the caller cancels."""
+        if self._handshake is not None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._handshake.finish)
+                await self._answer_requests()
+                nursery.cancel_scope.cancel()
+        # Where the handshake made it end, it goes on; where the mount has ended, it ends at once.
+        await self._answer_requests()
 
     @staticmethod
-    async def serve() -> None:
-        """Answer requests until the file system is unmounted or the caller cancels."""
+    async def _answer_requests() -> None:
         await pyfuse3.main(min_tasks=4, max_tasks=MAX_TASKS)
 
     @staticmethod
     def close() -> None:
         """Close the session; who still has files open gets ENOTCONN. Does not unmount."""
         pyfuse3.close(unmount=False)
+
+    async def answer_all(self) -> None:
+        """Answer whoever waits for anything but data, now, with EIO: nobody is left to wait for a daemon that has ended."""
+        self._ending = True
+        waiting = set(self._waiting)
+        for scope in waiting:
+            scope.cancel()
+        while waiting & self._waiting:
+            await trio.lowlevel.checkpoint()
 
     @staticmethod
     def forget_pages(inode: int) -> None:
@@ -134,11 +180,34 @@ class Adapter(pyfuse3.Operations):
             if error.errno != errno.ENOENT:  # which means that it knows no such inode any more
                 log.warning("the kernel's pages of inode %d could not be dropped: %s", inode, error.strerror)
 
+    @staticmethod
+    def forget_entries(directory: int, names: Sequence[bytes]) -> int:
+        """Have the kernel forget these entries of a directory, and its attributes; returns how many of them it knew.
+
+        For a worker thread: it waits until every lookup and readdir of that directory has its answer. What is open stays open, and what
+        is cached of files stays cached.
+        """
+        known = 0
+        try:
+            for name in names:
+                try:
+                    pyfuse3.invalidate_entry(InodeT(directory), FileNameT(name))
+                    known += 1
+                except FileNotFoundError:
+                    pass
+            pyfuse3.invalidate_inode(InodeT(directory), attr_only=True)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            log.warning("the kernel could not be told what changed in inode %d: %s", directory, error.strerror)
+        return known
+
     # --- names ---
 
     @_answered
     async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> EntryAttributes:
-        answer = await self._filesystem.lookup(parent_inode, os.fsdecode(name))
+        with self._invalidator.holding(parent_inode):
+            answer = await self._filesystem.lookup(parent_inode, os.fsdecode(name))
         if isinstance(answer, Absent):
             if answer.timeout_s <= 0:
                 raise FUSEError(errno.ENOENT)
@@ -176,7 +245,10 @@ class Adapter(pyfuse3.Operations):
 
     @_answered
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
-        directory, entries = await self._filesystem.entries(fh, max(start_id - 2, 0))
+        with self._invalidator.holding(self._filesystem.opened(fh)):
+            directory, entries = await self._filesystem.entries(fh, max(start_id - 2, 0))
+        if directory.huge and not uncounted.SUPPORTED:
+            raise D7yfsError(f"{directory.prefix} has too many entries to be shown with this version of pyfuse3")
         for index, dots in enumerate((b".", b"..")):
             if start_id <= index and not pyfuse3.readdir_reply(
                 token, FileNameT(dots), self._shown(directory), index + 1
@@ -189,11 +261,16 @@ class Adapter(pyfuse3.Operations):
             value.entry_timeout = directory.remaining_s(now)
         for index, name, node in entries:
             value = values[node.is_directory]
-            _show(node, value, now)
+            if isinstance(node, Unseen):
+                value.st_ino = InodeT(_UNSEEN_INODES | index)
+                uncounted.clear_node_id(value)
+            else:
+                _show(node, value, now)
             if not pyfuse3.readdir_reply(token, FileNameT(os.fsencode(name)), value, index + 3):
                 return
-            # READDIRPLUS counts as a lookup of every entry that fitted.
-            self._filesystem.tree.remember(node.inode)
+            if not isinstance(node, Unseen):
+                # READDIRPLUS counts as a lookup of every entry that fitted and has attributes.
+                self._filesystem.tree.remember(node.inode)
 
     @_answered
     async def releasedir(self, fh: FileHandleT) -> None:
@@ -205,6 +282,7 @@ class Adapter(pyfuse3.Operations):
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
         if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
             raise FUSEError(errno.EROFS)
+        await self._filesystem.revalidate(inode)
         # An inode is one version for ever, so what the kernel has cached of it is right for ever.
         return FileInfo(fh=FileHandleT(self._filesystem.open(inode)), keep_cache=True)
 

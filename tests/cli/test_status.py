@@ -92,6 +92,15 @@ def test_the_table() -> None:
         "breaker": "open",
         "handover": None,
         "way": "origin",
+        "hidden": {"name": 2, "excluded": 12, "unpublished": 0},
+        "listing": {
+            "in_use": "directory",
+            "reason": "it has more than 20000 objects",
+            "last_scan": {"objects": 0, "pages": 0, "took_s": 0.0},
+            "scans": 1,
+            "listings": 7,
+            "exact_lookups": 0,
+        },
         "warnings": ["s3://b/llm: P2P is configured but every byte comes from the source"],
         "traffic": NOTHING,
         "fetched": {"direct_requests": 7, "proxy_requests": 2, "retries": {"BadReply": 1}},
@@ -99,6 +108,11 @@ def test_the_table() -> None:
     shown = _shown(repository, [REPORT, REPORT | {"id": 4, "state": "planning"}])
     assert "llm=s3://b/llm, through http://h:4001 (breaker open), for now direct" in shown
     assert "P2P is configured but" in shown
+    assert (
+        "directory by directory (it has more than 20000 objects); since start 1 whole listings, 7 of directories"
+        in shown
+    )
+    assert "12 hidden by include or exclude, 2 with names that cannot be shown" in shown
     assert "7 direct, 2 by proxy, 1 retries" in shown
     assert "/llm, /vision/a: 4/10 files, 1 GiB of 4 GiB, 256 MiB/s, 0:00:12 left" in shown
     assert "warm-up 4" in shown

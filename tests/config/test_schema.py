@@ -28,10 +28,12 @@ def test_names() -> None:
         *("endpoint_url", "endpoint_suffix", "region", "internal_endpoint", "dual_stack", "accelerate"),
         *("profile", "credentials_file", "anonymous", "addressing_style", "signature", "versioned"),
         *("requester_pays", "billing_project", "verify_tls", "ca_bundle", "control_proxy"),
+        *("include", "exclude", "publish_marker"),
         *("proxy", "fallback", "dfdaemon_socket", "p2p_verify", "p2p", "p2p_direct"),
         *("p2p_tag", "p2p_application", "p2p_priority", "p2p_piece_length"),
-        *("cache_dir", "cache_size", "cache_min_free", "memory_buffer", "verify"),
+        *("cache_dir", "cache_size", "cache_min_free", "memory_buffer", "max_inodes", "verify"),
         *("metadata_ttl", "negative_ttl", "read_timeout", "connect_timeout", "max_connections"),
+        *("revalidate_on_open", "listing", "listing_limit"),
         *("allow_other", "allow_empty", "require_all", "uid", "gid", "file_mode", "dir_mode", "xattr"),
         *("foreground", "shutdown_timeout", "log_level", "log_format", "log_file"),
     }
@@ -157,7 +159,7 @@ def test_values(kind: kinds.Kind, raw: object, value: object) -> None:
         (kinds.TIMEOUT, "soon"),
         (kinds.BUFFER_SIZE, "1MiB"),
         (kinds.SIZE, []),
-        (kinds.DURATION, {}),
+        (kinds.LIFETIME, {}),
         (kinds.one_of("text", "json"), "xml"),
     ],
 )

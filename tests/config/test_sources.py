@@ -151,6 +151,8 @@ def test_every_option_by_every_way(host: Host) -> None:
         "dir_mode": "0500",
         "addressing_style": "path",
         "log_level": "debug",
+        "listing": "exact",
+        "max_inodes": "5000",
         "log_format": "json",
         "region": "r",
         "verify": "full",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from d7yfs.config.units import (
     parse_duration,
+    parse_lifetime,
     parse_percent,
     parse_size,
     show_duration,
@@ -68,6 +71,18 @@ def test_duration(text: object, duration_s: float) -> None:
 def test_no_duration(text: object) -> None:
     with pytest.raises(ValueError, match="allowed: "):
         parse_duration(text)
+
+
+@pytest.mark.parametrize(("text", "lifetime_s"), [("forever", math.inf), (" Forever ", math.inf), ("5m", 300), (0, 0)])
+def test_lifetime(text: object, lifetime_s: float) -> None:
+    assert parse_lifetime(text) == lifetime_s
+    assert parse_lifetime(show_duration(lifetime_s)) == lifetime_s
+
+
+@pytest.mark.parametrize("text", ["", "never", "for ever", None, -1, float("inf")])
+def test_no_lifetime(text: object) -> None:
+    with pytest.raises(ValueError, match=r"allowed: .* or forever"):
+        parse_lifetime(text)
 
 
 @given(st.integers(0, 1 << 62))

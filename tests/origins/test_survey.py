@@ -4,58 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from d7yfs.errors import AccessDenied, NotFound
-from d7yfs.objects import ListingPage, ObjectVersion
-from d7yfs.origins.origin import Checksums, Origin, ReadRequest
+from d7yfs.errors import AccessDenied
+from d7yfs.objects import ObjectVersion
+from d7yfs.origins.origin import Origin
 from d7yfs.origins.survey import Directory, Empty, SingleObject, list_all, survey
-
-
-class MemoryOrigin:
-    """The protocol over a set of keys; listings below other prefixes than `allowed` are denied."""
-
-    url = "mem://bucket"
-    identity = "mem bucket"
-
-    def __init__(self, *keys: str, allowed: str = "") -> None:
-        self.keys = sorted(keys, key=str.encode)
-        self.allowed = allowed
-        self.calls = 0
-
-    async def list(self, prefix: str, *, delimiter: str = "/", token: str = "", page_size: int = 1000) -> ListingPage:
-        self.calls += 1
-        if not prefix.startswith(self.allowed):
-            raise AccessDenied(prefix)
-        entries: dict[str, bool] = {}
-        for key in self.keys:
-            if key.startswith(prefix):
-                head, found, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key, "", "")
-                entries[prefix + head + found if found else key] = bool(found)
-        rest = [name for name in entries if name.encode() > token.encode()]
-        shown = rest[:page_size]
-        return ListingPage(
-            objects=tuple(ObjectVersion(name, 1, '"e"', 0) for name in shown if not entries[name]),
-            prefixes=tuple(name for name in shown if entries[name]),
-            next_token=shown[-1] if len(rest) > page_size else "",
-            date_ns=0,
-        )
-
-    async def stat(self, key: str) -> ObjectVersion:
-        self.calls += 1
-        if key not in self.keys:
-            raise NotFound(key)
-        return ObjectVersion(key, 1, '"e"', 0)
-
-    async def read_request(self, version: ObjectVersion, *, presigned: bool, fresh: bool = False) -> ReadRequest:
-        raise NotImplementedError
-
-    async def checksums(self, version: ObjectVersion) -> Checksums:
-        raise NotImplementedError
-
-    def describe(self) -> dict[str, str]:
-        return {"endpoint": "memory"}
-
-    async def aclose(self) -> None: ...
-
+from tests.origins.memory import MemoryOrigin
 
 KEYS = ("triton/resnet/1/model.onnx", "triton/resnet/config.pbtxt", "triton/bert/config.pbtxt", "vision/a", "readme")
 

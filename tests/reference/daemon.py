@@ -90,7 +90,7 @@ class Daemon:
                 def new_filler(target: FillTarget) -> Filler:
                     return DirectFiller(target, fetcher, self.nursery)
 
-                source = Source("s3://models", IDENTITY, self._store.list_directory, new_filler)
+                source = Source("s3://models", IDENTITY, self._store, new_filler)
                 self.filesystem = Filesystem(tree, {"": source}, self.cache, self.nursery)
                 self.nursery.start_soon(self.cache.run)
                 task_status.started()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 import trio
 
 from d7yfs.errors import AccessDenied, BadReply, D7yfsError, OriginUnavailable, ReadTimeout, VersionGone
-from d7yfs.listing import DirectoryListing
 from d7yfs.objects import ListingPage, ObjectVersion
 from tests.reference.faults import FAULTS, MAX_PAUSE_S, SILENCE_S, Harm, Named
 from tests.reference.program import SIZES_BYTES, body_of
@@ -18,7 +18,7 @@ IDENTITY = "s3 reference models"
 """Without the server's port, so that the cache's files are named alike in every run."""
 
 READ_TIMEOUT_S = 30.0
-_LISTING_S = 0.05
+_LISTING_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,24 @@ class Store(ScriptedServer):
             if until >= since
         }
 
-    async def list_directory(self, prefix: str) -> DirectoryListing:
+    async def pages(self, prefix: str, *, delimiter: str = "/") -> AsyncGenerator[ListingPage, None]:
         await trio.sleep(_LISTING_S)
         if self.failing_listings:
             self.failing_listings -= 1
             self.listings_failed += 1
             raise OriginUnavailable("listing: 503")
-        objects = tuple(ObjectVersion(key, len(body), self.etag(key), 1) for key, body in self.objects.items())
+        objects = tuple(ObjectVersion(key, len(body), self.etag(key), 1) for key, body in sorted(self.objects.items()))
         await trio.sleep(_LISTING_S)
-        return DirectoryListing.collect(prefix, [ListingPage(objects, (), "", 1_700_000_000_000_000_000)])
+        yield ListingPage(objects, (), "", 1_700_000_000_000_000_000)
+
+    async def page(self, prefix: str, token: str) -> ListingPage:
+        raise NotImplementedError("no directory is that large")
+
+    async def stat(self, key: str) -> ObjectVersion:
+        raise NotImplementedError("one page leaves nothing to ask for")
+
+    async def holds(self, prefix: str) -> bool:
+        raise NotImplementedError("one page leaves nothing to ask for")
 
     def spoil(self, file: str, names: tuple[str, ...], *, forever: bool) -> None:
         self.script(*(self._recorded(file, FAULTS[name]) for name in names), key=file, forever=forever)

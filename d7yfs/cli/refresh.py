@@ -1,0 +1,51 @@
+"""`d7yfs refresh`: have the daemon behind a mount look again now, and show what it found."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import click
+
+from d7yfs import control
+from d7yfs.cli.warm import paths_by_mount
+from d7yfs.errors import MountError
+
+_SHOWN = 20
+"""Changed paths of a kind; `--json` has more."""
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH...")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per mount.")
+def refresh(paths: tuple[Path, ...], as_json: bool) -> None:
+    """See now what has changed in the store, and forget what is not so any more.
+
+    Of a directory, all that is known of it and below it is asked for again, however fresh; of a file, the directory that it is in; of a
+    path that is not there, the nearest directory that is. When the command returns, whoever opens or lists something there sees what
+    the store had when it was asked. What is open stays as it is. Exit status 1 when the store could not be asked.
+    """
+    for point, below in paths_by_mount(paths).items():
+        outcome = _refresh(point, below)
+        click.echo(json.dumps({"mountpoint": str(point), **outcome}) if as_json else said(point, outcome))
+
+
+def _refresh(point: Path, paths: list[str]) -> dict[str, Any]:
+    with closing(control.follow(control.socket_path(point), "refresh", paths=paths)) as reports:
+        *_, outcome = reports
+    if outcome.pop("state") != "done":
+        raise MountError(f"the daemon behind {point} ended before the refresh did", hint="d7yfs status, and its log")
+    return outcome
+
+
+def said(point: Path, outcome: dict[str, Any]) -> str:
+    """What a person is told: one line, and one for each of some changed paths."""
+    counted = ", ".join(f"{outcome[kind]} {kind}" for kind in outcome["names"])
+    lines = [f"{point}: {outcome['directories']} directories looked at: {counted}"]
+    for kind, names in outcome["names"].items():
+        lines += [f"  {kind:<9} {name}" for name in names[:_SHOWN]]
+        if (more := outcome[kind] - len(names[:_SHOWN])) > 0:
+            lines.append(f"  {kind:<9} {more} more")
+    return "\n".join(lines)

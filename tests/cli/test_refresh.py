@@ -1,0 +1,43 @@
+"""What `d7yfs refresh` prints; with a daemon behind it, it is tested in `tests/mount/test_freshness.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from d7yfs import mounts
+from d7yfs.cli import main
+from d7yfs.cli.refresh import said
+
+
+def found(**names: list[str]) -> dict[str, Any]:
+    kinds: dict[str, list[str]] = {"added": [], "removed": [], "replaced": []} | names
+    return {"directories": 3, "names": kinds} | {kind: len(each) for kind, each in kinds.items()}
+
+
+def test_what_was_found() -> None:
+    outcome = found(added=["llm/2"], replaced=["llm/config.pbtxt", "llm/1/weights"])
+    assert said(Path("/mnt/m"), outcome).splitlines() == [
+        "/mnt/m: 3 directories looked at: 1 added, 0 removed, 2 replaced",
+        "  added     llm/2",
+        "  replaced  llm/config.pbtxt",
+        "  replaced  llm/1/weights",
+    ]
+
+
+def test_much_is_not_named_one_by_one() -> None:
+    outcome = found(removed=[f"f{number}" for number in range(100)])
+    outcome["removed"] = 5000
+    *_, last = lines = said(Path("/mnt/m"), outcome).splitlines()
+    assert len(lines) == 22
+    assert last == "  removed   4980 more"
+
+
+def test_a_path_in_no_mount(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mounts, "mount_table", list)
+    done = CliRunner().invoke(main, ["refresh", "/nowhere"])
+    assert done.exit_code == 1
+    assert done.stderr.startswith("d7yfs: error: /nowhere is not in a d7yfs mount")

@@ -1,0 +1,115 @@
+"""How old what a reader sees can be, with the kernel's cache in between: never older than the metadata TTL, in every way of listing.
+
+The kernel is a model: it believes what it was told for exactly as long as it was told to, and no notice of a change reaches it. All else is
+real: the file system, its tree, the lister and the refresher.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from d7yfs.filesystem import Filesystem
+from d7yfs.inodes import Directory, File, Node
+from d7yfs.listings import Mode
+from d7yfs.refreshing import Refresher
+from d7yfs.tree import ROOT_INODE, Found
+from tests.test_filesystem import TTL_S, Store, mounted
+
+HOURS_S = 3600.0
+SLACK_S = 0.01
+
+
+class Kernel:
+    """Looks paths up, and asks the file system only for what it does not believe any more."""
+
+    def __init__(self, filesystem: Filesystem) -> None:
+        self._filesystem = filesystem
+        self._entries: dict[tuple[int, str], tuple[Node | None, float]] = {}
+        self.answered_alone = 0
+
+    async def version(self, path: str) -> str:
+        """The validator of the file at `path`; empty when there is none."""
+        node: Node | None = self._filesystem.tree.get(ROOT_INODE)
+        for name in path.split("/"):
+            if not isinstance(node, Directory):
+                return ""
+            node = await self._entry(node.inode, name)
+        return node.version.validator if isinstance(node, File) else ""
+
+    async def _entry(self, parent: int, name: str) -> Node | None:
+        node, until = self._entries.get((parent, name), (None, 0.0))
+        if trio.current_time() < until:
+            self.answered_alone += 1
+            return node
+        answer = await self._filesystem.lookup(parent, name)
+        found = isinstance(answer, Found)
+        node, timeout_s = (
+            (answer.node, answer.entry_timeout_s) if isinstance(answer, Found) else (None, answer.timeout_s)
+        )
+        assert found == (node is not None)
+        self._entries[parent, name] = node, trio.current_time() + timeout_s
+        return node
+
+
+class History:
+    """Which version of one object was the newest, and when."""
+
+    def __init__(self) -> None:
+        self._changes: list[tuple[float, str]] = []
+
+    def note(self, validator: str) -> None:
+        self._changes.append((trio.current_time(), validator))
+
+    def newest_since(self, at: float) -> set[str]:
+        """What was the newest at any moment from `at` on."""
+        before = [validator for changed_at, validator in self._changes if changed_at <= at]
+        return {*before[-1:], *(validator for changed_at, validator in self._changes if changed_at > at)}
+
+
+@pytest.mark.parametrize("refreshing", [True, False])
+@pytest.mark.parametrize("mode", [Mode.WHOLE, Mode.DIRECTORY, Mode.EXACT])
+async def test_nothing_is_seen_that_is_older_than_the_time_to_live(
+    tmp_path: Path, autojump_clock: MockClock, mode: Mode, refreshing: bool
+) -> None:
+    choose = random.Random(f"{mode} {refreshing}")
+    store = Store(other=b"x", model__1__weights=b"x", model__config=b"0")
+    store.delays_s = {"scan": 0.3, "list": 0.2, "stat": 0.1, "holds": 0.1}
+    key, history = "model/config", History()
+
+    async with (
+        mounted(tmp_path, store) as made,
+        trio.open_nursery() as nursery,
+    ):
+        filesystem = Filesystem(made.tree, {"": replace(store.source, listing=mode)}, made._cache, nursery)
+        if refreshing:
+            refresher = Refresher(filesystem.tree, "", filesystem.listers[""], ttl_s=TTL_S)
+            nursery.start_soon(refresher.run)
+        kernel = Kernel(filesystem)
+        history.note(store.versions[key].validator)
+
+        async def change() -> None:
+            for number in range(10_000):
+                await trio.sleep(choose.expovariate(1 / 90))
+                if choose.random() < 0.3:
+                    store.versions.pop(key, None)
+                    history.note("")
+                else:
+                    store.put(key, b"%d" % number)
+                    history.note(store.versions[key].validator)
+
+        nursery.start_soon(change)
+        looks = 0
+        while trio.current_time() < 10 * HOURS_S:
+            began_at = trio.current_time()
+            seen = await kernel.version(key)
+            assert seen in history.newest_since(began_at - TTL_S - SLACK_S), f"at {began_at}: {seen!r}"
+            looks += 1
+            await trio.sleep(choose.choice([1, 5, 20, 100]))
+        nursery.cancel_scope.cancel()
+    assert kernel.answered_alone > looks, "the kernel's cache has a part in it"

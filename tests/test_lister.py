@@ -1,0 +1,637 @@
+"""Which questions are asked of a store, and how many, until a tree knows what it is asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from d7yfs.errors import AccessDenied, BucketNotFound, D7yfsError, NotFound, OriginUnavailable
+from d7yfs.inodes import Directory, File
+from d7yfs.lister import DENIED_RETRY_S, LIMIT, RACE_AFTER_S, STALE_RETRY_S, Lister
+from d7yfs.listings import Mode
+from d7yfs.tree import ROOT_INODE, TTL_PER_LISTING, Absent, Changes, Found, Repository, Tree
+from tests.listings import MemoryListings
+
+TTL_S = 60.0
+NEGATIVE_S = 5.0
+
+
+class Scene:
+    """A tree, its lister and the store below it."""
+
+    def __init__(self, tree: Tree, listings: MemoryListings) -> None:
+        self.tree = tree
+        self.listings = listings
+        self.lister: Lister
+        self.changes: list[tuple[str, Changes]] = []
+
+    def changed(self, directory: Directory, changes: Changes) -> None:
+        self.changes.append((directory.prefix, changes))
+
+    async def look(self, path: str, asked_at: float | None = None) -> File | Directory | None:
+        """What is at `path`, as the kernel walks; None when there is nothing."""
+        node: File | Directory = self.tree.get(ROOT_INODE)
+        for name in filter(None, path.split("/")):
+            assert isinstance(node, Directory), path
+            at = trio.current_time() if asked_at is None else asked_at
+            await self.lister.lookup(node, name, at)
+            answer = self.tree.lookup(node.inode, name, trio.current_time(), asked_at=at)
+            if isinstance(answer, Absent):
+                return None
+            assert isinstance(answer, Found)
+            self.tree.remember(answer.node.inode)
+            node = answer.node
+        return node
+
+    async def directory(self, path: str = "") -> Directory:
+        node = await self.look(path)
+        assert isinstance(node, Directory), path
+        return node
+
+    async def names(self, path: str = "") -> list[str]:
+        directory = await self.directory(path)
+        await self.lister.list(directory, trio.current_time())
+        return list(self.tree.children(directory.inode))
+
+    async def find(self, path: str = "") -> int:
+        """Walk everything as find(1) does; the number of files."""
+        count = 0
+        directory = await self.directory(path)
+        await self.lister.list(directory, trio.current_time())
+        for name, node in list((directory.children or {}).items()):
+            count += await self.find(f"{path}/{name}") if isinstance(node, Directory) else 1
+        return count
+
+
+@asynccontextmanager
+async def scene(
+    listings: MemoryListings,
+    mode: Mode = Mode.AUTO,
+    *,
+    limit: int = LIMIT,
+    ttl_s: float = TTL_S,
+    prefix: str = "",
+    max_entries: int = 200_000,
+) -> AsyncIterator[Scene]:
+    tree = Tree(
+        [Repository("", prefix)],
+        metadata_ttl_s=ttl_s,
+        negative_ttl_s=NEGATIVE_S,
+        created_ns=1_600_000_000_000_000_000,
+        max_entries=max_entries,
+    )
+    made = Scene(tree, listings)
+    async with trio.open_nursery() as nursery:
+        made.lister = Lister(tree, "", listings, nursery, url="mem://b", mode=mode, limit=limit, changed=made.changed)
+        yield made
+        nursery.cancel_scope.cancel()
+
+
+def many(directories: int, files: int) -> list[str]:
+    return [f"d{i:03}/f{j:03}" for i in range(directories) for j in range(files)]
+
+
+# --- whole ---
+
+
+async def test_find_costs_a_request_per_thousand_objects_once(autojump_clock: MockClock) -> None:
+    listings = MemoryListings(*many(50, 70))
+    listings.delays_s["scan"] = 0.05
+    async with scene(listings) as it:
+        assert await it.find() == 3500
+        assert listings.requests == ["scan "] * 4
+        assert await it.find() == 3500
+        assert len(listings.requests) == 4
+        await trio.sleep(TTL_S + 1)
+        assert await it.find() == 3500
+        assert listings.requests == ["scan "] * 8
+
+
+async def test_a_lookup_is_answered_by_the_pages_that_have_come(autojump_clock: MockClock) -> None:
+    listings = MemoryListings("a", "b/x", "c", "d", page_size=2)
+    listings.delays_s["scan"] = 10.0
+    async with scene(listings) as it, trio.open_nursery() as nursery:
+        nursery.start_soon(it.names)
+        await trio.sleep(15)  # the first page has come, the second not
+        listings.gates["scan"] = trio.Event()
+        listings.gates["list"] = trio.Event()
+        started = trio.current_time()
+        assert isinstance(await it.look("a"), File)
+        assert isinstance(await it.look("b"), Directory), "settled by a key below it"
+        assert await it.look("a.absent") is None
+        assert trio.current_time() == started, "nobody waited"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_directory_is_listed_once_the_pages_have_come_past_it(autojump_clock: MockClock) -> None:
+    listings = MemoryListings("a/1", "a/2", "b/1", "c", page_size=3)
+    listings.delays_s["scan"] = 0.5
+    async with scene(listings) as it:
+        assert await it.names("a") == ["1", "2"]
+        assert (trio.current_time(), listings.requests) == (0.5, ["scan ", "scan "])
+        await trio.sleep(1)
+        assert await it.names() == ["a", "b", "c"]
+        assert listings.requests == ["scan ", "scan "]
+        assert it.lister.describe()["last_scan"]["directories"] == 3
+
+
+async def test_what_the_pages_leave_open_races_a_listing_of_its_own_directory(autojump_clock: MockClock) -> None:
+    listings = MemoryListings("a/1", "a/2", "z/1", page_size=1)
+    listings.delays_s["scan"] = 100.0
+    async with scene(listings) as it:
+        node = await it.look("z")
+        assert isinstance(node, Directory)
+        assert trio.current_time() == 100, "by the listing of the top directory, beside the second page"
+        assert listings.of("list") == ["", ""]
+        assert await it.look("z/1")
+        assert trio.current_time() == 100, "and by one of z/"
+        assert len(listings.of("scan")) == 2
+
+
+async def test_the_pages_say_nothing_of_a_directory_that_is_newer_than_they_are(autojump_clock: MockClock) -> None:
+    listings = MemoryListings("a", "x", "z", page_size=2)
+    listings.delays_s = {"scan": 100.0, "list": 10.0}
+    async with scene(listings) as it, trio.open_nursery() as nursery:
+        nursery.start_soon(it.look, "z")
+        await trio.sleep(105)  # the first page has come, and the top directory is being listed beside the second
+        listings.add("m/1")
+        await trio.sleep(20)  # the latter is over
+        assert isinstance(await it.look("m"), Directory)
+        assert await it.look("m/1"), "though the pages have passed it"
+        assert trio.current_time() < 200
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_listing_waits_a_second_for_the_flat_one_and_then_races_it(autojump_clock: MockClock) -> None:
+    listings = MemoryListings("a", "b/1", page_size=1)
+    listings.delays_s["scan"] = 100.0
+    async with scene(listings) as it:
+        assert await it.names() == ["a", "b"]
+        assert trio.current_time() == RACE_AFTER_S
+        assert listings.of("list") == ["", ""]
+
+
+async def test_beyond_the_limit_it_goes_directory_by_directory(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    listings = MemoryListings(*many(10, 30), page_size=50)
+    async with scene(listings, limit=120) as it:
+        assert it.lister.describe()["in_use"] == "whole"
+        assert await it.find() == 300
+        assert listings.of("scan") == [""] * 3, "it stops as soon as it is too much"
+        assert sorted(listings.of("list")) == ["", *(f"d{i:03}/" for i in range(10))]
+        await trio.sleep(TTL_S + 1)
+        await it.names("d003")
+        assert len(listings.of("scan")) == 3, "from then on"
+        said = it.lister.describe()
+        assert (said["in_use"], said["reason"]) == ("directory", "it has more than 120 objects")
+        assert said["scans"] == 1
+        assert caplog.text.count("directory by directory") == 1
+
+
+async def test_whole_knows_no_limit(autojump_clock: MockClock) -> None:
+    listings = MemoryListings(*many(10, 30), page_size=100)
+    async with scene(listings, Mode.WHOLE, limit=120) as it:
+        assert await it.find() == 300
+        assert listings.requests == ["scan "] * 3
+        said = it.lister.describe()
+        assert said["last_scan"] == {"objects": 300, "directories": 11, "pages": 3, "took_s": 0.0}
+        assert it.lister.whole_requests == 3
+
+
+async def test_keys_out_of_order_mean_directory_by_directory(autojump_clock: MockClock) -> None:
+    listings = MemoryListings(*many(3, 3), page_size=2)
+    listings.disorder = True
+    async with scene(listings) as it:
+        assert await it.look("d000/f000")
+        assert await it.look("d000/absent") is None
+        assert await it.find() == 9
+        assert it.lister.describe()["reason"] == "its keys do not come in order"
+        assert it.lister.whole_requests is None
+
+
+async def test_what_alone_is_not_known_is_listed_alone(autojump_clock: MockClock) -> None:
+    listings = MemoryListings(*many(20, 10))
+    async with scene(listings, max_entries=60) as it:
+        assert await it.find() == 200
+        assert listings.of("scan") == [""], "the listing still lives, though not all of it was kept"
+        assert it.tree.statistics()["inodes"] <= 60 + 21
+
+
+async def test_a_flat_listing_that_fails_leaves_each_his_own_directory(autojump_clock: MockClock) -> None:
+    listings = MemoryListings(*many(3, 3))
+    listings.errors["scan"] = OriginUnavailable("too much")
+    async with scene(listings) as it:
+        assert await it.find() == 9
+        assert listings.requests == ["scan ", "list ", "list d000/", "list d001/", "list d002/"]
+        del listings.errors["scan"]
+        await trio.sleep(TTL_S + 1)
+        assert await it.find() == 9
+        assert listings.of("scan") == ["", ""]
+
+
+async def test_a_repository_below_a_prefix(autojump_clock: MockClock) -> None:
+    async with scene(MemoryListings("m/a/x", "n/b"), prefix="m/") as it:
+        assert await it.names() == ["a"]
+        assert await it.names("a") == ["x"]
+        assert it.listings.requests == ["scan m/"]
+
+
+async def test_one_object_is_asked_for_by_its_key(autojump_clock: MockClock) -> None:
+    listings = MemoryListings("m/model.bin")
+    async with scene(listings, prefix="m/model.bin") as it:
+        assert await it.look("model.bin")
+        assert await it.look("absent") is None
+        assert listings.requests == ["list m/model.bin"]
+
+
+# --- who waits ---
+
+
+@pytest.mark.parametrize("mode", Mode)
+async def test_questions_at_once_are_one(autojump_clock: MockClock, mode: Mode) -> None:
+    listings = MemoryListings("a")
+    gate = listings.gates["scan"] = listings.gates["list"] = listings.gates["stat"] = trio.Event()
+    async with scene(listings, mode) as it:
+        with trio.move_on_after(1):
+            await it.look("a")
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(it.look, "a")
+            await wait_all_tasks_blocked()
+            gate.set()
+        assert len(listings.requests) == (2 if mode is Mode.EXACT else 1), "who gave up took nothing from the others"
+
+
+@pytest.mark.parametrize("mode", [Mode.AUTO, Mode.DIRECTORY])
+async def test_nothing_is_believed_longer_than_a_question_with_no_time_to_live(
+    autojump_clock: MockClock, mode: Mode
+) -> None:
+    listings = MemoryListings("a/x")
+    listings.delays_s["list"] = 1.0
+    async with scene(listings, mode, ttl_s=0.0) as it:
+        assert await it.names("a") == ["x"]
+        assert listings.requests == ["list ", "list a/"]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(it.look, "a")
+            await trio.sleep(0.5)
+            listings.requests.clear()
+            for name in ("a", "b", "c"):
+                nursery.start_soon(it.look, name)
+        assert listings.requests == ["list "], "those who came later share one that was asked for later"
+        assert it.lister.describe()["in_use"] == "directory"
+
+
+async def test_forever_asks_once(autojump_clock: MockClock) -> None:
+    listings = MemoryListings("a/x")
+    async with scene(listings, ttl_s=math.inf) as it:
+        await it.find()
+        await trio.sleep(80_000)
+        await it.find()
+        assert listings.requests == ["scan "]
+
+
+async def test_a_slow_listing_lives_longer(autojump_clock: MockClock) -> None:
+    listings = MemoryListings("a")
+    listings.delays_s["list"] = 4.0
+    async with scene(listings, Mode.DIRECTORY) as it:
+        assert await it.look("a")
+        await trio.sleep(4 * TTL_PER_LISTING - 5)
+        assert await it.look("a")
+        assert len(listings.requests) == 1, "listing takes no more than a part of the time"
+        await trio.sleep(2)
+        assert await it.look("a")
+        assert len(listings.requests) == 2
+
+
+async def test_a_store_that_was_away_is_not_a_slow_one(autojump_clock: MockClock) -> None:
+    listings = MemoryListings("a")
+    listings.delays_s["list"] = 50.0
+    async with scene(listings, Mode.DIRECTORY) as it:
+        assert await it.look("a")
+        listings.delays_s.clear()
+        await trio.sleep(5 * TTL_PER_LISTING)
+        assert await it.look("a")
+        assert len(listings.requests) == 2
+
+
+# --- failures ---
+
+
+@pytest.mark.parametrize("mode", Mode)
+async def test_what_was_known_is_served_while_the_store_is_away(
+    autojump_clock: MockClock, mode: Mode, caplog: pytest.LogCaptureFixture
+) -> None:
+    listings = MemoryListings("a")
+    away = OriginUnavailable("mem:// is away")
+    async with scene(listings, mode) as it:
+        listings.errors |= dict.fromkeys(("scan", "list", "stat", "holds"), away)
+        with pytest.raises(OriginUnavailable, match="is away"):
+            await it.look("a")
+        listings.errors.clear()
+        await trio.sleep(STALE_RETRY_S)
+        node = await it.look("a")
+        await trio.sleep(TTL_S + 1)
+        listings.errors |= dict.fromkeys(("scan", "list", "stat", "holds"), away)
+        assert await it.look("a") is node
+        assert "serving the last listing" in caplog.text
+        asked = len(listings.requests)
+        assert await it.look("a") is node
+        assert len(listings.requests) == asked
+        listings.errors.clear()
+        del listings.versions["a"]
+        await trio.sleep(STALE_RETRY_S + 1)
+        assert await it.look("a") is None
+
+
+async def test_a_bug_is_an_error_to_those_who_wait(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
+    listings = MemoryListings("a")
+    listings.listing_error = ZeroDivisionError("oops")
+    async with scene(listings, Mode.DIRECTORY) as it:
+        with pytest.raises(OriginUnavailable, match="ZeroDivisionError"):
+            await it.look("a")
+        assert "Traceback" in caplog.text
+
+
+# --- directory by directory ---
+
+
+async def test_a_name_that_the_first_page_leaves_open_is_asked_for_exactly(autojump_clock: MockClock) -> None:
+    listings = MemoryListings(*(f"f{i:03}" for i in range(300)), "z/x", page_size=100)
+    listings.delays_s["list"] = 10.0
+    async with scene(listings, Mode.DIRECTORY) as it:
+        assert isinstance(await it.look("f250"), File)
+        assert trio.current_time() == 10
+        assert isinstance(await it.look("z"), Directory)
+        assert await it.look("zz") is None
+        assert trio.current_time() == 10
+        assert listings.of("stat") == ["f250", "z", "zz"]
+        assert len(await it.names()) == 301
+        assert len(listings.of("list")) == 4, "the one listing went on all the while"
+
+
+async def test_a_huge_directory_is_not_kept(autojump_clock: MockClock) -> None:
+    listings = MemoryListings(*(f"big/f{i:05}" for i in range(500)), "small/x", page_size=100)
+    async with scene(listings, limit=250) as it:
+        assert isinstance(await it.look("big/f00400"), File)
+        big = await it.directory("big")
+        await it.lister.list(big, trio.current_time())
+        assert big.huge
+        assert big.children is None
+        listings.requests.clear()
+        assert isinstance(await it.look("big/f00499"), File)
+        assert await it.look("big/absent") is None
+        assert set(listings.requests) == {
+            *("stat big/f00499", "holds big/f00499/", "stat big/absent", "holds big/absent/")
+        }
+        assert await it.names("small") == ["x"]
+        assert it.tree.statistics()["inodes"] < 20
+
+
+# --- exactly ---
+
+
+async def test_exact_names_need_no_listing(autojump_clock: MockClock) -> None:
+    listings = MemoryListings("m/a/1/x", "m/a/config", "m/a/config/also")
+    listings.errors |= {"list": AccessDenied("no"), "scan": AccessDenied("no"), "holds": AccessDenied("no")}
+    async with scene(listings, Mode.EXACT, prefix="m/") as it:
+        assert isinstance(await it.look("a/1/x"), File)
+        assert isinstance(await it.look("a/config"), File), "nobody is told of what lies below"
+        assert isinstance(await it.look("nowhere"), Directory), "which cannot be known"
+        with pytest.raises(AccessDenied):
+            await it.names("a")
+        assert it.lister.describe()["in_use"] == "exact"
+
+
+async def test_exact_names_where_listing_is_allowed(autojump_clock: MockClock) -> None:
+    listings = MemoryListings("a", "a/b", "empty/", "c")
+    async with scene(listings, Mode.EXACT) as it:
+        assert isinstance(await it.look("a"), Directory), "of an object and a directory the directory"
+        assert isinstance(await it.look("empty"), Directory)
+        c = await it.look("c")
+        assert await it.look("d") is None
+        assert listings.of("stat") == ["a", "empty", "c", "d"]
+        assert not listings.of("list")
+        asked = len(listings.requests)
+        assert await it.look("c") is c
+        assert await it.look("d") is None
+        assert len(listings.requests) == asked
+        await trio.sleep(NEGATIVE_S)
+        listings.add("d")
+        assert isinstance(await it.look("d"), File), "the negative time to live is its own"
+        assert await it.look("c") is c
+        assert listings.of("stat").count("c") == 1
+        await trio.sleep(TTL_S)
+        assert await it.look("c") is c
+        assert listings.of("stat").count("c") == 2
+        assert await it.names() == ["a", "c", "d", "empty"], "who lists gets a listing"
+
+
+async def test_a_directory_is_one_whatever_the_object_is(autojump_clock: MockClock) -> None:
+    listings = MemoryListings("a", "a/b")
+    listings.delays_s["stat"] = 10.0
+    async with scene(listings, Mode.EXACT) as it:
+        assert isinstance(await it.look("a"), Directory)
+        assert trio.current_time() == 0
+
+
+async def test_a_name_that_cannot_be_shown_is_not_asked_for(autojump_clock: MockClock) -> None:
+    listings = MemoryListings()
+    async with scene(listings, Mode.EXACT) as it:
+        assert await it.look("x" * 256) is None
+        assert await it.look("\udcff") is None
+        assert listings.requests == []
+
+
+async def test_where_listing_is_denied_auto_asks_exactly(autojump_clock: MockClock) -> None:
+    listings = MemoryListings("a/x", "b/y")
+    listings.errors |= {"scan ": AccessDenied("no"), "list b/": AccessDenied("no"), "holds": AccessDenied("no")}
+    async with scene(listings) as it:
+        assert await it.names() == ["a", "b"]
+        assert await it.names("a") == ["x"]
+        assert isinstance(await it.look("b/y"), File)
+        with pytest.raises(AccessDenied):
+            await it.names("b")
+        asked = len(listings.of("list"))
+        assert isinstance(await it.look("b/z"), Directory), "no object, and nobody may see directories"
+        assert len(listings.of("list")) == asked, "for a while it is not tried again"
+        listings.errors["stat"] = AccessDenied("no")
+        with pytest.raises(AccessDenied):
+            await it.look("b/w")
+        listings.errors.clear()
+        await trio.sleep(DENIED_RETRY_S + 1)
+        assert await it.names("b") == ["y"]
+
+
+@pytest.mark.parametrize("mode", [Mode.WHOLE, Mode.DIRECTORY])
+async def test_otherwise_a_listing_that_is_denied_is_an_error(autojump_clock: MockClock, mode: Mode) -> None:
+    listings = MemoryListings("a")
+    listings.listing_error = AccessDenied("no")
+    async with scene(listings, mode) as it:
+        with pytest.raises(AccessDenied):
+            await it.look("a")
+        assert not listings.of("stat")
+
+
+async def test_files_do_not_become_directories_when_credentials_expire(autojump_clock: MockClock) -> None:
+    listings = MemoryListings("a", "d/x")
+    async with scene(listings, Mode.EXACT) as it:
+        a, d = await it.look("a"), await it.look("d")
+        listings.errors |= {"stat": AccessDenied("no"), "holds": AccessDenied("no")}
+        await trio.sleep(TTL_S + 1)
+        assert await it.look("a") is a
+        assert await it.look("d") is d
+
+
+@pytest.mark.parametrize("error", [OriginUnavailable("away"), BucketNotFound("gone")])
+@pytest.mark.parametrize("kind", ["stat", "holds"])
+async def test_half_an_answer_is_none(autojump_clock: MockClock, kind: str, error: D7yfsError) -> None:
+    listings = MemoryListings("other")
+    listings.errors[kind] = error
+    async with scene(listings, Mode.EXACT) as it:
+        with pytest.raises(type(error)):
+            await it.look("a")
+
+
+# --- changes and refreshing ---
+
+
+async def test_changes_are_told(autojump_clock: MockClock) -> None:
+    listings = MemoryListings("a/x", "a/y", "b")
+    async with scene(listings) as it:
+        await it.find()
+        assert it.changes == []
+        del listings.versions["a/x"]
+        listings.add("a/z")
+        listings.add("b", "other")
+        await trio.sleep(TTL_S + 1)
+        await it.find()
+        assert it.changes == [
+            ("", Changes(2, replaced=("b",))),
+            ("a/", Changes(2, added=("z",), removed=("x",))),
+        ]
+
+
+@pytest.mark.parametrize("mode", Mode)
+async def test_a_refresh_sees_what_is_there_now(autojump_clock: MockClock, mode: Mode) -> None:
+    listings = MemoryListings("a/x", "a/b/y", "c/w")
+    async with scene(listings, mode) as it:
+        for path in ("a/x", "a/b/y", "c/w"):
+            assert await it.look(path)
+        listings.add("a/x", "new")
+        listings.add("c/w", "new")
+        del listings.versions["a/b/y"]
+        listings.add("a/b/yy")
+        refreshed = await it.lister.refresh(await it.directory("a"))
+        assert sorted(refreshed.changes, key=str) == sorted(it.changes, key=str)
+        changed = {prefix: (changes.replaced, changes.removed) for prefix, changes in it.changes}
+        assert changed == {"a/": (("x",), ()), "a/b/": ((), ("y",))}
+        x = await it.look("a/x")
+        assert isinstance(x, File)
+        assert x.version.validator == '"new"'
+        assert await it.look("a/b/y") is None
+        await it.lister.refresh(it.tree.directory(ROOT_INODE))
+        assert it.changes[-1] == ("c/", Changes(it.changes[-1][1].entries, replaced=("w",)))
+        if mode in (Mode.AUTO, Mode.WHOLE):
+            assert listings.requests == ["scan ", "scan a/", "scan "]
+
+
+@pytest.mark.parametrize("mode", Mode)
+async def test_a_directory_that_is_gone_is_found_to_be(autojump_clock: MockClock, mode: Mode) -> None:
+    listings = MemoryListings("a/b/x", "c")
+    async with scene(listings, mode) as it:
+        assert await it.look("a/b/x")
+        del listings.versions["a/b/x"]
+        await it.lister.refresh(await it.directory("a/b"))
+        assert await it.look("a/b") is None
+        assert ("a/", Changes(0, removed=("b",))) in it.changes
+
+
+async def test_a_refresh_is_asked_for_after_it(autojump_clock: MockClock) -> None:
+    listings = MemoryListings("a")
+    listings.delays_s["scan"] = 10.0
+    async with scene(listings) as it, trio.open_nursery() as nursery:
+        nursery.start_soon(it.names)
+        await trio.sleep(0.5)
+        await it.lister.refresh(it.tree.directory(ROOT_INODE))
+        assert trio.current_time() == 20
+        assert listings.of("scan") == ["", ""]
+
+
+async def test_a_refresh_that_fails_says_so_and_leaves_what_is_known(autojump_clock: MockClock) -> None:
+    listings = MemoryListings("a/x")
+    async with scene(listings) as it:
+        await it.find()
+        listings.errors |= dict.fromkeys(("scan", "list", "stat", "holds"), OriginUnavailable("away"))
+        with pytest.raises(OriginUnavailable):
+            await it.lister.refresh(await it.directory("a"))
+        with pytest.raises(OriginUnavailable):
+            await it.lister.relist(await it.directory("a"))
+        with pytest.raises(OriginUnavailable):
+            await it.lister.refresh_entry(await it.directory("a"), "x")
+        assert await it.look("a/x")
+        assert it.tree.statistics()["stale_listings_total"] == 0
+
+
+async def test_one_entry_is_refreshed_by_itself(autojump_clock: MockClock) -> None:
+    listings = MemoryListings("a/x", "a/y")
+    async with scene(listings) as it:
+        before = await it.look("a/x")
+        listings.add("a/x", "new")
+        listings.add("a/y", "new")
+        assert await it.lister.refresh_entry(await it.directory("a"), "x") == Changes(2, replaced=("x",))
+        after = await it.look("a/x")
+        assert after is not before
+        assert await it.lister.refresh_entry(await it.directory("a"), "x") == Changes(2)
+        assert await it.look("a/x") is after
+        assert sorted(listings.requests) == ["holds a/x/"] * 2 + ["scan "] + ["stat a/x"] * 2
+        del listings.versions["a/y"]
+        assert await it.lister.refresh_entry(await it.directory("a"), "y") == Changes(1, removed=("y",))
+        assert await it.look("a/y") is None
+
+
+async def test_a_repository_that_arrives_is_asked_for(autojump_clock: MockClock) -> None:
+    listings = MemoryListings()
+    async with scene(listings) as it:
+        assert await it.names() == []
+        listings.add("m/a")
+        it.lister.settle("m/")
+        assert await it.names() == ["a"]
+        assert listings.requests == ["scan ", "scan m/"]
+
+
+def test_not_found_of_the_bucket_is_no_absent_name() -> None:
+    assert issubclass(BucketNotFound, NotFound)
+
+
+@pytest.mark.parametrize("mode", [Mode.WHOLE, Mode.DIRECTORY])
+async def test_refreshes_at_once_share_a_question_but_none_that_is_older(autojump_clock: MockClock, mode: Mode) -> None:
+    listings = MemoryListings("a")
+    async with scene(listings, mode) as it, trio.open_nursery() as nursery:
+        top = await it.directory()
+        await it.names()
+        await trio.sleep(TTL_S + 1)
+        listings.delays_s = {"scan": 5.0, "list": 5.0}
+        nursery.start_soon(it.names)
+        await trio.sleep(0.5)
+        listings.requests.clear()
+        for _ in range(3):
+            nursery.start_soon(it.lister.refresh, top)
+        await trio.sleep(20)
+        assert listings.of("scan" if mode is Mode.WHOLE else "list") == [""]
+
+
+async def test_the_one_object_of_a_repository_is_refreshed_by_its_key(autojump_clock: MockClock) -> None:
+    listings = MemoryListings("m/one")
+    async with scene(listings, prefix="m/one") as it:
+        assert await it.names() == ["one"]
+        assert not await it.lister.refresh_entry(await it.directory(), "one")
+        assert await it.names() == ["one"]
+        listings.add("m/one", "new")
+        assert (await it.lister.refresh_entry(await it.directory(), "one")).replaced == ("one",)

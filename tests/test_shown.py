@@ -1,0 +1,145 @@
+"""A repository's keys as they are shown, over an origin in memory: what is asked of it, and what of its answers is passed on."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+
+import pytest
+import trio
+
+from d7yfs.config.globs import Globs
+from d7yfs.config.markers import Markers
+from d7yfs.errors import AccessDenied, NotFound, OriginUnavailable
+from d7yfs.listing import DirectoryListing, NoObject
+from d7yfs.listings import Listings, ask
+from d7yfs.scan import Unordered
+from d7yfs.shown import Shown
+from d7yfs.visibility import EXCLUDED, UNPUBLISHED, Visibility
+from tests.origins.memory import MemoryOrigin
+
+_: type[Listings] = Shown
+
+KEYS = ("a/READY", "a/x", "b/y", "c.tmp", "d")
+
+
+def shown(origin: MemoryOrigin, *, include: str = "", exclude: str = "", marker: str = "", prefix: str = "") -> Shown:
+    return Shown(
+        origin,
+        Visibility(prefix, include=Globs.parse(include), exclude=Globs.parse(exclude), markers=Markers.parse(marker)),
+    )
+
+
+async def listed(of: Shown, prefix: str = "") -> DirectoryListing:
+    listing = DirectoryListing(prefix)
+    async with aclosing(of.pages(prefix)) as pages:
+        async for page in pages:
+            listing.add(page)
+    return listing
+
+
+async def flat(of: Shown, prefix: str = "") -> list[str]:
+    async with aclosing(of.pages(prefix, delimiter="")) as pages:
+        return [each.key async for page in pages for each in page.objects]
+
+
+async def test_without_rules_all_is_shown_and_nothing_else_asked() -> None:
+    origin = MemoryOrigin(*KEYS)
+    assert list((await listed(shown(origin))).entries) == ["c.tmp", "d", "a", "b"]
+    assert await flat(shown(origin)) == list(KEYS)
+    assert origin.calls == 2
+
+
+async def test_each_directory_that_needs_a_marker_costs_one_look() -> None:
+    origin = MemoryOrigin(*KEYS, "tmp/x")
+    listing = await listed(shown(origin, marker="READY", exclude="*.tmp,tmp"))
+    assert list(listing.entries) == ["d", "a"]
+    assert dict(listing.withheld) == {EXCLUDED: 2, UNPUBLISHED: 1}
+    assert sorted(origin.stats) == ["a/READY", "b/READY"]
+    assert (await shown(origin, exclude="*/").page("", "c.tmp")).objects == ((await origin.stat("d")),)
+    origin.stats.clear()
+    assert await flat(shown(origin, marker="READY", exclude="*.tmp,tmp")) == ["a/READY", "a/x", "d"]
+    assert origin.stats == [], "a flat listing knows"
+
+
+async def test_a_directory_that_is_listed_is_not_asked_for_its_own_marker() -> None:
+    origin = MemoryOrigin(*KEYS)
+    assert list((await listed(shown(origin, marker="READY"), "b/")).entries) == ["y"]
+    assert origin.stats == []
+
+
+async def test_looks_are_made_at_once_and_not_all_at_once() -> None:
+    origin = MemoryOrigin(*(f"{number}/{name}" for number in range(100) for name in ("READY", "x")))
+    origin.stat_gate = trio.Event()
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(listed, shown_once := shown(origin, marker="READY"))
+            nursery.start_soon(listed, shown_once)
+        await trio.testing.wait_all_tasks_blocked()
+        assert origin.stats_under_way == 2 * 16, "two repositories, two listings each"
+        origin.stat_gate.set()
+    assert origin.most_stats_under_way == 2 * 16
+    assert len(origin.stats) == 400
+
+
+async def test_a_look_that_fails_fails_the_listing() -> None:
+    origin = MemoryOrigin("a/READY", "b/READY", "c/x")
+    origin.stat_errors["b/READY"] = OriginUnavailable("away")
+    with pytest.raises(OriginUnavailable, match="away"):
+        await listed(shown(origin, marker="READY"))
+    with pytest.raises(OriginUnavailable, match="away"):
+        await shown(origin, marker="READY").holds("b/")
+
+
+async def test_who_gives_up_leaves_nothing_behind() -> None:
+    origin = MemoryOrigin("a/READY")
+    origin.stat_gate = trio.Event()
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(listed, shown(origin, marker="READY"))
+            await trio.testing.wait_all_tasks_blocked()
+            scope.cancel()
+    assert origin.stats_under_way == 0
+
+
+async def test_names_one_by_one() -> None:
+    origin = MemoryOrigin(*KEYS, "e/", "tmp/x")
+    of = shown(origin, marker="READY", exclude="*.tmp,tmp")
+    assert (await of.stat("d")).key == "d"
+    assert (await of.stat("a/x")).key == "a/x"
+    asked = origin.calls
+    for hidden in ("c.tmp", "tmp/x", "b/c.tmp"):
+        with pytest.raises(NotFound):
+            await of.stat(hidden)
+    assert not await of.holds("tmp/")
+    assert not await of.holds("a/tmp/x/")
+    assert origin.calls == asked, "no request for what is hidden by its name"
+    assert [await of.holds(each) for each in ("a/", "b/", "e/", "nothing/")] == [True, False, False, False]
+    plain = shown(origin)
+    assert [await plain.holds(each) for each in ("a/", "b/", "e/", "tmp/", "nothing/")] == [True] * 4 + [False]
+
+
+async def test_who_may_not_list_is_shown_no_directory_without_its_marker() -> None:
+    origin = MemoryOrigin("a/READY", "b/x", allowed="nowhere")
+    origin.stat_errors = {key: AccessDenied(key) for key in ("a", "b", "b/READY")}
+    of = shown(origin, marker="READY")
+    assert await ask(of, "a", trusting=True) is NoObject.DIRECTORY
+    with pytest.raises(AccessDenied):
+        await ask(of, "b", trusting=True)
+
+
+async def test_a_lone_object() -> None:
+    origin = MemoryOrigin("lib/model.bin", "lib/model.bin.old")
+    assert list((await listed(shown(origin, prefix="lib/model.bin"), "lib/model.bin")).entries) == ["model.bin"]
+    hidden = await listed(shown(origin, prefix="lib/model.bin", exclude="*.bin"), "lib/model.bin")
+    assert (hidden.entries, hidden.withheld[EXCLUDED]) == ({}, 1)
+    assert (await listed(shown(origin), "lib/gone")).entries == {}
+
+
+async def test_what_the_origin_says_of_itself_is_passed_on() -> None:
+    origin = MemoryOrigin("x/a", allowed="y/")
+    with pytest.raises(AccessDenied):
+        await listed(shown(origin, exclude="b"))
+    disorderly = MemoryOrigin()
+    disorderly.keys = ["b", "a"]
+    with pytest.raises(Unordered):
+        await flat(shown(disorderly, exclude="c"))
