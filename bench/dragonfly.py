@@ -1,11 +1,12 @@
 """The ways through a real Dragonfly, side by side in one run: direct, dfdaemon's proxy, its socket, and d7yfs's own cache.
 
-    python -m bench.dragonfly [--rounds 3] [--sizes 1024,64] [--shape shaped|loopback]     as root
+    python -m bench.dragonfly [--rounds 3] [--sizes 1024,64] [--shape shaped|loopback] [--store minio]     as root
 
 Each way reads a whole file through a d7yfs mount whose cache is empty: *cold* no daemon has the object, *remote peer* another host's has
 it, *local peer* this host's has it. Each round has a Dragonfly of its own (a seed and two peers), so that cold is cold, and goes through
 all ways and sizes; medians are shown. The store counts what leaves it, and is shaped to 100 MB/s in all, as the store of Dragonfly's own
-published measurements was, or not at all. scripts/dragonfly.sh builds the programs. As in every benchmark here: compare ratios of one run.
+published measurements was, or not at all; `--store minio` takes MinIO, which that store was. scripts/dragonfly.sh builds the programs. As
+in every benchmark here: compare ratios of one run.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench import dataset, reads, store
+from bench import dataset, minio, reads, store
 from bench.children import ReadError, in_child
 from bench.peers import PEERS, Mount, Peer, PeerError, Setting
 from bench.processes import drop_page_cache
@@ -222,6 +223,12 @@ def main() -> int:
         "--shape", choices=[shape.name for shape in SHAPES], help="only the store shaped to 100 MB/s, or not"
     )
     parser.add_argument(
+        "--store",
+        choices=("own", "minio"),
+        default="own",
+        help="minio: as Dragonfly's own measurements, shaped in any case; it must be on the PATH",
+    )
+    parser.add_argument(
         "--scratch", type=Path, default=Path("/var/tmp"), help="stores and caches (default: %(default)s)"
     )
     parser.add_argument("--markdown", type=Path, help="write the table to this file too")
@@ -232,10 +239,20 @@ def main() -> int:
     built = subprocess.run([_ROOT / "scripts" / "dragonfly.sh"], stdout=subprocess.PIPE, text=True, check=True)
     binaries = Path(built.stdout.strip())
     sizes_mib = [int(size) for size in arguments.sizes.split(",")]
-    shapes = [shape for shape in SHAPES if arguments.shape in (None, shape.name)]
+    chosen = "shaped" if arguments.store == "minio" else arguments.shape
+    shapes = [shape for shape in SHAPES if chosen in (None, shape.name)]
     ways = [PROXY, SOCKET] if _knows("--dfdaemon-socket") else [PROXY]
     table = Table()
-    with store.running(lambda data: make(data, sizes_mib, ways), sum(sizes_mib) * MIB, arguments.scratch) as served:
+
+    def making(data: Path) -> None:
+        make(data, sizes_mib, ways)
+
+    serving = (
+        minio.running(making, arguments.scratch)
+        if arguments.store == "minio"
+        else store.running(making, sum(sizes_mib) * MIB, arguments.scratch)
+    )
+    with serving as served:
         print(f"the store alone: {served.ceiling_bytes_per_s() / 1e6:,.0f} MB/s to a client that throws the bytes away")
         try:
             for number in range(arguments.rounds):

@@ -111,7 +111,7 @@ class Mount:
 
 
 def _d7yfs(setting: Setting) -> list[str]:
-    command = [str(_BIN / "d7yfs"), "mount", "--foreground", f"s3://{BUCKET}", str(setting.mountpoint)]
+    command = [sys.executable, "-m", "d7yfs", "mount", "--foreground", f"s3://{BUCKET}", str(setting.mountpoint)]
     command += [f"--endpoint-url={setting.endpoint_url}", f"--cache-dir={setting.cache}"]
     if setting.profile.tls:
         command.append(f"--ca-bundle={setting.store.ca_file}")

@@ -40,7 +40,8 @@ _CHUNK_BYTES = 1 << 20
 _PACED_CHUNK_BYTES = 128 << 10
 _BURST_S = 0.01
 """A slow reader may catch up by so much, not more: the limit is the link's, which keeps nothing for later."""
-_GETS, _HEADS, _LISTS, _BYTES = range(4)
+_GETS, _HEADS, _LISTS, BYTES = range(4)
+"""Which counter is which."""
 
 
 class Control:
@@ -182,7 +183,7 @@ class Worker:
                 stream.sendall(entry.memory()[start : start + count])
             else:
                 count = os.sendfile(stream.fileno(), entry.fd(), start, count)
-            self._count(_BYTES, count)
+            self._count(BYTES, count)
             start += count
             if bytes_per_s:
                 now = time.monotonic()

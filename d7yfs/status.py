@@ -40,6 +40,7 @@ def describe(
         "fetched": asdict(fetcher.counters),
         "read_bytes": served.read_bytes,
         "traffic": asdict(counted),
+        "fills": fetcher.journal.describe(),
         "warnings": [warning] if warning else [],
     }
 

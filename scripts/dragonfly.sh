@@ -77,7 +77,7 @@ if ! complete "$target"; then
     install_packages
     mkdir -p "$target"
     [ -x "$target/scheduler" ] || build_scheduler "$target"
-    [ -x "$target/dfdaemon" ] && [ -x "$target/dfget" ] || build_client "$target"
+    { [ -x "$target/dfdaemon" ] && [ -x "$target/dfget" ]; } || build_client "$target"
     complete "$target" || die "the build has ended without all of: ${PROGRAMS[*]}"
 fi
 echo "$target"

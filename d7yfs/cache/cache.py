@@ -19,6 +19,7 @@ from d7yfs.cache.budget import MemoryBudget
 from d7yfs.cache.directory import CacheDirectory, VersionFiles, boot_tag
 from d7yfs.cache.filler import NewFiller
 from d7yfs.cache.leases import Leases
+from d7yfs.cache.linked import shed_copies
 from d7yfs.cache.pace import Pace
 from d7yfs.cache.version import CachedVersion
 from d7yfs.objects import BLOCK_BYTES, ObjectVersion
@@ -159,6 +160,7 @@ class Cache:
     def _evict(self) -> int:
         directory, headroom_bytes = self._directory, self._headroom_bytes
         try:
+            shed_copies(directory)
             freed_bytes = directory.evict(directory.size_limit_bytes)
             if not directory.has_room(headroom_bytes):
                 target_bytes = min(

@@ -33,6 +33,7 @@ import stat
 import struct
 import time
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -209,25 +210,13 @@ class CacheDirectory:
             log.warning("cache: %s does not fit its object; made anew", map_path.name)
             map_path.unlink()
             return None
-        with contextlib.suppress(FileNotFoundError):
-            data_path.unlink()
-        data_fd = os.open(data_path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.ftruncate(data_fd, size_bytes)
-            count = block_count(size_bytes)
-            # Zeros rather than a hole: the disk is full now or never, and who looks at the entries finds them in memory.
-            _write_whole(map_fd, map_header(os.fstat(data_fd), identity, size_bytes) + bytes(count * ENTRY_BYTES))
-        except BaseException:
-            # Not even an empty pair fits. Leave nothing that the next opener would have to distrust.
-            os.close(data_fd)
-            data_path.unlink(missing_ok=True)
-            map_path.unlink(missing_ok=True)
-            raise
+        data_fd = make_pair(map_path, map_fd, identity, size_bytes)
         # flock(2): a conversion lets go of the old lock first, so an evictor may slip in between.
         fcntl.flock(map_fd, fcntl.LOCK_SH)
         if not same_file(map_path, map_fd):
             os.close(data_fd)
             return None
+        count = block_count(size_bytes)
         self.take(HEADER_BYTES + count * ENTRY_BYTES)
         return VersionFiles(data_fd, map_fd, array("Q", bytes(count * ENTRY_BYTES)), self._on_tmpfs, map_path, identity)
 
@@ -301,6 +290,10 @@ class CacheDirectory:
                 self.evicted_files += 1
         self._scan = (used - freed, taken_bytes)
         return freed
+
+    def links(self) -> Iterator[Path]:
+        """The names by which dfdaemon's files are linked here."""
+        return self._root.glob("*/*.link")
 
     def _drop_forgotten(self) -> None:
         """Links that nobody has taken from where they came in. A link's making is the last change of its file's inode."""
@@ -384,6 +377,27 @@ def map_header(data: os.stat_result, identity: bytes, size_bytes: int) -> bytes:
     if len(head) > HEADER_BYTES:
         raise OSError(errno.ENAMETOOLONG, "the object's key is too long for the cache's map")
     return head.ljust(HEADER_BYTES, b"\0")
+
+
+def make_pair(map_path: Path, map_fd: int, identity: bytes, size_bytes: int) -> int:
+    """Make the data file anew and, in the empty map, the header that speaks of it; returns the data's descriptor.
+
+    For who holds the map's lock exclusively. Raises OSError when not even an empty pair fits, and leaves nothing then.
+    """
+    data_path = map_path.with_suffix(".data")
+    data_path.unlink(missing_ok=True)
+    data_fd = os.open(data_path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(data_fd, size_bytes)
+        # Zeros rather than a hole: the disk is full now or never, and who looks at the entries finds them in memory.
+        entries = bytes(block_count(size_bytes) * ENTRY_BYTES)
+        _write_whole(map_fd, map_header(os.fstat(data_fd), identity, size_bytes) + entries)
+    except BaseException:
+        os.close(data_fd)
+        data_path.unlink(missing_ok=True)
+        map_path.unlink(missing_ok=True)
+        raise
+    return data_fd
 
 
 def _write_whole(fd: int, data: bytes) -> None:

@@ -24,6 +24,10 @@ class FillTarget(Protocol):
         """Whether bytes that nobody waits for are kept (the disk has room). Else a filler brings only what is asked for."""
 
     @property
+    def has_readers(self) -> bool:
+        """Whether somebody waits for bytes of it now."""
+
+    @property
     def leases(self) -> Leases:
         """Which of the daemons on this cache directory brings what."""
 

@@ -1,7 +1,8 @@
 """The cache directory as a person sees it: what lies there, whether it is right, and away with it. For use beside running daemons.
 
-Rules that make that safe: a map is read without its lock (its header never changes); a pair is deleted only as eviction does it, under the
-exclusive lock that no opener leaves room for; and of a pair in use only entries are cleared, which costs the block and never its reader.
+Rules that make that safe: a map is read without its lock (its header changes only while nobody has the pair open, and what is compared
+with it is held by then); a pair is deleted only as eviction does it, under the exclusive lock that no opener leaves room for; and of a pair
+in use only entries are cleared, which costs the block and never its reader.
 dfdaemon's file, where one is linked beside a pair, is part of the version: a block is there when either file has it. A daemon that has the
 version open remembers a block as present, though: it looks at the map again when the last handle is closed.
 

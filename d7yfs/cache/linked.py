@@ -12,16 +12,19 @@ Invariants:
 - A block's CRC32C is taken when its piece is checked, in the same pass, and stored in its entry. Of a piece that is not checked
   there is none: its blocks are believed until the machine's next boot, and after it asked for again.
 - The map is removed before the link is replaced and made after it, so that no map ever speaks of a file that took an old one's inode.
+- Once the link has all of the object, compared, the pair's own blocks are waste: `shed_copies` makes the pair anew when nobody has it open.
 
 The pair's lock guards both files too. Descriptors of replaced links stay open until `close`, for threads may be reading from them.
 
-Made and used by `BackingFile`. Trio thread only, except `check` and `block_crc32c`, which are for any thread.
+Made and used by `BackingFile`. Trio thread only, except `check` and `block_crc32c`, which are for any thread. `Cache` calls `shed_copies`
+where it evicts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import stat
@@ -32,7 +35,18 @@ from pathlib import Path
 
 import crc32c
 
-from d7yfs.cache.directory import ENTRY_BYTES, HEADER_BYTES, VersionFiles, map_header, read_map
+from d7yfs.cache.directory import (
+    ENTRY_BYTES,
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    CacheDirectory,
+    VersionFiles,
+    make_pair,
+    map_header,
+    read_map,
+    same_file,
+)
 from d7yfs.cache.presence import Block, block_count, block_range
 from d7yfs.objects import BLOCK_BYTES, ByteRange
 
@@ -203,6 +217,48 @@ class LinkedStore:
         for fd in self._replaced:
             os.close(fd)
         self._replaced.clear()
+
+
+def shed_copies(directory: CacheDirectory) -> None:
+    """Give back the room of own blocks of versions that the link beside them has whole. For a worker thread, as eviction is.
+
+    A pair that anybody has open is passed over, until the next time.
+    """
+    for link in directory.links():
+        map_path = link.with_suffix(".map")
+        try:
+            if map_path.with_suffix(".data").stat().st_blocks:
+                _shed_copy(map_path)
+        except OSError as error:
+            log.debug("cache: %s keeps its own blocks beside its link: %s", map_path.name, error.strerror)
+
+
+def _shed_copy(map_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+
+        def opened(path: Path) -> int:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            stack.callback(os.close, fd)
+            return fd
+
+        map_fd = opened(map_path)
+        fcntl.flock(map_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not same_file(map_path, map_fd):
+            return
+        head = os.pread(map_fd, HEADER_BYTES, 0)
+        if len(head) < HEADER_BYTES or not head.startswith(MAGIC):
+            return  # not made to the end, or damaged
+        *_, size_bytes, _device, _inode, length = HEADER.unpack_from(head)
+        identity = head[HEADER.size : HEADER.size + length]
+        entries = read_map(
+            opened(map_path.with_suffix(".linkmap")), map_path.with_suffix(".link"), identity, size_bytes
+        )
+        if entries is None or not all(entry >> 32 for entry in entries):
+            return
+        status = os.fstat(map_fd)
+        os.ftruncate(map_fd, 0)  # from here on, whoever is next finds a pair that was not made to the end
+        os.close(make_pair(map_path, map_fd, identity, size_bytes))
+        os.utime(map_fd, ns=(status.st_atime_ns, status.st_mtime_ns))  # nobody has used it
 
 
 def _scratch_buffer() -> memoryview:

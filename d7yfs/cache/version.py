@@ -250,6 +250,10 @@ class CachedVersion:
         return self.backing.keeps
 
     @property
+    def has_readers(self) -> bool:
+        return any(not waiter.watches for waiter in self._waiters)
+
+    @property
     def taken_over_blocks(self) -> int:
         return self.backing.taken_over_blocks
 

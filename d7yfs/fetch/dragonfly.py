@@ -126,11 +126,12 @@ def task(
     *,
     content_ids: bool = True,
     small_too: bool = False,
+    rest_too: bool = False,
 ) -> Task:
     """How to ask for `version`, which `request` gets from its origin.
 
     `content_ids`: whether who is asked is trusted to heed them. `small_too`: have dfdaemon (1.5 and later) ask scheduler and peers for
-    ranges and objects of up to 4 MiB as well.
+    ranges and objects of up to 4 MiB as well. `rest_too`: have it bring all of the object, whatever the request's range is.
     """
     names = filtered_params(request.signature_params, options.filter)
     url = sorted_query(request.url)
@@ -153,7 +154,7 @@ def task(
         "X-Dragonfly-Scheduling-Policy": "always" if small_too else "",
         # The seed brings what its first request names and is not sent for the rest: after a range alone, every host gets that from the
         # origin by itself. Heeded with a Range only.
-        "X-Dragonfly-Prefetch": "true" if small_too else "",
+        "X-Dragonfly-Prefetch": "true" if rest_too else "",
     }
     # What decides about the task's identity is ours even when we say nothing.
     taken = {name.lower() for name in (*request.headers, "Range", *_IDENTITY, *(name for name in ours if ours[name]))}

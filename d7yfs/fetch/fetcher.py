@@ -32,7 +32,7 @@ from d7yfs.fetch.bandwidth import Bandwidth
 from d7yfs.fetch.counters import Counters
 from d7yfs.fetch.journal import Journal
 from d7yfs.fetch.outage import Sparing
-from d7yfs.fetch.proxies import Proxies, Registration
+from d7yfs.fetch.proxies import QUEUE_PATIENCE_S, Proxies, Registration
 from d7yfs.fetch.proxy import Proxy
 from d7yfs.fetch.reply import check_head, error_of
 from d7yfs.fetch.transfer import DIRECT, FALLBACK, Sink, Transfer, Urgency
@@ -48,9 +48,6 @@ _ERROR_BODY_BYTES = 16 << 10
 _MAX_DOUBTFUL = 3
 """Tries without a byte between them where patience does not help: a reply that breaks the rules is rarely an accident, and what dfdaemon
 cannot get from the origin we may."""
-_QUEUE_PATIENCE_S = 15.0
-"""How long a range may wait for its turn at the scheduler before it comes from the origin: as many small files as are fetched ahead take
-less, and readers have more patience than that."""
 _MIN_PAUSE_S = 0.001
 """Less patience than this is none: rounding would leave ever less of it, and never nothing."""
 _URGENT_RESERVE = 4
@@ -145,24 +142,23 @@ class Fetcher:
             for each in [wanted] if claim is None else claim():
                 transfer = Transfer(version, each, sink, reason=reason, small_too=small_too)
                 if proxied and self.proxy is not None:
-                    await self._through(self.proxy, transfer)
+                    await self._through(self.proxy, transfer, urgency or Urgency(urgent=True))
                 else:
                     await self._until_done(transfer)
 
-    async def _through(self, proxies: Proxies, transfer: Transfer) -> None:
+    async def _through(self, proxies: Proxies, transfer: Transfer, urgency: Urgency) -> None:
         """Bring a range through a proxy; where that is not required, in time or else from the origin, which also tells what is true."""
+        transfer.registration = Registration(
+            proxies.limits if _registers(transfer.wanted, small_too=transfer.small_too) else None,
+            lambda: urgency.urgent,
+            patience_s=min(QUEUE_PATIENCE_S, self.read_timeout_s / 4),
+        )
         if proxies.required:
             await self._ranged(proxies, transfer)
             return
-        queues_until = trio.current_time() + min(_QUEUE_PATIENCE_S, self.read_timeout_s / 4) - hedge.HEDGE_AFTER_S
-
-        def alive_at() -> float:
-            # While others have their turn at the scheduler, the proxy's silence says nothing; but nobody waits for ever.
-            return transfer.alive_at() if transfer.proxy is not None else min(trio.current_time(), queues_until)
-
         with trio.CancelScope() as scope:
             try:
-                await hedge.watched(partial(self._ranged, proxies, transfer), alive_at, scope.cancel)
+                await hedge.watched(partial(self._ranged, proxies, transfer), transfer.alive_at, scope.cancel)
                 return
             except D7yfsError as error:
                 log.info("%s; reading on from the origin at %d", error.message, transfer.position)
@@ -176,8 +172,8 @@ class Fetcher:
         await self._until_done(transfer)
 
     async def _ranged(self, proxies: Proxies, transfer: Transfer) -> None:
-        registers = transfer.small_too or transfer.wanted.size > dragonfly.MAX_DIRECT_BYTES
-        async with Registration(proxies.limits if registers else None) as registration:
+        assert transfer.registration is not None
+        async with transfer.registration as registration:
             transfer.on_first_byte = registration.release
             await self._until_done(transfer, await proxies.choose())
 
@@ -189,19 +185,20 @@ class Fetcher:
         *,
         on_silence: Callable[[], None] = lambda: None,
         on_task: Callable[[str], None] = lambda _: None,
-        small_too: bool = False,
+        registration: Registration | None = None,
     ) -> None:
         """Bring `wanted` through the proxy in one GET (rangeless when it is the whole object).
 
         `on_task` is told which task is asked for, at each attempt, `on_silence` when nothing has come for a while, from before the
-        first byte on; the stream goes on, and may still come.
+        first byte on; the stream goes on, and may still come. `registration`: its turn at the scheduler, to be had.
 
         Raises ProxyUnavailable when no proxy is worth asking, or it fails before the first byte or for the second time; where it is
         required, when no byte has come for the read timeout. What the proxy reports about the origin is raised as `fetch` does.
         """
         assert self.proxy is not None
-        transfer = Transfer(version, wanted, sink, small_too=small_too)
+        transfer = Transfer(version, wanted, sink)
         transfer.on_task = on_task
+        transfer.registration = registration or Registration(self.proxy.limits)
 
         def silent() -> None:
             if transfer.proxy is not None and transfer.position == wanted.start:
@@ -211,7 +208,8 @@ class Fetcher:
         await hedge.watched(partial(self._streamed, self.proxy, transfer), transfer.alive_at, silent)
 
     async def _streamed(self, proxies: Proxies, transfer: Transfer) -> None:
-        async with proxies.limits.streams, Registration(proxies.limits) as registration:
+        assert transfer.registration is not None
+        async with proxies.limits.streams, transfer.registration as registration:
             transfer.on_first_byte = registration.release
             proxy = await proxies.choose()
             try:
@@ -284,6 +282,8 @@ class Fetcher:
                 self.proxy.options,
                 content_ids=proxy.binds_content_ids,
                 small_too=transfer.small_too,
+                # What is brought before the scheduler; a look at the first bytes, as `check` takes, is not worth the whole.
+                rest_too=transfer.wanted != version.whole and _registers(transfer.wanted, small_too=transfer.small_too),
             )
             url, headers, transport = task.url, dict(task.headers), proxy.transport
             transfer.ask(proxy)
@@ -374,6 +374,11 @@ class Fetcher:
                 self.counters.proxy_bytes += received
             else:
                 self.counters.count_direct(received, transfer.reason)
+
+
+def _registers(wanted: ByteRange, *, small_too: bool) -> bool:
+    """Whether dfdaemon brings a request for `wanted` before its scheduler."""
+    return small_too or wanted.size > dragonfly.MAX_DIRECT_BYTES
 
 
 def pause_before_retry_s(attempt: int, error: D7yfsError) -> float:

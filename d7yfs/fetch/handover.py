@@ -140,21 +140,33 @@ class Handover:
         identity, content_ids = self._fetcher.origin.identity, self._binds_content_ids
         return dragonfly.task(request, identity, version, self._options, content_ids=content_ids)
 
-    async def bring(self, target: FillTarget, advance: Callable[[int], None], *, small_too: bool = False) -> None:
-        """Have all of `target` handed over; `advance` is told up to where everything has come.
+    def registration(self, is_wanted: Callable[[], bool] = lambda: True) -> Registration:
+        """A turn at the scheduler, to be had by `bring`; `is_wanted`: whether a reader waits, now."""
+        return Registration(self._limits, is_wanted)
+
+    async def bring(
+        self,
+        target: FillTarget,
+        advance: Callable[[int], None],
+        *,
+        registration: Registration | None = None,
+        small_too: bool = False,
+    ) -> None:
+        """Have all of `target` handed over, in its turn; `advance` is told up to where everything has come.
 
         Raises HandoverUnavailable when this way does not work now; BadReply, or what the origin said to dfdaemon, when it does not for this
         version. What has come stays.
         """
+        registration = registration or self.registration()
         self._breaker.asked(trio.current_time())
         try:
             try:
-                await self._attempt(target, advance, small_too=small_too, fresh=False)
+                await self._attempt(target, advance, registration, small_too=small_too, fresh=False)
             except ObjectArchived:
                 raise
             except AccessDenied as error:
                 log.info("%s; signing again", error.message)
-                await self._attempt(target, advance, small_too=small_too, fresh=True)
+                await self._attempt(target, advance, registration, small_too=small_too, fresh=True)
         except HandoverUnavailable as error:
             self._failed(error)
             raise
@@ -180,7 +192,13 @@ class Handover:
         self._state = "in use"
 
     async def _attempt(
-        self, target: FillTarget, advance: Callable[[int], None], *, small_too: bool, fresh: bool
+        self,
+        target: FillTarget,
+        advance: Callable[[int], None],
+        registration: Registration,
+        *,
+        small_too: bool,
+        fresh: bool,
     ) -> None:
         from d7yfs.fetch.dfdaemon_socket import Order
 
@@ -195,7 +213,7 @@ class Handover:
         with self._fetcher.journal.fill(name, version, route="socket", task_id=task.id) as fill:
             fill.outcome = "not handed over"
             try:
-                async with Registration(self._limits) as registration:
+                async with registration:
                     receiver = _Receiver(self, order, target, advance, registration, fill)
                     await self._socket.download(order, receiver)
             finally:

@@ -3,12 +3,13 @@
 A fill is two log lines, at its begin and its end, with the task's id: the same that dfdaemon's log has, so that one can be found from the
 other. As JSON the same facts stand in fields of their own.
 
-Called by fillers; `daemon` asks it what to show of a version.
+Called by fillers; `daemon` and `status` ask it what to show of a version, and of the latest fills.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 
 _REMEMBERED = 10_000
 """Versions whose way is known; of older ones only the configured way can be told."""
+_SHOWN = 20
+"""Ended fills that `status` shows, beside those under way."""
 
 
 class Fill:
@@ -60,9 +63,15 @@ class Fill:
         if self._began_at is None:
             return
         took_s = trio.current_time() - self._began_at
-        result = {"fetched_bytes": self.fetched_bytes, "seconds": round(took_s, 3), "outcome": self.outcome}
+        self._facts |= {"fetched_bytes": self.fetched_bytes, "seconds": round(took_s, 3), "outcome": self.outcome}
         said = f"{self.outcome}: {self.fetched_bytes} bytes by {self._route} in {took_s:.2f} s{self._as_task}"
-        log.info("%s: fill %s", self._name, said, extra=fields(self._facts | result))
+        log.info("%s: fill %s", self._name, said, extra=fields(self._facts))
+
+    def describe(self) -> dict[str, object]:
+        """What its lines in the log say, `outcome` being "under way" before the second one; empty when it never began."""
+        if self._began_at is None:
+            return {}
+        return {"fetched_bytes": self.fetched_bytes, "outcome": "under way"} | self._facts
 
 
 class Journal:
@@ -70,6 +79,12 @@ class Journal:
 
     def __init__(self) -> None:
         self._routes: LRUCache[tuple[str, str, int], str] = LRUCache(_REMEMBERED)
+        self._under_way: set[Fill] = set()
+        self._ended: deque[Fill] = deque(maxlen=_SHOWN)
+
+    def describe(self) -> list[dict[str, object]]:
+        """The latest fills, for `status`: those that have ended in that order, then those under way."""
+        return [shown for fill in (*self._ended, *self._under_way) if (shown := fill.describe())]
 
     def route_of(self, version: ObjectVersion) -> str | None:
         """The way by which `version` was filled last; None when it was not, or long ago."""
@@ -79,6 +94,7 @@ class Journal:
     def fill(self, name: str, version: ObjectVersion, *, route: str, task_id: str | None = None) -> Iterator[Fill]:
         """A fill that lasts as long as the block. With a `task_id`, which may be empty, it begins at once, else when that is said."""
         fill = Fill(name, version, route)
+        self._under_way.add(fill)
         if task_id is not None:
             fill.begins(task_id)
         try:
@@ -87,3 +103,6 @@ class Journal:
             if fill.fetched_bytes:
                 self._routes[version.identity] = route
             fill.ended()
+            self._under_way.discard(fill)
+            if fill.describe():
+                self._ended.append(fill)

@@ -3,18 +3,19 @@
 The first one that is worth asking is asked: node-local, say, then a service. One that has failed is preferred again as soon as it answers.
 
 Invariant: at most `MAX_REGISTRATIONS` requests of this daemon wait for their first byte from dfdaemon's scheduler, whichever the repository
-and the proxy: it delays concurrent ones (30 ms x 2^n).
+and the proxy: it delays concurrent ones (30 ms x 2^n). Of those that queue for that, who is waited for by a reader is first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import trio
 
 from d7yfs.errors import ProxyUnavailable
 from d7yfs.fetch.dragonfly import TaskOptions
+from d7yfs.fetch.hedge import HEDGE_AFTER_S
 from d7yfs.fetch.proxy import Breaker, Proxy
 from d7yfs.fetch.transport import Transport
 
@@ -33,36 +34,102 @@ MAX_STREAMS = 32
 
 MAX_REGISTRATIONS = 2
 
+QUEUE_PATIENCE_S = 15.0
+"""How long what a reader waits for may queue for its turn at the scheduler while that gets on with others. As many small files as are
+fetched ahead take less, and readers have more patience than that."""
+
+
+class Registrations:
+    """Turns at the scheduler. Who is waited for by a reader is next, whoever came before him."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self.moved_at = float("-inf")
+        """When somebody last had his first byte: the scheduler gets on."""
+        self._queue: dict[trio.Event, Callable[[], bool]] = {}
+
+    async def take(self, is_wanted: Callable[[], bool]) -> None:
+        """Wait for a turn; `is_wanted` says whether a reader waits, now."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self.taken < MAX_REGISTRATIONS:
+            self.taken += 1
+            return
+        turn = trio.Event()
+        self._queue[turn] = is_wanted
+        try:
+            await turn.wait()
+        except trio.Cancelled:
+            if turn.is_set():  # by one who was cancelled in the same moment
+                self.give_back()
+            else:
+                del self._queue[turn]
+            raise
+
+    def give_back(self) -> None:
+        """A turn is over: it goes to the next in the queue."""
+        turn = next((turn for turn, is_wanted in self._queue.items() if is_wanted()), next(iter(self._queue), None))
+        if turn is None:
+            self.taken -= 1
+        else:
+            del self._queue[turn]
+            turn.set()
+
 
 class Limits:
     """How many requests the proxies of one daemon see at once."""
 
     def __init__(self) -> None:
         self.streams = trio.CapacityLimiter(MAX_STREAMS)
-        self.registrations = trio.CapacityLimiter(MAX_REGISTRATIONS)
+        self.registrations = Registrations()
 
 
 class Registration:
     """A turn at the scheduler, which ends with the first byte, or else with the block."""
 
-    def __init__(self, limits: Limits | None) -> None:
-        """None: a request that dfdaemon does not bring before its scheduler."""
-        self._limiter = limits.registrations if limits else None
+    def __init__(
+        self,
+        limits: Limits | None,
+        is_wanted: Callable[[], bool] = lambda: True,
+        *,
+        patience_s: float = QUEUE_PATIENCE_S,
+    ) -> None:
+        """None: a request that dfdaemon does not bring before its scheduler. `is_wanted`: whether a reader waits for it, now."""
+        self._turns = limits.registrations if limits else None
+        self._is_wanted = is_wanted
+        self._patience_s = patience_s
+        self._wanted_since = trio.current_time()
+        self._had_at: float | None = None
         self._held = False
 
+    def alive_at(self) -> float:
+        """When there was last a reason to expect bytes. In the queue: when the others got on, as long as our patience lasts for that."""
+        if self._had_at is not None:
+            return self._had_at
+        if not self._is_wanted():
+            self._wanted_since = trio.current_time()
+        moved_at = self._turns.moved_at if self._turns is not None else self._wanted_since
+        return max(self._wanted_since, min(moved_at, self._wanted_since + self._patience_s - HEDGE_AFTER_S))
+
     async def __aenter__(self) -> Self:
-        if self._limiter is not None:
-            await self._limiter.acquire_on_behalf_of(self)
+        if self._turns is not None:
+            await self._turns.take(self._is_wanted)
             self._held = True
+        self._had_at = trio.current_time()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.release()
+        self._give_back()
 
     def release(self) -> None:
-        if self._limiter is not None and self._held:
+        """The first byte has come."""
+        if self._turns is not None and self._held:
+            self._turns.moved_at = trio.current_time()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        if self._turns is not None and self._held:
             self._held = False
-            self._limiter.release_on_behalf_of(self)
+            self._turns.give_back()
 
 
 class Proxies:

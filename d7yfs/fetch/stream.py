@@ -29,7 +29,7 @@ from d7yfs.fetch.dragonfly import MAX_DIRECT_BYTES
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.handover import Handover
 from d7yfs.fetch.policy import Policy
-from d7yfs.fetch.proxies import Proxies
+from d7yfs.fetch.proxies import Proxies, Registration
 from d7yfs.fetch.route import PATIENCE_S, SILENCE_S, Plan, Reason, Stream, plan, ranged
 from d7yfs.fetch.transfer import FALLBACK
 from d7yfs.objects import PART_BYTES, ByteRange
@@ -283,9 +283,10 @@ class StreamFiller:
                 raise HandoverUnavailable(f"{self._fetcher.name(target.version)}: is not handed over by dfdaemon now")
             return False
         running.begin_anew(target.version.whole)
-        bring = partial(handover.bring, target, running.advance, small_too=self._small_too)
+        running.registration = registration = handover.registration(self._has_readers)
+        bring = partial(handover.bring, target, running.advance, registration=registration, small_too=self._small_too)
         try:
-            await hedge.watched(bring, lambda: running.last_byte_at, silent)
+            await hedge.watched(bring, running.alive_at, silent)
         except D7yfsError as error:
             if self._proxy is None or target.version.identity in self._fetcher.suspects:
                 raise
@@ -296,16 +297,26 @@ class StreamFiller:
     async def _through_proxy(self, running: _Running, silent: Callable[[], None]) -> None:
         """Stream the rest through the proxy. Raises what `Fetcher.stream` does, and _NoRoom."""
         target, fetcher = self._target, self._fetcher
+        assert fetcher.proxy is not None
         rest = ByteRange(running.position, running.wanted.stop)
+        running.registration = Registration(fetcher.proxy.limits, self._has_readers)
         with fetcher.journal.fill(fetcher.name(target.version), target.version, route="proxy") as fill:
             fill.outcome = "broken off"
             try:
                 await fetcher.stream(
-                    target.version, rest, _StreamSink(target, running), on_silence=silent, on_task=fill.begins
+                    target.version,
+                    rest,
+                    _StreamSink(target, running),
+                    on_silence=silent,
+                    on_task=fill.begins,
+                    registration=running.registration,
                 )
                 fill.outcome = "complete"
             finally:
                 fill.fetched_bytes = running.position - rest.start
+
+    def _has_readers(self) -> bool:
+        return self._target.has_readers
 
     @property
     def _small_too(self) -> bool:
@@ -334,14 +345,16 @@ class _StreamSink:
 class _Running:
     """The stream that runs now."""
 
-    __slots__ = ("_first_byte_at", "_rated_from", "last_byte_at", "position", "wanted")
+    __slots__ = ("_first_byte_at", "_last_byte_at", "_rated_from", "position", "registration", "wanted")
 
     def __init__(self, wanted: ByteRange) -> None:
         self.wanted = wanted
         self.position = self._rated_from = wanted.start
         self._first_byte_at: float | None = None
-        self.last_byte_at = trio.current_time()
+        self._last_byte_at = trio.current_time()
         """When it was asked for, while there is none."""
+        self.registration: Registration | None = None
+        """Its turn at the scheduler, had or to be had."""
 
     def begin_anew(self, wanted: ByteRange) -> None:
         """It brings this instead, and has not begun."""
@@ -350,15 +363,19 @@ class _Running:
         self._first_byte_at = None
 
     def advance(self, position: int) -> None:
-        self.last_byte_at = trio.current_time()
+        self._last_byte_at = trio.current_time()
         if self._first_byte_at is None:
-            self._first_byte_at = self.last_byte_at
+            self._first_byte_at = self._last_byte_at
             self._rated_from = self.position
         self.position = position
 
+    def alive_at(self) -> float:
+        """When there was last a reason to expect bytes."""
+        return max(self._last_byte_at, self.registration.alive_at() if self.registration else self._last_byte_at)
+
     def state(self) -> Stream:
         now = trio.current_time()
-        silent_s = now - self.last_byte_at
+        silent_s = now - self.alive_at()
         begun_s = now - self._first_byte_at if self._first_byte_at is not None else 0.0
         rate = 0.0
         if self._first_byte_at is not None and silent_s < SILENCE_S:

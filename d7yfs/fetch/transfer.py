@@ -7,6 +7,7 @@ from typing import Protocol
 
 import trio
 
+from d7yfs.fetch.proxies import Registration
 from d7yfs.fetch.proxy import Proxy
 from d7yfs.objects import ByteRange, ObjectVersion
 
@@ -55,6 +56,7 @@ class Transfer:
         "position",
         "proxy",
         "reason",
+        "registration",
         "sink",
         "small_too",
         "version",
@@ -82,6 +84,8 @@ class Transfer:
         """Told which task a proxy is asked for, at each attempt."""
         self.proxy: Proxy | None = None
         """Who was asked last."""
+        self.registration: Registration | None = None
+        """Its turn at the scheduler, for what goes through a proxy."""
         self.position = wanted.start
         self.last_progress = self._expected_since = trio.current_time()
         self._writing = False
@@ -97,8 +101,13 @@ class Transfer:
         self._expected_since = trio.current_time()
 
     def alive_at(self) -> float:
-        """When there was last a reason to expect bytes: nobody is to blame for silence while what came is being written."""
-        return trio.current_time() if self._writing else max(self.last_progress, self._expected_since)
+        """When there was last a reason to expect bytes: nobody is to blame for silence while what came is being written, nor, for a while,
+        where others have their turn at the scheduler.
+        """
+        if self._writing:
+            return trio.current_time()
+        queued = self.registration.alive_at() if self.registration is not None else self._expected_since
+        return max(self.last_progress, self._expected_since, queued)
 
     async def take(self, data: memoryview) -> None:
         """`data` has come; it is lent until this returns."""

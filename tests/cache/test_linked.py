@@ -9,12 +9,13 @@ import zlib
 from dataclasses import replace
 from pathlib import Path
 
+import crc32c
 import pytest
 
 from d7yfs.cache import inspection
 from d7yfs.cache.backing import BackingFile
 from d7yfs.cache.directory import CacheDirectory
-from d7yfs.cache.linked import LinkFailed
+from d7yfs.cache.linked import LinkFailed, shed_copies
 from d7yfs.cache.presence import Block
 from d7yfs.checksum import crc32c_of_blocks
 from d7yfs.objects import ByteRange
@@ -326,6 +327,78 @@ def test_remains_are_cleared_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("d7yfs.cache.directory._FORGOTTEN_S", -1.0)
     within.evict(1 << 40)
     assert not left.exists()
+
+
+# --- own blocks beside a whole link -----------------------------------------------------------------------------------
+
+
+def own_blocks(path: Path) -> int:
+    (data,) = path.glob("v1/?/*.data")
+    return data.stat().st_blocks
+
+
+def used_at(path: Path) -> int:
+    (found,) = path.glob("v1/?/*.map")
+    return found.stat().st_mtime_ns
+
+
+def test_own_blocks_go_once_the_link_has_everything_and_nobody_reads(tmp_path: Path) -> None:
+    within, store = directory(tmp_path / "c"), store_of(tmp_path, *PIECES)
+    with backing(FILE, within) as file:
+        fill(file, 0, 3)
+        link(file, store)
+        land(file, *PIECES)
+        shed_copies(within)
+        assert own_blocks(tmp_path / "c"), "they are in use"
+        assert read(file, FIRST) == bytes_of(FILE, FIRST)
+    before = used_at(tmp_path / "c")
+    shed_copies(within)
+    assert not own_blocks(tmp_path / "c")
+    assert used_at(tmp_path / "c") == before, "that was no use of it"
+    assert within.cached_bytes(ORIGIN, FILE) == FILE.size_bytes
+    with backing(FILE, within) as file:
+        assert set(file.presence.blocks) == {Block.LINKED}
+        assert read(file, FILE.whole) == bytes_of(FILE, FILE.whole)
+        assert file.whole_crc32c() == crc32c.crc32c(data_of(FILE))
+
+
+@pytest.mark.parametrize("lack", ["a piece", "a comparison", "the file", "its map"])
+def test_own_blocks_stay_beside_a_link_that_proves_less(tmp_path: Path, lack: str) -> None:
+    within, store = directory(tmp_path / "c"), store_of(tmp_path, *PIECES)
+    with backing(FILE, within) as file:
+        fill(file, 0, 3)
+        link(file, store)
+        land(file, *(PIECES[:-1] if lack == "a piece" else PIECES), check=lack != "a comparison")
+    if lack == "the file":
+        found = the_link(tmp_path / "c")
+        found.unlink()
+        found.write_bytes(store.read_bytes())
+    elif lack == "its map":
+        the_link(tmp_path / "c").with_suffix(".linkmap").unlink()
+    shed_copies(within)
+    assert own_blocks(tmp_path / "c")
+    with backing(FILE, within) as file:
+        assert [file.presence.blocks[0], file.presence.blocks[3]] == [Block.DISK] * 2
+
+
+def test_a_pair_that_was_half_made_anew_is_made_by_the_next_opener(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    within, store = directory(tmp_path / "c"), store_of(tmp_path, *PIECES)
+    with backing(FILE, within) as file:
+        fill(file, 0)
+        link(file, store)
+        land(file, *PIECES)
+
+    def killed(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("d7yfs.cache.linked.make_pair", killed)
+        with pytest.raises(KeyboardInterrupt):
+            shed_copies(within)
+    with backing(FILE, within) as file:
+        assert read(file, FILE.whole) == bytes_of(FILE, FILE.whole)
 
 
 # --- as `d7yfs cache` sees it -----------------------------------------------------------------------------------------

@@ -88,6 +88,7 @@ class MemoryTarget:
         self.holds = 0
         self.leases = Leases(None, keeps=lambda: self.keeps, missing=self.missing)
         self.taken_over_blocks = 0
+        self.has_readers = False
         self._presence = Presence(version.size_bytes)
         self._landed: dict[int, int] = {}
 

@@ -40,9 +40,18 @@ def asked(
     *,
     content_ids: bool = True,
     small_too: bool = False,
+    rest_too: bool = False,
 ) -> Task:
     request = ReadRequest(url, {"If-Match": VERSION.validator}, float("inf"), frozenset({"sig", "mine-too"}))
-    return task(request, STORE, VERSION, options or TaskOptions(), content_ids=content_ids, small_too=small_too)
+    return task(
+        request,
+        STORE,
+        VERSION,
+        options or TaskOptions(),
+        content_ids=content_ids,
+        small_too=small_too,
+        rest_too=rest_too,
+    )
 
 
 def test_the_content_id_binds_everything_that_identifies_a_version() -> None:
@@ -130,12 +139,13 @@ def test_headers() -> None:
 
 def test_headers_of_all_options() -> None:
     options = TaskOptions("tag", "app", 2, 8 << 20)
-    headers = asked(options=options, small_too=True).headers
+    headers = asked(options=options, small_too=True, rest_too=True).headers
     assert headers["X-Dragonfly-Tag"] == "tag"
     assert headers["X-Dragonfly-Application"] == "app"
     assert headers["X-Dragonfly-Priority"] == "2"
     assert headers["X-Dragonfly-Piece-Length"] == str(8 << 20)
     assert headers["X-Dragonfly-Scheduling-Policy"] == "always"
+    assert headers["X-Dragonfly-Prefetch"] == "true"
     assert headers["X-Dragonfly-Content-For-Calculating-Task-ID"] == content_id(STORE, VERSION, 8 << 20)
 
 

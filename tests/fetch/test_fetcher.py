@@ -23,7 +23,7 @@ from d7yfs.errors import (
     VersionGone,
     VersionUnbound,
 )
-from d7yfs.fetch import outage
+from d7yfs.fetch import dragonfly, outage
 from d7yfs.fetch.dragonfly import TaskOptions
 from d7yfs.fetch.fetcher import BUFFER_BYTES, Fetcher, pause_before_retry_s
 from d7yfs.fetch.proxies import MAX_REGISTRATIONS, Proxies
@@ -653,6 +653,26 @@ async def test_one_get_through_the_proxy(
     assert (streamer.counters.direct_requests, streamer.counters.direct_bytes) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("wanted", "rest_too"),
+    [
+        (ByteRange(0, len(BODY)), None),
+        (ByteRange(1 << 20, len(BODY)), "true"),
+        (ByteRange(1 << 20, 1 << 21), None),
+        (ByteRange(1 << 20, (1 << 21) + 1), "true"),
+    ],
+)
+async def test_of_a_range_that_peers_are_to_have_dfdaemon_brings_the_rest(
+    monkeypatch: pytest.MonkeyPatch, daemon: FakeDfdaemon, streamer: Fetcher, version: ObjectVersion,
+    wanted: ByteRange, rest_too: str | None,
+) -> None:  # fmt: skip
+    """Else each host that comes later has it from the origin by itself."""
+    monkeypatch.setattr(dragonfly, "MAX_DIRECT_BYTES", 1 << 20)
+    await streamer.stream(version, wanted, Sink(wanted.start))
+    (request,) = daemon.requests
+    assert request.headers.get("x-dragonfly-prefetch") == rest_too
+
+
 async def test_the_users_headers_stay_away_from_the_origin(
     server: ScriptedServer, streamer: Fetcher, version: ObjectVersion
 ) -> None:
@@ -1008,6 +1028,26 @@ async def test_registrations_are_few_and_streams_many(
     nursery.cancel_scope.cancel()
 
 
+async def test_a_reader_does_not_queue_behind_prefetches_for_a_registration(
+    daemon: FakeDfdaemon, proxy: Proxies, streamer: Fetcher, version: ObjectVersion
+) -> None:
+    turns = proxy.limits.registrations
+    for _ in range(MAX_REGISTRATIONS):
+        await turns.take(lambda: True)
+    pieces = ByteRange(0, 2_500_000).split(500_000)
+    urgencies = [Urgency(urgent=False) for _ in pieces]
+    async with trio.open_nursery() as nursery:
+        for piece, urgency in zip(pieces, urgencies, strict=True):
+            fetch = partial(streamer.fetch, urgency=urgency, proxied=True, small_too=True)
+            nursery.start_soon(fetch, version, piece, Sink(piece.start))
+            await wait_all_tasks_blocked(0.01)
+        assert daemon.requests == []
+        urgencies[3].raise_()
+        turns.give_back()
+    asked = [request.headers["range"] for request in daemon.requests]
+    assert asked == [pieces[number].http() for number in (3, 0, 1, 2, 4)]
+
+
 async def test_a_cancelled_stream_gives_everything_back(
     daemon: FakeDfdaemon, proxy: Proxies, streamer: Fetcher, version: ObjectVersion
 ) -> None:
@@ -1018,4 +1058,4 @@ async def test_a_cancelled_stream_gives_everything_back(
             await fault.reached.wait()
             await wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
-        assert proxy.limits.streams.borrowed_tokens == proxy.limits.registrations.borrowed_tokens == 0
+        assert proxy.limits.streams.borrowed_tokens == proxy.limits.registrations.taken == 0

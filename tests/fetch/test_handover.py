@@ -25,7 +25,7 @@ from d7yfs.fetch.dragonfly import TaskOptions
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.handover import Handover, Verify, certificates_in
 from d7yfs.fetch.policy import Policy
-from d7yfs.fetch.proxies import Limits, Proxies
+from d7yfs.fetch.proxies import MAX_REGISTRATIONS, Limits, Proxies
 from d7yfs.fetch.stream import StreamFiller
 from d7yfs.fetch.transport import Transport
 from d7yfs.objects import BLOCK_BYTES, ByteRange
@@ -245,6 +245,30 @@ async def test_always_means_every_byte_even_of_small_files(world: World) -> None
     await world.settled()
     assert world.direct_bytes() == 0
     assert [order.scheduling_policy for order in world.daemon.orders] == [1, 1]
+
+
+@pytest.mark.parametrize("moves", [True, False])
+async def test_who_queues_for_his_turn_is_not_sent_to_the_origin_while_others_get_theirs(
+    clock: MockClock, world: World, moves: bool
+) -> None:
+    world.policy = Policy(P2p.parse("always"), prefix="", direct_percent=0.4)
+    limits = Limits()
+    world.handover = Handover(DfdaemonSocket(world.daemon.url), world.fetcher, options=TaskOptions(), limits=limits)
+    for _ in range(MAX_REGISTRATIONS):
+        await limits.registrations.take(lambda: True)
+
+    async def others() -> None:
+        for _ in range(6):
+            await trio.sleep(1)
+            if moves:
+                limits.registrations.moved_at = trio.current_time()
+        limits.registrations.give_back()
+
+    world.nursery.start_soon(others)
+    assert await world.read_all(SMALL) == BODIES[SMALL]
+    await world.settled(poll_s=1)
+    assert bool(world.direct_bytes()) == (not moves)
+    world.handover.close()
 
 
 async def test_traffic_is_counted_by_its_kind(world: World) -> None:

@@ -48,6 +48,27 @@ async def test_the_way_that_brought_something_is_remembered() -> None:
     assert journal.route_of(ObjectVersion("m/w.bin", 100, '"f"', 1)) is None
 
 
+async def test_the_latest_fills_are_shown() -> None:
+    journal = Journal()
+    for number in range(30):
+        with journal.fill(f"n{number}", VERSION, route="proxy", task_id=str(number)) as fill:
+            fill.outcome = "done"
+    with journal.fill("never begun", VERSION, route="proxy"):
+        pass
+    with (
+        journal.fill("last", VERSION, route="socket", task_id="abc") as fill,
+        journal.fill("not begun", VERSION, route="proxy"),
+    ):
+        fill.fetched_bytes = 60
+        *before, shown = journal.describe()
+    assert shown == {
+        "object": "last", "route": "socket", "task_id": "abc", "size_bytes": 100, "fetched_bytes": 60, "outcome": "under way",
+    }  # fmt: skip
+    assert [each["object"] for each in before] == [f"n{number}" for number in range(10, 30)]
+    assert {each["outcome"] for each in before} == {"done"}
+    assert journal.describe()[-1]["outcome"] == "stopped"
+
+
 async def test_without_a_task_none_is_named(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO), Journal().fill("n", VERSION, route="origin", task_id=""):
         pass

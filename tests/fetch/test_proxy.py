@@ -10,6 +10,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from d7yfs.errors import ProxyUnavailable
 from d7yfs.fetch.dragonfly import TaskOptions
+from d7yfs.fetch.hedge import HEDGE_AFTER_S
 from d7yfs.fetch.proxies import MAX_REGISTRATIONS, Limits, Proxies, Registration
 from d7yfs.fetch.proxy import Breaker, Proxy, address_meant_instead
 from d7yfs.fetch.transport import Transport
@@ -277,3 +278,48 @@ async def test_registrations_are_counted_over_all_repositories(nursery: trio.Nur
     await wait_all_tasks_blocked()
     assert len(holding) == MAX_REGISTRATIONS + 2
     nursery.cancel_scope.cancel()
+
+
+async def test_readers_have_their_turn_first_and_who_leaves_the_queue_takes_none(nursery: trio.Nursery) -> None:
+    limits, order = Limits(), list[str]()
+    for _ in range(MAX_REGISTRATIONS):
+        await limits.registrations.take(lambda: True)
+    wanted = {"late": False}
+    leaving = trio.CancelScope()
+
+    async def hold(name: str) -> None:
+        with leaving if name == "leaves" else trio.CancelScope():
+            async with Registration(limits, lambda: wanted.get(name, name.startswith("reader"))):
+                order.append(name)
+
+    for name in ("ahead", "late", "leaves", "reader", "reader too"):
+        nursery.start_soon(hold, name)
+        await wait_all_tasks_blocked()
+    wanted["late"] = True
+    leaving.cancel()
+    await wait_all_tasks_blocked()
+    limits.registrations.give_back()
+    await wait_all_tasks_blocked()
+    assert order == ["late", "reader", "reader too", "ahead"]
+    assert limits.registrations.taken == MAX_REGISTRATIONS - 1
+
+
+async def test_the_queue_is_no_silence_while_it_moves_and_somebody_waits(autojump_clock: MockClock) -> None:
+    limits, wanted = Limits(), False
+    first = Registration(limits)
+    for _ in range(MAX_REGISTRATIONS - 1):
+        await limits.registrations.take(lambda: True)
+    async with first:
+        queued = Registration(limits, lambda: wanted, patience_s=10)
+        await trio.sleep(5)
+        assert queued.alive_at() == trio.current_time(), "nobody waits"
+        since, wanted = trio.current_time(), True
+        await trio.sleep(2)
+        assert queued.alive_at() == since, "nothing moves"
+        first.release()
+        assert queued.alive_at() == since + 2
+        await trio.sleep(9)
+        limits.registrations.moved_at = trio.current_time()
+        assert queued.alive_at() == since + 10 - HEDGE_AFTER_S, "for so long"
+        async with queued:
+            assert queued.alive_at() == trio.current_time(), "asked now"

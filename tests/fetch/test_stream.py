@@ -28,7 +28,7 @@ from d7yfs.fetch import route
 from d7yfs.fetch.dragonfly import MAX_DIRECT_BYTES
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.policy import Policy
-from d7yfs.fetch.proxies import Proxies
+from d7yfs.fetch.proxies import MAX_REGISTRATIONS, Proxies
 from d7yfs.fetch.stream import StreamFiller
 from d7yfs.fetch.transport import Transport
 from d7yfs.objects import BLOCK_BYTES, PART_BYTES, ByteRange
@@ -98,7 +98,7 @@ class World:
             while self.nursery.child_tasks:  # noqa: ASYNC110  # a nursery has no such event
                 await trio.sleep(0.1)
         assert self.cache.statistics().open_versions == open_files
-        assert self.proxy.limits.streams.borrowed_tokens == self.proxy.limits.registrations.borrowed_tokens == 0
+        assert self.proxy.limits.streams.borrowed_tokens == self.proxy.limits.registrations.taken == 0
 
 
 @pytest.fixture
@@ -432,24 +432,28 @@ async def test_always_falls_back_when_the_proxy_fails(clock: MockClock, always: 
     assert always.fetcher.counters.direct_bytes > 0 or (key != BIG and "mid-body" in name)
 
 
-@pytest.mark.parametrize("held_s", [4, 6])
-async def test_waiting_for_a_turn_at_the_scheduler_is_no_failure_for_a_while(
-    clock: MockClock, always: World, held_s: int
+@pytest.mark.parametrize(
+    ("held_s", "moves", "waits"), [(2, False, True), (4, False, False), (4, True, True), (6, True, False)]
+)
+async def test_waiting_for_a_turn_at_the_scheduler_is_no_failure_while_others_get_theirs(
+    clock: MockClock, always: World, held_s: int, moves: bool, waits: bool
 ) -> None:
-    """A quarter of the readers' patience, here 5 s; a proxy that does not answer is left after 3."""
-    registrations = always.proxy.limits.registrations
-    others = [object() for _ in range(int(registrations.total_tokens))]
-    for other in others:
-        await registrations.acquire_on_behalf_of(other)
+    """A quarter of the readers' patience, here 5 s; a scheduler that brings nobody anything is left after 3."""
+    limits = always.proxy.limits
+    for _ in range(MAX_REGISTRATIONS):
+        await limits.registrations.take(lambda: True)
 
     async def release() -> None:
-        await trio.sleep(held_s)
-        for other in others:
-            registrations.release_on_behalf_of(other)
+        for _ in range(held_s):
+            await trio.sleep(1)
+            if moves:
+                limits.registrations.moved_at = trio.current_time()
+        for _ in range(MAX_REGISTRATIONS):
+            limits.registrations.give_back()
 
     always.nursery.start_soon(release)
     assert await always.read_all(SMALL) == BODIES[SMALL]
-    assert bool(always.direct(SMALL)) == (held_s == 6)
+    assert bool(always.direct(SMALL)) == (not waits)
     assert always.proxy.trips == 0
 
 

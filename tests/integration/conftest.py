@@ -3,9 +3,12 @@ programs, which `make integration-dragonfly` sees to."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ from tests.integration.scene import MakeCluster, Store, Through
 from tests.mount.conftest import _can_mount, bucket, faulty, faulty_url
 from tests.mount.mounted import Mounted, Mounter
 from tests.servers import dragonfly_cluster
-from tests.servers.dragonfly_cluster import Cluster, Daemon
+from tests.servers.dragonfly_cluster import Cluster, ClusterError, Daemon
 
 pytest.register_assert_rewrite("tests.mount.test_proxy", "tests.servers.test_dfdaemon")
 
@@ -40,10 +43,25 @@ def ground() -> Iterator[Path]:
         yield Path(name)
 
 
+_failed = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    item.stash[_failed] = item.stash.get(_failed, False) or report.failed
+    return report
+
+
 @pytest.fixture
-def mounter(ground: Path) -> Iterator[Mounter]:
+def mounter(ground: Path, request: pytest.FixtureRequest) -> Iterator[Mounter]:
     with Mounter(ground) as made:
         yield made
+        if request.node.stash.get(_failed, False):
+            for mounted in made.made:
+                with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+                    print(json.dumps(mounted.status()["repositories"], indent=1))
+                print(mounted.log()[-20_000:])
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +79,10 @@ def make_cluster(ground: Path) -> Iterator[MakeCluster]:
     with ExitStack() as stack:
 
         def make(**options: Any) -> Cluster:
-            return stack.enter_context(dragonfly_cluster.running(ground / "c", Path(_programs), **options))
+            try:
+                return stack.enter_context(dragonfly_cluster.running(ground / "c", Path(_programs), **options))
+            except ClusterError:  # on a busy machine others may take a port between its choice and its use
+                return stack.enter_context(dragonfly_cluster.running(ground / "d", Path(_programs), **options))
 
         yield make
 

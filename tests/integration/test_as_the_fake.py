@@ -20,6 +20,7 @@ from tests.servers.test_dfdaemon import client, origin, transport
 
 __all__ = ["client", "origin", "transport"]
 
+models = proxy_tests.models
 weights = proxy_tests.weights
 globals().update({name: test for name, test in vars(proxy_tests).items() if name.startswith("test_")})
 del globals()["test_eight_readers_are_one_get"]

@@ -25,7 +25,7 @@ from tests.integration.scene import (
     sent_bytes,
 )
 from tests.mount.conftest import bytes_of
-from tests.mount.mounted import Mounted, in_background
+from tests.mount.mounted import Mounted, in_background, within
 from tests.servers.dragonfly_cluster import Cluster
 
 GIB = 1 << 30
@@ -115,6 +115,26 @@ def test_three_mounts_map_a_cold_safetensors_file_at_once(
     assert [json.loads(child.communicate(timeout=2 * LONG_S)[0]) for child in children] == [expected] * 3
     direct = 0 if mode == "always" else len(mounts) * max(AUTO_DIRECT_BYTES, int(0.004 * len(body)))
     assert sent_bytes(faulty, "model.safetensors") <= 1.01 * len(body) + direct
+
+
+def test_what_one_host_reads_from_the_middle_others_have_whole_from_peers(
+    through: Through, faulty: Store, make_cluster: MakeCluster
+) -> None:
+    """By the proxy that is a range, of which the seed would bring no more than that."""
+    cluster = make_cluster(peers=3, tuned=False)
+    body = big(3, 2 * SIZE)
+    put(faulty, "table.parquet", body)
+    first, *others = (through(daemon) for daemon in cluster.peers)
+
+    def read_from_the_middle() -> bytes:
+        with (first.point / "table.parquet").open("rb", buffering=0) as file:
+            file.seek(SIZE)
+            return b"".join(iter(lambda: file.read(MIB), b""))
+
+    assert within(LONG_S, read_from_the_middle) == body[SIZE:]
+    for mounted in others:
+        assert digest(mounted, "table.parquet") == hashlib.sha256(body).hexdigest()
+    assert sent_bytes(faulty, "table.parquet") <= 1.01 * len(body) + 3 * AUTO_DIRECT_BYTES
 
 
 def safetensors(size_bytes: int) -> tuple[bytes, Mapping[str, str]]:

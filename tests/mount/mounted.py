@@ -155,7 +155,7 @@ class Mounter:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._made: list[Mounted] = []
+        self.made: list[Mounted] = []
         self._points: list[Path] = []
         self._count = 0
 
@@ -169,7 +169,7 @@ class Mounter:
         for point in reversed(self._points):
             while mounts.mounted_at(point) is not None:
                 subprocess.run(["umount", "--lazy", "--", str(point)], check=True, timeout=20)
-        for mounted in self._made:
+        for mounted in self.made:
             if not ended(mounted.pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(mounted.pid, signal.SIGKILL)
@@ -204,7 +204,7 @@ class Mounter:
         assert done.returncode == 0, done.stderr + (log_file.read_text() if log_file.exists() else "")
         pid = int(control.ask(control.socket_path(point), "status")["pid"])
         mounted = Mounted(point, cache_dir, log_file, pid, said=done.stdout + done.stderr)
-        self._made.append(mounted)
+        self.made.append(mounted)
         return mounted
 
     def _mounts(self) -> list[mounts.Mount]:
@@ -249,7 +249,7 @@ class Mounter:
                 text=True,
             )
             mounted = Mounted(point, cache_dir, log_file, process.pid, process)
-            self._made.append(mounted)
+            self.made.append(mounted)
             if on_start is not None:
                 on_start(notified)
             mounted.said = notified.receive()

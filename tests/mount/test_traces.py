@@ -63,6 +63,8 @@ def test_a_file_and_its_task_are_found_from_each_other(
     assert began["task_id"] == ended["task_id"] == task_id
     assert (ended["route"], ended["fetched_bytes"], ended["size_bytes"]) == ("proxy", SIZE, SIZE)
     assert str(ended["object"]).endswith("/mounted/traced/weights.bin")
+    (shown,) = mounted.status()["repositories"][0]["fills"]
+    assert (shown["object"], shown["task_id"], shown["route"]) == (ended["object"], task_id, "proxy")
 
 
 def test_without_dragonfly_there_is_no_task(mounter: Mounter, bucket: Bucket, weights: bytes) -> None:
