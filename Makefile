@@ -6,10 +6,11 @@ BIN := .venv/bin
 ARGS ?=
 STORES ?=
 
-.PHONY: help setup demo test integration integration-dragonfly integration-scale check format bench install lock clean
+.PHONY: help setup demo test integration integration-dragonfly integration-scale integration-torchserve integration-triton check format \
+	bench install lock clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-21s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-22s %s\n", $$1, $$2}' Makefile
 
 setup: ## .venv with the locked dependencies and .venv/bin/d7yfs; system packages too when root runs it
 	@scripts/setup.sh
@@ -28,6 +29,12 @@ integration-dragonfly: ## mounts through a real Dragonfly (scheduler, seed, peer
 
 integration-scale: setup ## a directory of a million entries, mounted and read; takes some minutes; ARGS='-s'
 	@D7YFS_TEST_SCALE=1 $(BIN)/python -m pytest -p tests.plugins.no_skips tests/scale $(ARGS)
+
+integration-torchserve: ## a real TorchServe on mounts of a real S3 server, installed once outside the tree; ARGS='-k token'
+	@scripts/integration-torchserve.sh $(ARGS)
+
+integration-triton: setup ## a real Triton that loads from mounts of a real store; installed once, outside the tree; ARGS='-k poll'
+	@program=$$(scripts/triton.sh) && D7YFS_TEST_TRITON=$$program $(BIN)/python -m pytest -p tests.plugins.no_skips tests/triton $(ARGS)
 
 check: setup ## ruff, mypy --strict, layer contracts
 	$(BIN)/ruff check

@@ -65,7 +65,7 @@ def make(directory: Path, sizes: Sizes) -> None:
         *((f"{SMALL}/{number:05}.bin", sizes.small_bytes) for number in range(sizes.small_files)),
     ):
         _write(directory / name, size_bytes, source)
-    _write_weights(directory / WEIGHTS, sizes.large_bytes, source)
+    write_weights(directory / WEIGHTS, sizes.large_bytes, source)
     for number in range(sizes.tree_directories):
         _touch(directory / TREE / f"{number:03}", sizes.tree_files)
     _touch(directory / FLAT, sizes.flat_files)
@@ -79,7 +79,7 @@ def _write(path: Path, size_bytes: int, source: numpy.random.Generator, header: 
             out.write(source.bytes(min(_CHUNK_BYTES, size_bytes - start)))
 
 
-def _write_weights(path: Path, size_bytes: int, source: numpy.random.Generator) -> None:
+def write_weights(path: Path, size_bytes: int, source: numpy.random.Generator) -> None:
     """A safetensors file: length of the header, the header in JSON, the tensors' bytes (the format's README)."""
     each_bytes = size_bytes // TENSORS
     described = {

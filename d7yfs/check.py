@@ -17,6 +17,7 @@ from d7yfs import mounts
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.check_dragonfly import Nowhere, check_dragonfly
 from d7yfs.check_filters import check_filters
+from d7yfs.check_triton import check_triton
 from d7yfs.config.schema import Config
 from d7yfs.config.sources import Settings
 from d7yfs.errors import AccessDenied, CacheUnusable, D7yfsError, MountError
@@ -88,6 +89,9 @@ async def _check_repository(repository: Repository, settings: Settings) -> Async
         yield Finding(
             "encoding", Verdict.WARNING, said, "they are read as they are stored and never decoded: store models plain"
         )
+    async with aclosing(check_triton(repository, prefix)) as findings:
+        async for finding in findings:
+            yield finding
     version = next((each for each in sample if each.size_bytes and not each.archived), None)
     if version is None:
         yield Finding("read", Verdict.WARNING, f"{where}: no readable object found to try a ranged read on")

@@ -43,6 +43,10 @@ class MountError(D7yfsError):
     """The mount cannot be made or taken down as asked (mount point, FUSE prerequisites, permissions)."""
 
 
+class ModelServerError(D7yfsError):
+    """A model server that reads from a mount cannot be reached, or refuses what was asked of it."""
+
+
 class NotFound(D7yfsError):
     """No object or directory of that name; also a 404 for a key."""
 

@@ -17,7 +17,7 @@ from tests.servers.oss import OssServer
 from tests.servers.seaweedfs import SeaweedFS
 
 _FOREIGN = (
-    *("AWS_", "D7YFS_", "TRITON_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
+    *("AWS_", "D7YFS_", "TRITON_", "DRAGONFLY_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
     *("GOOGLE_", "GCE_", "GS_", "CLOUDSDK_", "AZURE_", "IDENTITY_", "MSI_", "IMDS_"),
     *("OSS_", "ALIBABA_CLOUD_", "OBS_", "HUAWEI", "HW_"),
 )

@@ -25,6 +25,7 @@ COMMANDS = {
     "ls": "List a repository without mounting it.",
     "stat": "ETag, version, cached bytes and route of a file in a mount.",
     "cache": "List, verify and drop what is cached, with or without a daemon.",
+    "torchserve": "Register the models of a mount with a running TorchServe.",
     "completion": "Print the completion script for a shell.",
 }
 """Subcommands with the line that the help shows; NAME is the command NAME in the module d7yfs.cli.NAME."""

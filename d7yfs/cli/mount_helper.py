@@ -101,8 +101,8 @@ def _argument(item: str, *, sloppy: bool) -> list[str]:
     if not name or name in _IGNORED or name.lower().startswith("x-"):
         return []
     key = name.replace("-", "_")
-    if key == "config" and value:
-        return ["--config", value]
+    if key in ("config", "torchserve_config") and value:
+        return [f"--{key.replace('_', '-')}", value]
     option = OPTIONS.get(key)
     if option and not option.off_flag:
         if not value:
@@ -113,7 +113,7 @@ def _argument(item: str, *, sloppy: bool) -> list[str]:
         return [truth]
     if sloppy:
         return []
-    known = {"config": "config", "ro": "ro"} | spellings(OPTIONS.values())
+    known = {"config": "config", "torchserve_config": "torchserve_config", "ro": "ro"} | spellings(OPTIONS.values())
     raise UsageError(f"mount option {name!r} is unknown", hint=suggestion(key, known))
 
 

@@ -17,7 +17,7 @@ from click.core import ParameterSource
 
 from d7yfs.config import kinds
 from d7yfs.config.schema import GROUPS, OPTIONS, Option
-from d7yfs.config.sources import CONFIG_VARIABLE, Settings, load_settings
+from d7yfs.config.sources import CONFIG_VARIABLE, TORCHSERVE_VARIABLE, Settings, load_settings
 
 
 class Given(NamedTuple):
@@ -26,10 +26,13 @@ class Given(NamedTuple):
     flags: Mapping[str, object]
     """By option name; only those that were given."""
     config: Path | None
+    torchserve_config: Path | None
 
     def load(self, sources: tuple[str, ...], mountpoint: Path | None, *, quiet: bool = False) -> Settings:
         """Join it with all other layers. Warnings go to stderr unless `quiet`. Raises ConfigError."""
-        settings = load_settings(self.flags, sources, mountpoint, os.environ, self.config)
+        settings = load_settings(
+            self.flags, sources, mountpoint, os.environ, self.config, torchserve_path=self.torchserve_config
+        )
         for warning in () if quiet else settings.warnings:
             click.echo(f"d7yfs: warning: {warning}", err=True)
         return settings
@@ -78,21 +81,30 @@ class Command(click.Command):
 
 
 def settings_options(*groups: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a click command the flags of `groups` (all when none is named) and `--config`.
+    """Give a click command the flags of `groups` (all when none is named), `--config` and `--torchserve-config`.
 
     The function gets them as one keyword argument `given`, a `Given`. To be used with `@click.command(cls=Command)`.
     """
     options = [option for option in OPTIONS.values() if not groups or option.group in groups]
-    config_option = click.Option(
-        ["--config", "config"],
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help=f"TOML file with the same options, and repositories. [{CONFIG_VARIABLE}]",
-    )
+    files = [
+        click.Option(
+            ["--config", "config"],
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help=f"TOML file with the same options, and repositories. [{CONFIG_VARIABLE}]",
+        ),
+        click.Option(
+            ["--torchserve-config", "torchserve_config"],
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="File of an earlier TorchServe plugin (S3 or Dragonfly endpoint): where the models lie, with which keys, by which "
+            f"proxy. [{TORCHSERVE_VARIABLE}]",
+        ),
+    ]
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def wrapper(*args: Any, config: Path | None, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, config: Path | None, torchserve_config: Path | None, **kwargs: Any) -> Any:
             ctx = click.get_current_context()
             values = {option.name: kwargs.pop(option.name) for option in options}
             flags = {
@@ -100,11 +112,11 @@ def settings_options(*groups: str) -> Callable[[Callable[..., Any]], Callable[..
                 for name, value in values.items()
                 if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
             }
-            return function(*args, given=Given(flags, config), **kwargs)
+            return function(*args, given=Given(flags, config, torchserve_config), **kwargs)
 
         # The way click's own decorators do it: the list is in reverse order of the help.
         parameters = list(getattr(function, "__click_params__", ()))
-        wrapper.__click_params__ = [*map(Flag, reversed(options)), config_option, *parameters]  # type: ignore[attr-defined]
+        wrapper.__click_params__ = [*map(Flag, reversed(options)), *reversed(files), *parameters]  # type: ignore[attr-defined]
         return wrapper
 
     return decorate

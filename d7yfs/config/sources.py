@@ -1,4 +1,4 @@
-"""Where settings come from: flags > D7YFS_* variables > TOML > Triton's files > defaults, and the record of who won.
+"""Where settings come from: flags > D7YFS_* variables > TOML > files of Triton and TorchServe > defaults, and the record of who won.
 
 Owns the precedence and the provenance; every command calls `load_settings` once. A value is read by its
 option's `Kind` as soon as it is met, so a wrong one is refused even in a layer that a higher one overrides.
@@ -6,7 +6,9 @@ option's `Kind` as soon as it is met, so a wrong one is refused even in a layer 
 One source supplies a whole credential: when flags, variables or TOML say `anonymous` or `profile`, Triton's credential file
 is not consulted for that repository at all, its region included.
 
-Without an explicit path (`--config`, `D7YFS_CONFIG`) no TOML file is read.
+Without an explicit path (`--config`, `D7YFS_CONFIG`) no TOML file is read. A file of TorchServe's earlier plugins that is named on
+purpose (`--torchserve-config`) comes before Triton's files, one that DRAGONFLY_ENDPOINT_CONFIG names or that lies at its default place
+after them.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from d7yfs.config import azure, triton
+from d7yfs.config import azure, torchserve, triton
+from d7yfs.config.host_files import HostFiles, PluginFile, from_triton, place_of, read_files
 from d7yfs.config.layers import Layer, Value, first, parse_value, spellings, suggestion
 from d7yfs.config.schema import (
     OPTIONS,
@@ -32,7 +35,6 @@ from d7yfs.config.schema import (
     Profile,
     ProviderChain,
     RepositoryConfig,
-    StaticKeys,
     default_cache_dir,
 )
 from d7yfs.config.toml import Source, TomlFile, check_name, read_toml
@@ -45,6 +47,7 @@ CONFIG_VARIABLE = "D7YFS_CONFIG"
 SOURCE_VARIABLE = "D7YFS_SOURCE"
 """The repositories as `mount` takes them, separated by spaces."""
 MOUNTPOINT_VARIABLE = "D7YFS_MOUNTPOINT"
+TORCHSERVE_VARIABLE = "D7YFS_TORCHSERVE_CONFIG"
 
 # Kubernetes sets these in every pod that runs beside a service called d7yfs.
 _SERVICE_LINKS = re.compile(r"D7YFS_(SERVICE|PORT)(_.*)?")
@@ -115,8 +118,9 @@ def load_settings(
     environ: Mapping[str, str],
     toml_path: Path | None,
     *,
+    torchserve_path: Path | None = None,
     triton_home: Path = Path("/home/triton"),
-    endpoint_file: Path = triton.ENDPOINT_FILE,
+    endpoint_file: Path = torchserve.ENDPOINT_FILE,
 ) -> Settings:
     """Join all layers into one validated configuration.
 
@@ -131,12 +135,24 @@ def load_settings(
     flag_layer = _flag_layer(flags, here)
     environ_layer = _environ_layer(environ, here, warnings)
 
-    chosen = _choose_sources(sources, environ, toml, warnings)
+    if torchserve_path is None and environ.get(TORCHSERVE_VARIABLE):
+        torchserve_path = Path(environ[TORCHSERVE_VARIABLE])
+    plugin = PluginFile.locate(here / torchserve_path if torchserve_path else None, environ, endpoint_file)
+    if not (sources or environ.get(SOURCE_VARIABLE) or toml.sources):
+        plugin = plugin.read()
+    chosen = _choose_sources(sources, environ, toml, plugin.storage, warnings)
+    plugin.check([source.url for source in chosen])
     stacks = [
         [_meant_for(source.url.scheme, layer) for layer in (flag_layer, environ_layer, source.layer, toml.layer)]
         for source in chosen
     ]
-    files = _triton_files(environ, triton_home, endpoint_file, stacks)
+    files = read_files(
+        environ,
+        triton_home,
+        plugin,
+        credentials=not all(_explicit_credentials(stack) for stack in stacks),
+        proxy=any(proxy is None or proxy.value for proxy in (first("proxy", stack) for stack in stacks)),
+    )
     warnings += files.warnings
     resolved = [_resolve(source, stack, files, environ) for source, stack in zip(chosen, stacks, strict=True)]
 
@@ -189,7 +205,7 @@ def _flag_layer(flags: Mapping[str, object], here: Path) -> Layer:
 def _environ_layer(environ: Mapping[str, str], here: Path, warnings: list[str]) -> Layer:
     """Empty variables count as absent, the way containers pass on what is not set."""
     options = {option.variable: option for option in OPTIONS.values()}
-    others = (CONFIG_VARIABLE, SOURCE_VARIABLE, MOUNTPOINT_VARIABLE)
+    others = (CONFIG_VARIABLE, SOURCE_VARIABLE, MOUNTPOINT_VARIABLE, TORCHSERVE_VARIABLE)
     layer = {}
     for variable in sorted(name for name in environ if name.startswith("D7YFS_")):
         if variable in options:
@@ -208,7 +224,11 @@ def _environ_layer(environ: Mapping[str, str], here: Path, warnings: list[str]) 
 
 
 def _choose_sources(
-    sources: Sequence[str], environ: Mapping[str, str], toml: TomlFile, warnings: list[str]
+    sources: Sequence[str],
+    environ: Mapping[str, str],
+    toml: TomlFile,
+    storage: Value | None,
+    warnings: list[str],
 ) -> tuple[Source, ...]:
     chosen = toml.sources
     if sources:
@@ -219,6 +239,8 @@ def _choose_sources(
         except ConfigError as error:
             raise ConfigError(f"{SOURCE_VARIABLE}: {error.message}", hint=error.hint) from None
         chosen = tuple(Source(name, url, SOURCE_VARIABLE) for name, url in pairs)
+    elif not chosen and storage:
+        chosen = (Source("", storage.value.url, storage.where),)
     if chosen is not toml.sources:
         warnings += [
             f"{source.where} does not count, because {chosen[0].where} names the repositories"
@@ -250,44 +272,23 @@ def _choose_mountpoint(argument: Path | None, environ: Mapping[str, str], toml: 
 
 
 @dataclass(frozen=True, slots=True)
-class _TritonFiles:
-    credentials: triton.CredentialFile | None
-    dragonfly: triton.DragonflyFile | None
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        return tuple(text for file in (self.credentials, self.dragonfly) if file for text in file.warnings)
-
-
-def _triton_files(
-    environ: Mapping[str, str], home: Path, endpoint_file: Path, stacks: Sequence[_Stack]
-) -> _TritonFiles:
-    """Read what a variable names in any case; a file that merely lies there must not hinder who does not need it."""
-    path, named = triton.locate(environ, triton.CREDENTIAL_VARIABLE, home / triton.CREDENTIAL_FILE)
-    needed = named or not all(_explicit_credentials(stack) for stack in stacks)
-    credentials = triton.read_credentials(path) if path and needed else None
-    proxies = [first("proxy", stack) for stack in stacks]
-    wanted = any(proxy is None or proxy.value for proxy in proxies)
-    path, named = triton.locate(environ, triton.DRAGONFLY_VARIABLE, home / triton.DRAGONFLY_FILE)
-    if path and (named or wanted):
-        return _TritonFiles(credentials, triton.read_dragonfly(path))
-    path, named = triton.locate(environ, triton.ENDPOINT_VARIABLE, endpoint_file)
-    return _TritonFiles(credentials, triton.read_endpoint(path) if path and (named or wanted) else None)
-
-
-@dataclass(frozen=True, slots=True)
 class _Resolved:
     config: RepositoryConfig
     credentials: Credentials
     provenance: Mapping[str, str]
 
 
-def _resolve(source: Source, stack: _Stack, files: _TritonFiles, environ: Mapping[str, str]) -> _Resolved:
-    """One repository's options and credentials out of its layers, the provider's variables and Triton's files."""
+def _resolve(source: Source, stack: _Stack, files: HostFiles, environ: Mapping[str, str]) -> _Resolved:
+    """One repository's options and credentials out of its layers, the provider's variables and the files of Triton and TorchServe."""
     below: dict[str, Value] = {}
     if files.dragonfly:
         below["proxy"] = Value(files.dragonfly.proxy, str(files.dragonfly.path))
     credential = _explicit_credentials(stack)
+    storage = files.plugin.storage_of(source.url)
+    if storage and (files.plugin.chosen or source.where == storage.where):
+        below |= place_of(storage)
+        if files.plugin.chosen:
+            credential = credential or Value(storage.value.credentials, storage.where)
     if credential is None and source.url.scheme == "as":
         variables = azure.from_environ(environ, source.url.account)
         if variables is not None:
@@ -297,9 +298,12 @@ def _resolve(source: Source, stack: _Stack, files: _TritonFiles, environ: Mappin
     if credential is None and files.credentials and source.url.scheme in files.credentials.sections:
         entry = files.credentials.match(source.url)
         where = f'{files.credentials.path}, key "{entry.key}"'
-        credential = Value(_from_triton(entry.value, source.url.account), where)
+        credential = Value(from_triton(entry.value, source.url.account), where)
         if isinstance(entry.value, triton.KeyEntry) and entry.value.region:
             below["region"] = Value(entry.value.region, where)
+    if credential is None and storage:
+        credential = Value(storage.value.credentials, storage.where)
+        below |= place_of(storage)
     credential = credential or Value(ProviderChain(), DEFAULT)
     _check_schemes(source)
 
@@ -326,17 +330,6 @@ def _resolve(source: Source, stack: _Stack, files: _TritonFiles, environ: Mappin
         credential.value,
         {"url": source.where, "credentials": credential.where} | {name: value.where for name, value in found.items()},
     )
-
-
-def _from_triton(entry: triton.KeyEntry | triton.GoogleEntry | triton.AzureEntry, account: str) -> Credentials:
-    """What an entry of Triton's file amounts to, for the storage `account` of an Azure URL."""
-    match entry:
-        case triton.KeyEntry():
-            return entry.credentials()
-        case triton.GoogleEntry(path=path):
-            return CredentialsFile(Path(path)) if path else ProviderChain(else_anonymous=True)
-        case triton.AzureEntry(account_str=named, account_key=key):
-            return StaticKeys(named.lower() or account, key) if key else ProviderChain()
 
 
 def _meant_for(scheme: str, layer: Layer) -> Layer:

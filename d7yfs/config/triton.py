@@ -1,8 +1,7 @@
-"""The files of a host set up for Triton with the Dragonfly repository agent, or for its TorchServe endpoint, read unchanged.
+"""The files of a host set up for Triton with the Dragonfly repository agent, read unchanged.
 
 Owns the formats: `cloud_credential.json` (Triton's docs/user_guide/model_repository.md, "Cloud Storage with Credential
-file"), `dragonfly_config.json` (the agent's README), and what the endpoint's `config.json` says about the proxy. Which layer wins is the
-business of `sources`.
+file") and `dragonfly_config.json` (the agent's README). Which layer wins is the business of `sources`.
 
 A file that a variable names must be there and right: there is never a fall-through to other credentials. What the formats
 do not know is reported as a warning, a wrong type is an error. Both files hold secrets, so messages name the file, the key
@@ -11,15 +10,14 @@ and what is allowed, but never a value.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
+from d7yfs.config.json_file import JsonFile
 from d7yfs.config.kinds import parse_proxy
 from d7yfs.config.schema import Credentials, Profile, ProviderChain, StaticKeys
 from d7yfs.config.url import SCHEMES, RepositoryUrl, redact
@@ -29,10 +27,6 @@ CREDENTIAL_VARIABLE = "TRITON_CLOUD_CREDENTIAL_PATH"
 CREDENTIAL_FILE = "cloud_credential.json"
 DRAGONFLY_VARIABLE = "TRITON_DRAGONFLY_CONFIG_PATH"
 DRAGONFLY_FILE = "dragonfly_config.json"
-ENDPOINT_VARIABLE = "DRAGONFLY_ENDPOINT_CONFIG"
-ENDPOINT_FILE = Path("/etc/dragonfly-endpoint/config.json")
-_ENDPOINT_PORT = 65001
-"""What the endpoint's plugin takes where its file names none: the old client's proxy."""
 
 _FORBIDDEN_HEADERS = {
     # What each request itself is made of.
@@ -141,7 +135,7 @@ def locate(environ: Mapping[str, str], variable: str, default: Path) -> tuple[Pa
 
 def read_credentials(path: Path) -> CredentialFile:
     """Parse and validate all sections. Raises ConfigError."""
-    reader = _Reader(path, [])
+    reader = JsonFile(path)
     sections: dict[str, tuple[CredentialEntry, ...]] = {}
     for section, content in reader.load().items():
         if section not in SCHEMES:
@@ -153,7 +147,7 @@ def read_credentials(path: Path) -> CredentialFile:
 
 def read_dragonfly(path: Path) -> DragonflyFile:
     """Parse and validate. Raises ConfigError, also when the file gives no address."""
-    reader = _Reader(path, [])
+    reader = JsonFile(path)
     root = reader.load()
     addresses: dict[str, str] = {}
     proxy = root.get("proxy", "")
@@ -165,35 +159,17 @@ def read_dragonfly(path: Path) -> DragonflyFile:
     for key in ("proxy/addr", "addr"):
         addresses[key] = reader.text(root.get(key, ""), f'"{key}"')
     reader.warn_unknown(root, ("proxy", "proxy/addr", "addr", "header", "filter"), "the file")
-    proxies = {key: _address(reader, key, text) for key, text in addresses.items() if text}
+    proxies = {key: proxy_address(reader, key, text) for key, text in addresses.items() if text}
     if not any(proxies.values()):
         raise reader.error("gives no proxy address", 'allowed: {"proxy": "http://host:port"}')
     used, address = next((key, found) for key, found in proxies.items() if found)
     for key, other in proxies.items():
         if other != address:
             reader.warn(f'"{key}" gives another address than "{used}" and is ignored')
-    return DragonflyFile(path, address, _headers(reader, root), _filter(reader, root), tuple(reader.warnings))
+    return DragonflyFile(path, address, proxy_headers(reader, root), proxy_filter(reader, root), tuple(reader.warnings))
 
 
-def read_endpoint(path: Path) -> DragonflyFile:
-    """Parse and validate an endpoint's `addr`, `header` and `filter`; its `object_storage` is for others. Raises ConfigError.
-
-    An address is used as it is written; without a port it means 65001.
-    """
-    reader = _Reader(path, [])
-    root = reader.load()
-    reader.warn_unknown(root, ("addr", "header", "filter", "object_storage"), "the file")
-    text = reader.text(root.get("addr", ""), '"addr"')
-    if not text:
-        raise reader.error("gives no proxy address", 'allowed: {"addr": "http://host:port"}')
-    text = text if "://" in text else f"http://{text}"
-    address = _address(reader, "addr", text)
-    if urlsplit(text).port is None:
-        address += f":{_ENDPOINT_PORT}"
-    return DragonflyFile(path, address, _headers(reader, root), _filter(reader, root), tuple(reader.warnings))
-
-
-def _entries(reader: _Reader, section: str, content: Mapping[str, object]) -> tuple[CredentialEntry, ...]:
+def _entries(reader: JsonFile, section: str, content: Mapping[str, object]) -> tuple[CredentialEntry, ...]:
     entries: dict[str, CredentialEntry] = {}
     for key, raw in content.items():
         where = f'{section}["{redact(key)}"]'
@@ -214,7 +190,7 @@ def _entries(reader: _Reader, section: str, content: Mapping[str, object]) -> tu
     return tuple(entries.values())
 
 
-def _entry(reader: _Reader, section: str, where: str, raw: object) -> KeyEntry | GoogleEntry | AzureEntry:
+def _entry(reader: JsonFile, section: str, where: str, raw: object) -> KeyEntry | GoogleEntry | AzureEntry:
     if section == "gs":
         return GoogleEntry(reader.text(raw, where, allowed="the path of a credentials file"))
     known = ("account_str", "account_key") if section == "as" else tuple(KeyEntry.__dataclass_fields__)
@@ -232,14 +208,16 @@ def _entry(reader: _Reader, section: str, where: str, raw: object) -> KeyEntry |
     return KeyEntry(text["key_id"], **secrets, region=text["region"], profile=text["profile"])
 
 
-def _address(reader: _Reader, key: str, text: str) -> str:
+def proxy_address(reader: JsonFile, key: str, text: str) -> str:
+    """dfdaemon's address under `key`. Raises ConfigError."""
     try:
         return parse_proxy(text)
     except ValueError as error:
         raise reader.error(f'"{key}" {error}') from None
 
 
-def _headers(reader: _Reader, root: Mapping[str, object]) -> dict[str, SecretStr]:
+def proxy_headers(reader: JsonFile, root: Mapping[str, object]) -> dict[str, SecretStr]:
+    """What stands under `header`, less what is not for it to say. Raises ConfigError."""
     headers: dict[str, SecretStr] = {}
     forbidden = []
     for name, raw in reader.mapping(root.get("header", {}), '"header"').items():
@@ -257,7 +235,8 @@ def _headers(reader: _Reader, root: Mapping[str, object]) -> dict[str, SecretStr
     return headers
 
 
-def _filter(reader: _Reader, root: Mapping[str, object]) -> tuple[str, ...]:
+def proxy_filter(reader: JsonFile, root: Mapping[str, object]) -> tuple[str, ...]:
+    """The names under `filter`. Raises ConfigError."""
     elements = root.get("filter", [])
     if not isinstance(elements, list):
         raise reader.error('"filter" has the wrong type', "allowed: a list of query parameter names")
@@ -267,56 +246,3 @@ def _filter(reader: _Reader, root: Mapping[str, object]) -> tuple[str, ...]:
     if not all(_HEADER_VALUE.fullmatch(name) for name in names):
         raise reader.error('"filter" holds a name that cannot be sent', "allowed: printable ASCII")
     return tuple(dict.fromkeys(name for name in names if name))
-
-
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """Typed access to one JSON file; every failure is a ConfigError that names the file and the key, never a value."""
-
-    path: Path
-    warnings: list[str] = field(default_factory=list)
-
-    def load(self) -> Mapping[str, object]:
-        try:
-            text = self.path.read_bytes().decode("utf-8-sig")
-        except OSError as error:
-            raise self.error(f"cannot be read: {error.strerror}", "make it readable or unset what names it") from None
-        except UnicodeDecodeError:
-            raise self.error("is not UTF-8") from None
-        try:
-            root = json.loads(text, object_pairs_hook=self._unique)
-        except json.JSONDecodeError as error:
-            place = f"{self.path}:{error.lineno}:{error.colno}"
-            raise ConfigError(f"{place}: not valid JSON: {error.msg}", hint="lines and columns count from 1") from None
-        except (RecursionError, ValueError):
-            raise self.error("is no JSON that can be read: nested too deep or a number too long") from None
-        return self.mapping(root, "the file")
-
-    def mapping(self, value: object, where: str) -> Mapping[str, object]:
-        if not isinstance(value, dict):
-            raise self.error(f"{where} has the wrong type", "allowed: an object {…}")
-        return value
-
-    def text(self, value: object, where: str, *, allowed: str = "text in quotes") -> str:
-        if not isinstance(value, str):
-            raise self.error(f"{where} has the wrong type", f"allowed: {allowed}")
-        return value
-
-    def warn(self, message: str) -> None:
-        self.warnings.append(f"{self.path}: {message}")
-
-    def warn_unknown(self, content: Mapping[str, object], known: tuple[str, ...], where: str) -> None:
-        for key in content:
-            if key not in known:
-                self.warn(f'unknown key "{key}" in {where} is ignored; known: {", ".join(known)}')
-
-    def error(self, what: str, hint: str = "") -> ConfigError:
-        return ConfigError(f"{self.path}: {what}", hint=hint)
-
-    def _unique(self, pairs: list[tuple[str, object]]) -> dict[str, object]:
-        content = dict(pairs)
-        if len(content) < len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise self.error(f'key "{redact(twice)}" stands twice in one object', "keep one of them")
-        return content

@@ -46,11 +46,13 @@ class Host:
         toml: str | None = None,
         mountpoint: Path | None = None,
         environ: dict[str, str] | None = None,
+        torchserve_path: Path | None = None,
         **flags: Any,
     ) -> Settings:
         path = self.write("config.toml", toml) if toml is not None else None
+        environ = self.environ | (environ or {})
         homes = {"triton_home": self.home, "endpoint_file": self.root / "endpoint.json"}
-        return load_settings(flags, sources, mountpoint, self.environ | (environ or {}), path, **homes)
+        return load_settings(flags, sources, mountpoint, environ, path, torchserve_path=torchserve_path, **homes)
 
 
 @pytest.fixture
@@ -525,3 +527,83 @@ def test_nothing_shown_holds_a_secret(host: Host) -> None:
     ]
     assert [text for text in shown if SECRET in text] == []
     assert len(settings.warnings) == 2
+
+
+# --- files of TorchServe's earlier plugins ---
+
+PLUGIN = {"accessKeyId": "AKIA", "secretAccessKey": SECRET, "region": "r", "bucketName": "models", "key": "torch"}
+PLUGIN_KEYS = StaticKeys("AKIA", SecretStr(SECRET))
+
+
+def test_a_plugins_file_alone_says_what_to_mount(host: Host) -> None:
+    file = host.write("s3.json", PLUGIN)
+    settings = host.load(torchserve_path=file)
+    (repository,) = settings.config.repositories
+    assert (str(repository.url), repository.region) == ("s3://models/torch", "r")
+    assert settings.credentials[""] == PLUGIN_KEYS
+    assert {settings.provenance[name] for name in ("url", "region", "credentials")} == {str(file)}
+    assert host.load(environ={"D7YFS_TORCHSERVE_CONFIG": str(file)}).config == settings.config
+
+
+def test_all_that_is_said_elsewhere_wins_over_a_plugins_file(host: Host) -> None:
+    file = host.write("s3.json", PLUGIN)
+    settings = host.load("s3://models/other", torchserve_path=file, region="q", profile="p")
+    assert str(settings.config.repositories[0].url) == "s3://models/other"
+    assert settings.config.repositories[0].region == "q"
+    assert settings.credentials[""] == Profile("p")
+    settings = host.load(toml='source = "s3://models/toml"', torchserve_path=file)
+    assert str(settings.config.repositories[0].url) == "s3://models/toml"
+    assert settings.credentials[""] == PLUGIN_KEYS
+
+
+def test_a_plugins_file_comes_before_tritons_when_it_is_named(host: Host) -> None:
+    host.write("triton/cloud_credential.json", {"s3": {"": {"profile": "triton"}}})
+    host.write("triton/dragonfly_config.json", {"proxy": "agent:1"})
+    content = {"addr": "endpoint:1", "object_storage": {"type": "s3", "bucket_name": "models"}}
+    content["object_storage"] |= {"access_key": "AKIA", "secret_key": SECRET}  # type: ignore[operator]
+    file = host.write("endpoint.json", content)
+    for environ in ({}, {"DRAGONFLY_ENDPOINT_CONFIG": str(file)}):
+        settings = host.load(URL, environ=environ)
+        assert settings.credentials[""] == Profile("triton")
+        assert settings.config.repositories[0].proxy == "http://agent:1"
+    settings = host.load(URL, torchserve_path=file)
+    assert settings.credentials[""] == PLUGIN_KEYS
+    assert settings.config.repositories[0].proxy == "http://endpoint:1"
+
+
+def test_an_endpoints_file_gives_the_keys_of_its_own_bucket(host: Host) -> None:
+    storage = {
+        "type": "s3",
+        "bucket_name": "models",
+        "access_key": "AKIA",
+        "secret_key": SECRET,
+        "endpoint": "http://m:1",
+    }
+    host.write("endpoint.json", {"addr": "h", "object_storage": storage})
+    settings = host.load()
+    assert str(settings.config.repositories[0].url) == "s3://models"
+    assert settings.config.repositories[0].endpoint_url == "http://m:1"
+    assert host.load("s3://models/x").credentials[""] == PLUGIN_KEYS
+    assert host.load("s3://http://m:1/models").credentials[""] == PLUGIN_KEYS
+    settings = host.load(profile="p")
+    assert settings.credentials[""] == Profile("p")
+    assert settings.config.repositories[0].endpoint_url == "http://m:1", "where the bucket is, is no credential"
+    assert host.load("s3://models", profile="p").config.repositories[0].endpoint_url == ""
+    for other in ("s3://others", "s3://http://n:1/models", "gs://models"):
+        assert host.load(other).credentials[""] == ProviderChain(), other
+    assert host.load("s3://models", proxy="none").config.repositories[0].proxy == ""
+
+
+def test_a_plugins_file_for_another_bucket_is_refused_when_it_is_named(host: Host) -> None:
+    file = host.write("s3.json", PLUGIN)
+    with pytest.raises(ConfigError, match="is for s3://models/torch, not for s3://others"):
+        host.load("s3://others", torchserve_path=file)
+    settings = host.load("a=s3://others", "b=s3://models/x", torchserve_path=file)
+    assert settings.credentials == {"a": ProviderChain(), "b": PLUGIN_KEYS}
+    # The format has no word for an address, so the user's own counts.
+    assert host.load("s3://h:1/models", torchserve_path=file).credentials[""] == PLUGIN_KEYS
+
+
+def test_a_plugins_file_that_names_no_bucket_names_no_repository(host: Host) -> None:
+    with pytest.raises(ConfigError, match="no repository is given"):
+        host.load(torchserve_path=host.write("s3.json", {"load_model": "all"}))

@@ -19,7 +19,6 @@ from d7yfs.config.triton import (
     locate,
     read_credentials,
     read_dragonfly,
-    read_endpoint,
 )
 from d7yfs.config.url import RepositoryUrl
 from d7yfs.errors import ConfigError
@@ -198,7 +197,7 @@ def test_byte_order_mark_is_fine_but_not_other_encodings(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["absent.json", "."])
 def test_unreadable_file(tmp_path: Path, name: str) -> None:
-    for read in (read_credentials, read_dragonfly, read_endpoint):
+    for read in (read_credentials, read_dragonfly):
         with pytest.raises(ConfigError, match="cannot be read"):
             read(tmp_path / name)
 
@@ -315,45 +314,3 @@ def test_locate(tmp_path: Path) -> None:
     assert locate({}, "V", default) == (default, False)
     assert locate({"V": ""}, "V", default) == (None, False)
     assert locate({"V": "/absent"}, "V", default) == (Path("/absent"), True)
-
-
-# --- the endpoint's file ---
-
-
-@pytest.mark.parametrize(
-    ("addr", "proxy"),
-    [
-        ("http://127.0.0.1", "http://127.0.0.1:65001"),
-        ("http://127.0.0.1/", "http://127.0.0.1:65001"),
-        ("127.0.0.1", "http://127.0.0.1:65001"),
-        ("[::1]", "http://[::1]:65001"),
-        ("dfdaemon:4001", "http://dfdaemon:4001"),
-        ("http://dfdaemon:65001", "http://dfdaemon:65001"),
-    ],
-)
-def test_an_endpoints_address_without_a_port_means_65001(tmp_path: Path, addr: str, proxy: str) -> None:
-    file = read_endpoint(write(tmp_path, {"addr": addr}))
-    assert (file.proxy, file.warnings) == (proxy, ())
-
-
-def test_an_endpoints_file_as_it_lies_there(tmp_path: Path) -> None:
-    content = {
-        "addr": "http://127.0.0.1:65001",
-        "header": {"X-Team": SECRET, "Host": "abc"},
-        "filter": ["X-Amz-Credential&X-Amz-Date"],
-        "object_storage": {"type": "s3", "access_key": SECRET},
-        "adress": 1,
-    }
-    file = read_endpoint(write(tmp_path, content))
-    assert file.headers["X-Team"].get_secret_value() == SECRET
-    assert file.filter == ("X-Amz-Credential", "X-Amz-Date")
-    assert len(file.warnings) == 2
-    assert SECRET not in repr(file)
-
-
-@pytest.mark.parametrize(
-    "content", [{}, {"addr": ""}, {"addr": 1}, {"addr": "https://h:1"}, {"addr": "h:1", "filter": "a"}]
-)
-def test_a_wrong_endpoints_file_is_refused(tmp_path: Path, content: Any) -> None:
-    with pytest.raises(ConfigError):
-        read_endpoint(write(tmp_path, content))

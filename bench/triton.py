@@ -1,0 +1,302 @@
+"""Time until a real Triton has a model ready: from a d7yfs mount, a local directory, and Triton's own s3:// client, in one run.
+
+    python -m bench.triton [--rounds 3] [--sizes 64,1024] [--shape shaped|loopback]     as root
+
+The time is from the server's start to the model's READY; the mount is there before. A model reads its file of weights whole.
+*cold*: nothing of it is on this host. *warm*: a second start. *again*: the mount and its daemon were restarted and the page cache is empty,
+d7yfs's cache is not (a local directory: the page cache is empty). Where D7YFS_DRAGONFLY_BIN is set, also through a real Dragonfly, as
+`bench.dragonfly` has it. Rounds are interleaved, medians shown, the store's bytes counted. A server whose model has no weights shows what
+Triton itself takes; *load* is what is over that. scripts/triton.sh installs the server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy
+
+from bench import dataset, store
+from bench.catalog import BUCKET
+from bench.dragonfly import PROXY, SHAPES, SOCKET, STAGES, Bench, Way
+from bench.peers import PeerError
+from bench.processes import drop_page_cache
+from bench.store import LOOPBACK, Profile, Store
+from tests.servers import dragonfly_cluster, triton
+from tests.servers.dragonfly_cluster import ClusterError
+from tests.servers.triton import TritonError
+
+MIB = 1 << 20
+_LIMIT_S = 180.0
+_ROOT = Path(__file__).resolve().parent.parent
+
+OWN_START = "a model without weights"
+LOCAL_WARM, LOCAL_AGAIN = "local directory, warm", "local directory, again"
+NATIVE = "Triton's own s3:// client"
+COLD, WARM, AGAIN = "d7yfs cold", "d7yfs warm", "d7yfs again"
+
+_MODEL = """\
+import numpy
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        directory = args["model_repository"] + "/" + args["model_version"]
+        with open(directory + "/weights.bin", "rb") as file:
+            self.weights = numpy.frombuffer(file.read(), dtype=numpy.uint64)
+        wanted = int(open(directory + "/sum").read())
+        if int(self.weights.sum(dtype=numpy.uint64)) != wanted:
+            raise pb_utils.TritonModelException("the weights are wrong")
+
+    def execute(self, requests):
+        raise NotImplementedError
+"""
+_CONFIG = """\
+backend: "python"
+input [ { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
+instance_group [ { kind: KIND_CPU count: 1 } ]
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One start of a server."""
+
+    elapsed_s: float
+    origin_bytes: int
+
+
+@dataclass
+class Table:
+    """Starts by (store, MiB, row), and what is reported of them."""
+
+    starts: dict[tuple[str, int, str], list[Start]] = field(default_factory=dict)
+
+    def add(self, shape: Profile, size_mib: int, row: str, start: Start) -> None:
+        self.starts.setdefault((shape.name, size_mib, row), []).append(start)
+        print(f"  {shape.name}, {size_mib} MiB, {row}: {start.elapsed_s:.2f} s", flush=True)
+
+    def _elapsed_s(self, shape: str, size_mib: int, row: str) -> float | None:
+        found = self.starts.get((shape, size_mib, row))
+        return statistics.median(start.elapsed_s for start in found) if found else None
+
+    def _load_s(self, shape: str, size_mib: int, row: str) -> float | None:
+        elapsed_s, own_s = self._elapsed_s(shape, size_mib, row), self._elapsed_s(shape, 0, OWN_START)
+        return max(elapsed_s - own_s, 0.0) if elapsed_s is not None and own_s is not None else None
+
+    def markdown(self) -> str:
+        lines = [
+            "| store | MiB | from | ready after s | of it load s | from the store |",
+            "|---|---:|---|---:|---:|---:|",
+        ]
+        for (shape, size_mib, row), found in sorted(self.starts.items(), key=lambda each: (each[0][0], each[0][1])):
+            load_s = self._load_s(shape, size_mib, row)
+            origin = statistics.median(start.origin_bytes for start in found) / (size_mib * MIB) if size_mib else 0.0
+            load = "" if load_s is None or not size_mib else f"{load_s:.2f}"
+            lines.append(
+                f"| {shape} | {size_mib:,} | {row} | {self._elapsed_s(shape, size_mib, row):.2f} | {load} | {origin:.3f} × |"
+            )
+        return "\n".join([*lines, "", *self._verdicts(), ""])
+
+    def _verdicts(self) -> Iterator[str]:
+        for size_mib in sorted({size_mib for _, size_mib, _ in self.starts if size_mib}):
+            for shape, row, other, most in (
+                ("loopback", COLD, NATIVE, 1.0),
+                ("shaped", COLD, NATIVE, 1.0),
+                ("loopback", WARM, LOCAL_WARM, 1.1),
+            ):
+                one, two = self._elapsed_s(shape, size_mib, row), self._elapsed_s(shape, size_mib, other)
+                if one and two:
+                    yield _verdict(f"{shape}, {size_mib:,} MiB, ready: {row}", one / two, other, most)
+        largest = max(size_mib for _, size_mib, _ in self.starts)
+        for way in (PROXY, SOCKET):
+            for stage, most in (("remote peer", 0.5), ("local peer", 0.1)):
+                one = self._load_s("shaped", largest, f"{way.name} {stage}")
+                two = self._load_s("shaped", largest, COLD)
+                if one is not None and two:
+                    yield _verdict(f"shaped, {largest:,} MiB, load: {way.name} {stage}", one / two, COLD, most)
+
+
+def _verdict(what: str, ratio: float, other: str, most: float) -> str:
+    met = "met" if ratio <= most else "**missed**"
+    return f"- {what} {ratio:.2f} × {other} (goal: at most {most:.2f}) {met}"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """How a Triton is started and timed."""
+
+    program: Path
+    served: Store
+    scratch: Path
+
+    def start(self, repository: Path | str) -> Start:
+        """Until model m of `repository` serves. Raises TritonError."""
+        os.sync()  # what went before is not this one's to wait for
+        counted = self.served.counters()
+        environment: Mapping[str, str] = self.served.environment
+        with tempfile.TemporaryDirectory(prefix="triton-", dir=self.scratch) as name:
+            # Where its own client downloads to: the same disk for everybody.
+            env = {**environment, "TRITON_AWS_MOUNT_DIRECTORY": name}
+            begin = time.perf_counter()
+            with triton.running(self.program, repository, Path(name) / "log", env=env) as server:
+                server.wait_for("m", timeout_s=_LIMIT_S)
+                elapsed_s = time.perf_counter() - begin
+            return Start(elapsed_s, (self.served.counters() - counted).bytes)
+
+
+def one_round(
+    table: Table, server: Server, shape: Profile, sizes_mib: Sequence[int], dragonfly: Path | None, local: Path
+) -> None:
+    """Every way once. What fails is told, and is missing in the table."""
+    server.served.shape(shape)
+    table.add(shape, 0, OWN_START, server.start(local / repository_of(0, "direct")))
+    for size_mib in sizes_mib:
+        name = repository_of(size_mib, "direct")
+        try:
+            if shape is LOOPBACK:
+                drop_page_cache()
+                for row in (LOCAL_AGAIN, LOCAL_WARM):
+                    table.add(shape, size_mib, row, server.start(local / name))
+            url = f"s3://{server.served.endpoint_url(shape)}/{BUCKET}/{name}"
+            table.add(shape, size_mib, NATIVE, server.start(url))
+            with tempfile.TemporaryDirectory(prefix="d7y-", dir=server.scratch) as directory:
+                direct(table, Bench(server.served, Path(directory)), server, shape, size_mib)
+                if dragonfly is not None:
+                    through_dragonfly(table, server, shape, size_mib, dragonfly, Path(directory))
+        except (PeerError, TritonError, ClusterError, OSError) as error:
+            print(f"{shape.name}, {size_mib} MiB: {error}", file=sys.stderr)
+
+
+def direct(table: Table, bench: Bench, server: Server, shape: Profile, size_mib: int) -> None:
+    """Cold, warm, and after a restart of the daemon. Raises PeerError, TritonError."""
+    with bench.mounted(shape, ()) as (mount, point):
+        repository = point / repository_of(size_mib, "direct")
+        drop_page_cache()
+        table.add(shape, size_mib, COLD, server.start(repository))
+        if shape is not LOOPBACK:
+            return
+        table.add(shape, size_mib, WARM, server.start(repository))
+        mount.unmount()
+        drop_page_cache()
+        mount.mount()
+        table.add(shape, size_mib, AGAIN, server.start(repository))
+
+
+def through_dragonfly(
+    table: Table, server: Server, shape: Profile, size_mib: int, binaries: Path, directory: Path
+) -> None:
+    """A cluster of its own, each way's stages in order, each with an empty cache of d7yfs's. Raises what its parts raise."""
+    with dragonfly_cluster.running(directory / "c", binaries) as cluster:
+        bench = Bench(server.served, directory)
+        first, second = cluster.peers
+        for way in (PROXY, SOCKET):
+            for stage, daemon in zip(STAGES, (first, second, second), strict=True):
+                with bench.mounted(shape, way.options(daemon)) as (_, point):
+                    start = server.start(point / repository_of(size_mib, way.name))
+                    table.add(shape, size_mib, f"{way.name} {stage}", start)
+
+
+def repository_of(size_mib: int, way: str) -> str:
+    """Each way has a copy of its own: other keys, so other tasks of Dragonfly's."""
+    return f"{size_mib}-{way}"
+
+
+def make(directory: Path, sizes_mib: Sequence[int], ways: Sequence[str]) -> None:
+    """A model repository per size and way; the weights of one size are one file in memory."""
+    directory.mkdir(exist_ok=True)
+    for size_mib in sizes_mib:
+        weights = b"".join(os.urandom(MIB) for _ in range(size_mib))
+        checksum = int(numpy.frombuffer(weights, dtype=numpy.uint64).sum(dtype=numpy.uint64))
+        first: Path | None = None
+        for way in ways:
+            version = directory / repository_of(size_mib, way) / "m" / "1"
+            version.mkdir(parents=True)
+            if first is None:
+                first = version / "weights.bin"
+                first.write_bytes(weights)
+            else:
+                (version / "weights.bin").hardlink_to(first)
+            (version / "sum").write_text(str(checksum))
+            (version / "model.py").write_text(_MODEL)
+            (version.parent / "config.pbtxt").write_text(_CONFIG)
+
+
+def _make_store(directory: Path, sizes_mib: Sequence[int], ways: Sequence[Way]) -> None:
+    make(directory, sizes_mib, ["direct", *(way.name for way in ways)])
+    # By which the store's ceiling is measured.
+    (directory / dataset.LARGE).hardlink_to(
+        directory / repository_of(sizes_mib[0], "direct") / "m" / "1" / "weights.bin"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.triton", description="Time until Triton has a model ready.")
+    parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
+    parser.add_argument("--sizes", default="64,1024", help="of the weights, in MiB (default: %(default)s)")
+    parser.add_argument(
+        "--shape", choices=[shape.name for shape in SHAPES], help="only the store shaped to 100 MB/s, or not"
+    )
+    parser.add_argument(
+        "--scratch", type=Path, default=Path("/var/tmp"), help="stores and caches (default: %(default)s)"
+    )
+    parser.add_argument("--markdown", type=Path, help="write the table to this file too")
+    arguments = parser.parse_args()
+    if os.geteuid() != 0:
+        parser.error("a mount, and a cold read, need root")
+    signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
+    program = Path(_printed_by("triton.sh"))
+    dragonfly = Path(_printed_by("dragonfly.sh")) if os.environ.get("D7YFS_DRAGONFLY_BIN") else None
+    sizes_mib = [int(size) for size in arguments.sizes.split(",")]
+    shapes = [shape for shape in SHAPES if arguments.shape in (None, shape.name)]
+    ways = [PROXY, SOCKET]
+    table = Table()
+    with (
+        store.running(
+            lambda data: _make_store(data, sizes_mib, ways), sum(sizes_mib) * MIB, arguments.scratch
+        ) as served,
+        tempfile.TemporaryDirectory(prefix="d7yfs-bench-triton-", dir=arguments.scratch) as scratch,
+    ):
+        print(f"the store alone: {served.ceiling_bytes_per_s() / 1e6:,.0f} MB/s to a client that throws the bytes away")
+        local = Path(scratch) / "local"
+        make(local, [0], ["direct"])
+        for size_mib in sizes_mib:
+            name = repository_of(size_mib, "direct")
+            shutil.copytree(served.data / name, local / name)
+        server = Server(program, served, Path(scratch))
+        try:
+            for number in range(arguments.rounds):
+                for shape in shapes:
+                    print(
+                        f"round {number + 1}/{arguments.rounds}, {shape.name}: load {os.getloadavg()[0]:.1f}",
+                        flush=True,
+                    )
+                    one_round(table, server, shape, sizes_mib, dragonfly, local)
+        except KeyboardInterrupt:
+            print("interrupted: what follows is what there is")
+    text = table.markdown()
+    print(text)
+    if arguments.markdown:
+        arguments.markdown.write_text(text)
+    return 0
+
+
+def _printed_by(script: str) -> str:
+    """What it has installed, and where. Raises CalledProcessError; it says itself what is wrong."""
+    return subprocess.run([_ROOT / "scripts" / script], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""Typed access to one JSON file that somebody else's program defined.
+
+Every failure is a ConfigError that names the file and the key, never a value: these files hold secrets. What a format does not know is a
+warning, a wrong type an error. Called by the readers of each format (`triton`, `torchserve`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from d7yfs.config.url import redact
+from d7yfs.errors import ConfigError
+
+_STRING = r'"(?:\\.|[^"\\])*"'
+_COMMENT = re.compile(rf"{_STRING}|//[^\n]*")
+_TRAILING_COMMA = re.compile(rf"{_STRING}|,(?=\s*[}}\]])")
+
+
+@dataclass(frozen=True, slots=True)
+class JsonFile:
+    """One file and the warnings that reading it has collected."""
+
+    path: Path
+    warnings: list[str] = field(default_factory=list)
+
+    def load(self, *, relaxed: bool = False) -> Mapping[str, object]:
+        """The object that the file holds; `relaxed` takes `//` comments and trailing commas too. Raises ConfigError."""
+        try:
+            text = self.path.read_bytes().decode("utf-8-sig")
+        except OSError as error:
+            raise self.error(f"cannot be read: {error.strerror}", "make it readable or unset what names it") from None
+        except UnicodeDecodeError:
+            raise self.error("is not UTF-8") from None
+        try:
+            root = json.loads(_strict(text) if relaxed else text, object_pairs_hook=self._unique)
+        except json.JSONDecodeError as error:
+            place = f"{self.path}:{error.lineno}:{error.colno}"
+            raise ConfigError(f"{place}: not valid JSON: {error.msg}", hint="lines and columns count from 1") from None
+        except (RecursionError, ValueError):
+            raise self.error("is no JSON that can be read: nested too deep or a number too long") from None
+        return self.mapping(root, "the file")
+
+    def mapping(self, value: object, where: str) -> Mapping[str, object]:
+        """`value`, which must be an object. Raises ConfigError."""
+        if not isinstance(value, dict):
+            raise self.error(f"{where} has the wrong type", "allowed: an object {…}")
+        return value
+
+    def text(self, value: object, where: str, *, allowed: str = "text in quotes") -> str:
+        """`value`, which must be text. Raises ConfigError."""
+        if not isinstance(value, str):
+            raise self.error(f"{where} has the wrong type", f"allowed: {allowed}")
+        return value
+
+    def warn(self, message: str) -> None:
+        """Note what is odd and does no harm."""
+        self.warnings.append(f"{self.path}: {message}")
+
+    def warn_unknown(self, content: Mapping[str, object], known: tuple[str, ...], where: str) -> None:
+        """Note each key that the format does not know."""
+        for key in content:
+            if key not in known:
+                self.warn(f'unknown key "{key}" in {where} is ignored; known: {", ".join(known)}')
+
+    def error(self, what: str, hint: str = "") -> ConfigError:
+        """An error about this file."""
+        return ConfigError(f"{self.path}: {what}", hint=hint)
+
+    def _unique(self, pairs: list[tuple[str, object]]) -> dict[str, object]:
+        content = dict(pairs)
+        if len(content) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise self.error(f'key "{redact(twice)}" stands twice in one object', "keep one of them")
+        return content
+
+
+def _strict(text: str) -> str:
+    """`text` with spaces where it has comments and trailing commas, so that lines and columns of errors stay right."""
+
+    def blank(match: re.Match[str]) -> str:
+        found = match.group()
+        return found if found.startswith('"') else " " * len(found)
+
+    return _TRAILING_COMMA.sub(blank, _COMMENT.sub(blank, text))

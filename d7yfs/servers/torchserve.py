@@ -1,0 +1,248 @@
+"""What to ask of TorchServe's management API, and what its answers mean. Pure.
+
+Owns which entries of a directory TorchServe can load, the requests that register and unregister them, and the reading of every reply.
+Protocol: docs/management_api.md, docs/model_api_control.md and docs/token_authorization_api.md of TorchServe 0.12; statuses and words as
+a running 0.12.0 gives them. `torchserve_api` sends, the command line prints.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from d7yfs.errors import ModelServerError, UsageError
+
+ALL = "all"
+PAGE = 100
+"""Most models that one reply lists: the API's own limit."""
+
+_REGISTERED = re.compile(
+    r'Model "(?P<name>.+)" Version: (?P<version>\S+) registered with (?P<workers>\d+) initial workers'
+)
+_SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Something in a model store that can be registered."""
+
+    url: str
+    """What the API calls it: the name of an archive, or of a directory that is one unpacked (`no-archive`)."""
+
+    @property
+    def name(self) -> str:
+        """What people call it; the name that it is registered under stands inside, and is nearly always the same."""
+        return self.url.removesuffix(".mar")
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """What lies in a directory, from TorchServe's point of view."""
+
+    path: str
+    models: tuple[Model, ...]
+    """Sorted by name."""
+    deeper: tuple[str, ...] = ()
+    """Archives one directory further down, where TorchServe does not look: `sub/name.mar`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One call: `path` is percent-encoded."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole answer; `body` is its JSON, None for anything else."""
+
+    status: int
+    body: object
+
+    def said(self, key: str) -> str:
+        """The text under `key`; empty when there is none."""
+        found = self.body.get(key) if isinstance(self.body, dict) else None
+        return found if isinstance(found, str) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A version of a model that TorchServe has."""
+
+    name: str
+    version: str
+    url: str
+    workers: int
+    """Workers that are ready."""
+    workers_wanted: int
+    batch_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How it went with one model."""
+
+    model: str
+    result: str
+    """registered, accepted (its workers still start), present (was registered before), unregistered or failed."""
+    said: str
+    hint: str = ""
+
+
+def choose(store: Store, wanted: Sequence[str]) -> tuple[Model, ...]:
+    """The models that `wanted` names (`all`, or names with or without .mar). Raises UsageError that lists what there is."""
+    if not wanted:
+        raise UsageError(
+            f"no model is named; {inventory(store)}",
+            hint=f"--model {ALL}, or --model with names and commas between them",
+        )
+    if not store.models or ALL in wanted:
+        if not store.models:
+            raise UsageError(f"{store.path} {inventory(store)}", hint=_too_deep(store))
+        return store.models
+    by_name = {model.name: model for model in store.models} | {model.url: model for model in store.models}
+    lacking = [name for name in wanted if name not in by_name]
+    if lacking:
+        raise UsageError(f"{store.path} has no model {', '.join(lacking)}; {inventory(store)}", hint=_too_deep(store))
+    return tuple(dict.fromkeys(by_name[name] for name in wanted))
+
+
+def inventory(store: Store) -> str:
+    """What there is, in words."""
+    if not store.models:
+        return "holds no model: neither a .mar archive nor a directory with MAR-INF"
+    names = [model.name for model in store.models]
+    rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"there is: {', '.join(names[:_SHOWN])}{rest}"
+
+
+def _too_deep(store: Store) -> str:
+    if not store.deeper:
+        return ""
+    directory, _, name = store.deeper[0].partition("/")
+    return f"{name} lies in {directory}/: TorchServe takes archives only from its model store itself, so name {store.path}/{directory}"
+
+
+def registration(model: Model, parameters: Mapping[str, str]) -> Request:
+    """Register `model`; `parameters` are the API's own, and only those that somebody gave."""
+    return Request("POST", "/models", {"url": model.url, **parameters})
+
+
+def removal(name: str, version: str = "") -> Request:
+    """Unregister a version of a model; without one the default version, which goes last (a 403 says so)."""
+    return Request("DELETE", "/models/" + "/".join(quote(part, safe="") for part in (name, version) if part), {})
+
+
+def listing(page: str) -> Request:
+    """One page of all models; `page` is empty for the first."""
+    return Request("GET", "/models", {"limit": str(PAGE)} | ({"next_page_token": page} if page else {}))
+
+
+def description(name: str, version: str = "") -> Request:
+    """A model's default version, or with `all` each."""
+    return Request("GET", "/models/" + "/".join(quote(part, safe="") for part in (name, version) if part), {})
+
+
+def check(reply: Reply, where: str, *, token: bool) -> None:
+    """Raise ModelServerError for what would befall every request: no entry, no such API, no TorchServe. `token`: one was sent."""
+    kind = reply.said("type")
+    if kind == "InvalidKeyException" or reply.status == 401:
+        hint = "give --token-file the key_file.json in TorchServe's working directory, or start it with --disable-token-auth"
+        if token:
+            hint = "it lives an hour, or token_expiration minutes; GET /token?type=management with the API key makes a new one"
+        raise ModelServerError(f"TorchServe at {where} {'refuses the token' if token else 'wants a token'}", hint=hint)
+    if reply.status == 405:
+        raise ModelServerError(
+            f"TorchServe at {where} does not let models be registered or removed while it runs",
+            hint="start it with --enable-model-api (or enable_model_api=true), or let it load them at its start with --models",
+        )
+    if reply.body is None or kind == "ResourceNotFoundException":
+        raise ModelServerError(
+            f"{where} is not TorchServe's management API: status {reply.status}",
+            hint="--management is management_address of its configuration, by default port 8081",
+        )
+
+
+def registered(model: Model, reply: Reply) -> Outcome:
+    """What became of a registration."""
+    words = reply.said("status") or reply.said("message") or f"status {reply.status}"
+    match reply.status:
+        case 200 if found := _REGISTERED.search(words):
+            name = "" if found["name"] == model.name else f" as {found['name']}"
+            return Outcome(
+                model.name, "registered", f"version {found['version']}{name}, {_workers(int(found['workers']))}"
+            )
+        case 200:
+            return Outcome(model.name, "registered", words)
+        case 202 | 206:
+            return Outcome(
+                model.name, "accepted", "its workers are starting", "d7yfs torchserve list shows when they are ready"
+            )
+        case 409:
+            return Outcome(model.name, "present", words, "unregister it first if its content has changed")
+        case 404:
+            hint = "is this directory TorchServe's model store? --ts-config FILE compares them"
+            return Outcome(model.name, "failed", words, hint)
+    return Outcome(model.name, "failed", words, "TorchServe's log says more")
+
+
+def unregistered(name: str, reply: Reply) -> Outcome:
+    """What became of a removal."""
+    if reply.status == 200:
+        return Outcome(name, "unregistered", "")
+    return Outcome(name, "failed", reply.said("message") or f"status {reply.status}", "TorchServe's log says more")
+
+
+def listed(reply: Reply) -> tuple[list[tuple[str, str]], str]:
+    """Names and URLs on a page, and the token of the next one (empty: there is none)."""
+    content = reply.body if isinstance(reply.body, dict) else {}
+    rows = content.get("models")
+    found = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return [(str(row.get("modelName", "")), str(row.get("modelUrl", ""))) for row in found], reply.said("nextPageToken")
+
+
+def described(reply: Reply) -> list[Registered]:
+    """The versions in a description; none when the model has gone meanwhile."""
+    rows = reply.body if reply.status == 200 and isinstance(reply.body, list) else []
+    return [_version(row) for row in rows if isinstance(row, dict)]
+
+
+def matching(listed: Iterable[tuple[str, str]], wanted: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Names of the registered models that `wanted` means, by name or by archive, and the wanted ones that are none."""
+    rows = list(listed)
+    if ALL in wanted:
+        return [name for name, _ in rows], []
+    found: dict[str, None] = {}
+    lacking = []
+    for each in wanted:
+        names = [name for name, url in rows if each in (name, url, url.rpartition("/")[2].removesuffix(".mar"))]
+        found |= dict.fromkeys(names)
+        if not names:
+            lacking.append(each)
+    return list(found), lacking
+
+
+def _version(row: Mapping[str, object]) -> Registered:
+    workers = row.get("workers")
+    ready = [each for each in workers if each.get("status") == "READY"] if isinstance(workers, list) else []
+    return Registered(
+        name=str(row.get("modelName", "")),
+        version=str(row.get("modelVersion", "")),
+        url=str(row.get("modelUrl", "")),
+        workers=len(ready),
+        workers_wanted=_number(row.get("minWorkers")),
+        batch_size=_number(row.get("batchSize")),
+    )
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker" if count == 1 else f"{count} workers"

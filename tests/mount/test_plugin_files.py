@@ -1,0 +1,56 @@
+"""Hosts that were set up for TorchServe's earlier plugins: their files, unchanged, say what to mount and with which keys."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.mount.conftest import Bucket
+from tests.mount.mounted import Mounter, run
+from tests.servers.fake_torchserve import closed_port
+
+pytestmark = [pytest.mark.mount, pytest.mark.store]
+
+
+def test_the_s3_plugins_file_mounts(mounter: Mounter, bucket: Bucket, tmp_path: Path) -> None:
+    reader = bucket.server.reader
+    file = tmp_path / "s3.json"
+    file.write_text(f"""{{
+      // as it was published: comments, and a comma too many
+      "accessKeyId": "{reader.key_id}", "secretAccessKey": "{reader.secret_key}", "region": "us-east-1",
+      "bucketName": "{bucket.name}", "key": "library/model",
+      "load_model": "all", "minWorker": "1",
+    }}""")
+    mounted = mounter.mount("--torchserve-config", str(file), "--endpoint-url", bucket.server.endpoint_url)
+    assert mounted.names() == ["1", "config.pbtxt"]
+    assert mounted.read("1/weights.bin") == bucket.files["model/1/weights.bin"]
+    assert reader.secret_key not in mounted.log() + mounted.said + json.dumps(mounted.status())
+
+
+def test_the_endpoint_plugins_file_mounts_by_its_variable_alone(
+    mounter: Mounter, bucket: Bucket, tmp_path: Path
+) -> None:
+    reader = bucket.server.reader
+    storage = {"type": "s3", "bucket_name": bucket.name, "region": "us-east-1", "endpoint": bucket.server.endpoint_url}
+    storage |= {"access_key": reader.key_id, "secret_key": reader.secret_key}
+    file = tmp_path / "config.json"
+    # Its dfdaemon is down, so that the store stands in.
+    file.write_text(json.dumps({"addr": f"http://127.0.0.1:{closed_port()}", "object_storage": storage}))
+    env = {"DRAGONFLY_ENDPOINT_CONFIG": str(file)}
+    mounted = mounter.mount(env=env)
+    assert mounted.read("library/block.bin") == bucket.files["block.bin"]
+    assert mounted.read("library/twenty.bin") == bucket.files["twenty.bin"]
+    shown = run("check", "--settings", "--json", mounted.point, env=env)
+    assert reader.secret_key not in mounted.log() + mounted.said + shown.stdout + shown.stderr
+    done = run("ls", f"s3://{bucket.name}/library", env=env)
+    assert done.returncode == 0, done.stderr
+    assert "twenty.bin" in done.stdout
+
+
+def test_a_file_for_another_bucket_is_refused(mounter: Mounter, tmp_path: Path) -> None:
+    file = tmp_path / "s3.json"
+    file.write_text('{"bucketName": "theirs", "key": "x"}')
+    done = mounter.refused("s3://ours", "--torchserve-config", str(file))
+    assert f"{file} is for s3://theirs/x, not for s3://ours" in done.stderr

@@ -1,0 +1,58 @@
+"""A config.pbtxt that still asks for Dragonfly's repository agent: Triton refuses the model, `d7yfs check` tells the cure, and it cures."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.mount.mounted import Mounter, run
+from tests.triton.conftest import Start
+from tests.triton.models import MIB, Models, config, shown, weights_of
+
+pytestmark = [pytest.mark.mount, pytest.mark.store]
+
+WEIGHTS = weights_of(1, MIB)
+
+DRAGONFLY = """\
+model_repository_agents
+{
+  agents [
+    {
+      name: "dragonfly",
+    }
+  ]
+}
+"""
+D7Y = """\
+model_repository_agents {
+  agents [ { name: "d7y" parameters [ { key: "config_path" value: "d7y_config.json" } ] } ]
+}
+"""
+
+
+@pytest.mark.parametrize(("block", "agent"), [(DRAGONFLY, "dragonfly"), (D7Y, "d7y")], ids=["dragonfly", "d7y"])
+def test_the_failure_and_the_cure(mounter: Mounter, models: Models, start: Start, block: str, agent: str) -> None:
+    models.put_model("m", WEIGHTS)
+    models.put_model("asking", WEIGHTS)
+    models.put("asking/config.pbtxt", config(more=block))
+    mounted = mounter.mount(models.url, env=models.bucket.env)
+    triton = start(mounted.point, options=["--exit-on-error=false"])
+    triton.wait_for("m")
+    assert not triton.is_ready("asking")
+    assert f"unable to find 'libtritonrepoagent_{agent}.so'" in triton.log()
+
+    checked = run("check", models.url, env=models.bucket.env)
+    said = " ".join(checked.stdout.split())
+    assert "asking/config.pbtxt: asks for Dragonfly's repository agent" in said
+    assert "m/config.pbtxt" not in said.replace("asking/config.pbtxt", "")
+    (first, last) = re.findall(r"remove lines (\d+) to (\d+), model_repository_agents with all in it", said)[0]
+    triton.stop()
+
+    lines = config(more=block).splitlines(keepends=True)
+    models.put("asking/config.pbtxt", "".join(lines[: int(first) - 1] + lines[int(last) :]))
+    again = mounter.mount(models.url, env=models.bucket.env)
+    cured = start(again.point)
+    cured.wait_for("asking")
+    assert shown(cured, "asking", WEIGHTS)
+    assert "none asks for Dragonfly's repository agent" in run("check", models.url, env=models.bucket.env).stdout
