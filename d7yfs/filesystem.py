@@ -289,6 +289,8 @@ class Filesystem:
         if directory is not None:
             try:
                 await self.listers[node.repository].refresh_entry(directory, name)
+            except VersionGone:
+                raise  # its directory went meanwhile
             except D7yfsError as error:
                 log.warning("%s/%s is opened as it is known: %s", source.url, key, error)
                 return

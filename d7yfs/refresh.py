@@ -171,6 +171,8 @@ class Refreshes:
         outcome.directories += refreshed.directories
         for prefix, changes in refreshed.changes:
             outcome.add(self._path(repository, prefix), changes)
+        for inode, names in self._tree.strays(directory).items():
+            self._invalidator.changed(inode, names)
 
     def _waiting(self, repositories: set[str | None]) -> list[int]:
         """Where the kernel must still hear of changes, be they this refresh's or of a moment before; others' trouble is not waited for."""

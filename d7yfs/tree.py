@@ -246,6 +246,26 @@ class Tree:
                 pending.extend(child for child in each.entries if isinstance(child, Directory))
         return found
 
+    def strays(self, directory: Directory) -> dict[int, list[str]]:
+        """The names below `directory` of what is remembered but is no entry of what is known, by the inode of their directory.
+
+        Some stand for nothing any more; of others the directory was dropped for room, so that no listing tells that they have changed.
+        """
+        strays: dict[int, list[str]] = {}
+        for node in self._table.unlinked.values():
+            key = node.prefix[:-1] if isinstance(node, Directory) else node.version.key
+            if node.repository == directory.repository and key.startswith(directory.prefix):
+                above, _, name = key.rpartition("/")
+                parent = node.parent if isinstance(node, File) else self._above(directory.repository or "", above)
+                strays.setdefault(parent, []).append(name)
+        return {inode: names for inode, names in strays.items() if inode in self._table.nodes}
+
+    def _above(self, repository: str, path: str) -> int:
+        """The number of the directory of a path, be it an entry or not; 0 for one that is not known."""
+        prefix = f"{path}/" if path else ""
+        node = self._table.unlinked.get((repository, prefix)) or self.at(repository, prefix)
+        return node.inode if node is not None else 0
+
     def hidden(self) -> tuple[tuple[str, HiddenKey], ...]:
         """A bounded sample of what could not be shown since the mount was made: repository and key."""
         return tuple((repository, hidden) for (repository, _), hidden in self._reported.items())

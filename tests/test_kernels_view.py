@@ -1,7 +1,6 @@
 """How old what a reader sees can be, with the kernel's cache in between: never older than the metadata TTL, in every way of listing.
 
-The kernel is a model: it believes what it was told for exactly as long as it was told to, and no notice of a change reaches it. All else is
-real: the file system, its tree, the lister and the refresher.
+The kernel is a model, which no notice of a change reaches here. All else is real: the file system, its tree, the lister and the refresher.
 """
 
 from __future__ import annotations
@@ -15,46 +14,13 @@ import trio
 from trio.testing import MockClock
 
 from d7yfs.filesystem import Filesystem
-from d7yfs.inodes import Directory, File, Node
 from d7yfs.listings import Mode
 from d7yfs.refreshing import Refresher
-from d7yfs.tree import ROOT_INODE, Found
+from tests.kernel import Kernel
 from tests.test_filesystem import TTL_S, Store, mounted
 
 HOURS_S = 3600.0
 SLACK_S = 0.01
-
-
-class Kernel:
-    """Looks paths up, and asks the file system only for what it does not believe any more."""
-
-    def __init__(self, filesystem: Filesystem) -> None:
-        self._filesystem = filesystem
-        self._entries: dict[tuple[int, str], tuple[Node | None, float]] = {}
-        self.answered_alone = 0
-
-    async def version(self, path: str) -> str:
-        """The validator of the file at `path`; empty when there is none."""
-        node: Node | None = self._filesystem.tree.get(ROOT_INODE)
-        for name in path.split("/"):
-            if not isinstance(node, Directory):
-                return ""
-            node = await self._entry(node.inode, name)
-        return node.version.validator if isinstance(node, File) else ""
-
-    async def _entry(self, parent: int, name: str) -> Node | None:
-        node, until = self._entries.get((parent, name), (None, 0.0))
-        if trio.current_time() < until:
-            self.answered_alone += 1
-            return node
-        answer = await self._filesystem.lookup(parent, name)
-        found = isinstance(answer, Found)
-        node, timeout_s = (
-            (answer.node, answer.entry_timeout_s) if isinstance(answer, Found) else (None, answer.timeout_s)
-        )
-        assert found == (node is not None)
-        self._entries[parent, name] = node, trio.current_time() + timeout_s
-        return node
 
 
 class History:
@@ -90,7 +56,8 @@ async def test_nothing_is_seen_that_is_older_than_the_time_to_live(
         if refreshing:
             refresher = Refresher(filesystem.tree, "", filesystem.listers[""], ttl_s=TTL_S)
             nursery.start_soon(refresher.run)
-        kernel = Kernel(filesystem)
+        kernel = Kernel()
+        kernel.filesystem = filesystem
         history.note(store.versions[key].validator)
 
         async def change() -> None:

@@ -777,6 +777,25 @@ def test_a_remembered_file_survives_its_directory_being_dropped() -> None:
     assert mount.find("d000/f003") is held
 
 
+def test_strays_are_what_is_remembered_and_no_entry_of_what_is_known() -> None:
+    mount = Mount(make_tree(max_entries=40), *directories(20, 10))
+    tree = mount.tree
+    top, above, held = tree.top(""), mount.find("d000"), mount.find("d000/f003")
+    assert isinstance(above, Directory)
+    for node in (above, held):
+        tree.remember(node.inode)
+    assert tree.strays(top) == {}
+    walk(mount)
+    assert tree.strays(top) == tree.strays(above) == {above.inode: ["f003"]}, "dropped for room"
+    mount.find("d000/f003")
+    assert tree.strays(top) == {}
+    mount.delete(*(key for key in mount.objects if key.startswith("m/d000/")))
+    mount.list()
+    assert tree.strays(top) == {ROOT_INODE: ["d000"]}
+    mount.list(above.inode)
+    assert tree.strays(top) == {ROOT_INODE: ["d000"], above.inode: ["f003"]}, "gone"
+
+
 def test_a_dropped_directory_still_notices_a_change_of_its_entries() -> None:
     mount = Mount(make_tree(max_entries=40), *directories(20, 10))
     nodes = [mount.find("d000"), mount.find("d001")]

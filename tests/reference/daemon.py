@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 
@@ -15,15 +16,20 @@ from d7yfs.fetch.direct import DirectFiller
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.transport import Transport
 from d7yfs.filesystem import Filesystem, Source
+from d7yfs.invalidation import Invalidator
 from d7yfs.objects import ObjectVersion
+from d7yfs.refresh import Refreshes
+from d7yfs.refreshing import Refresher
 from d7yfs.tree import Repository, Tree
 from tests.cache.doubles import steady_pace
 from tests.fetch.doubles import FakeOrigin
+from tests.kernel import Kernel
 from tests.reference.faults import SILENCE_S
+from tests.reference.listed import METADATA_TTL_S
 from tests.reference.program import Setup
 from tests.reference.store import IDENTITY, READ_TIMEOUT_S, Store
 
-METADATA_TTL_S = 1.0
+NEGATIVE_TTL_S = 5.0
 
 
 class _Directory(CacheDirectory):
@@ -54,12 +60,26 @@ class _Files(VersionFiles):
         return [getattr(self, field.name) for field in fields(VersionFiles) if field.name.endswith("_fd")]
 
 
+class _Notices(Invalidator):
+    """Reach the kernel at once."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(lambda _directory, _names: 0)
+        self._kernel = kernel
+
+    def changed(self, directory: int, names: Iterable[str]) -> None:
+        self._kernel.drop(directory, names)
+
+
 class Daemon:
     """Runs in `run`, which a nursery starts; `filesystem` and `cache` are there from then on."""
 
     def __init__(self, path: Path, store: Store, setup: Setup) -> None:
         self.dead = False
+        self.revalidates = setup.revalidates
+        self.kernel = Kernel()
         self.filesystem: Filesystem
+        self.refreshes: Refreshes
         self.cache: Cache
         self.nursery: trio.Nursery
         self._directory = _Directory(path, setup.cache_bytes)
@@ -83,15 +103,34 @@ class Daemon:
             read_timeout_s=READ_TIMEOUT_S,
             max_connections=self._setup.max_connections,
         )
-        tree = Tree([Repository("", "")], metadata_ttl_s=METADATA_TTL_S, negative_ttl_s=5.0, created_ns=1)
+        tree = Tree(
+            [Repository("", "")],
+            metadata_ttl_s=METADATA_TTL_S,
+            negative_ttl_s=NEGATIVE_TTL_S,
+            created_ns=1,
+            max_entries=self._setup.max_inodes,
+        )
         try:
             async with trio.open_nursery() as self.nursery:
 
                 def new_filler(target: FillTarget) -> Filler:
                     return DirectFiller(target, fetcher, self.nursery)
 
-                source = Source("s3://models", IDENTITY, self._store, new_filler)
-                self.filesystem = Filesystem(tree, {"": source}, self.cache, self.nursery)
+                source = Source(
+                    "s3://models",
+                    IDENTITY,
+                    self._store.listed,
+                    new_filler,
+                    listing=self._setup.listing,
+                    listing_limit=self._setup.listing_limit,
+                    revalidates=lambda _: self.revalidates,
+                )
+                self.filesystem = Filesystem(tree, {"": source}, self.cache, self.nursery, changed=self.kernel.changed)
+                self.kernel.filesystem = self.filesystem
+                listers = self.filesystem.listers
+                self.refreshes = Refreshes(tree, listers, _Notices(self.kernel), self.nursery)
+                if self._setup.refreshing:
+                    self.nursery.start_soon(Refresher(tree, "", listers[""], ttl_s=METADATA_TTL_S).run)
                 self.nursery.start_soon(self.cache.run)
                 task_status.started()
                 await trio.sleep_forever()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 import trio
 
 from d7yfs.errors import AccessDenied, BadReply, D7yfsError, OriginUnavailable, ReadTimeout, VersionGone
-from d7yfs.objects import ListingPage, ObjectVersion
+from d7yfs.objects import ObjectVersion
 from tests.reference.faults import FAULTS, MAX_PAUSE_S, SILENCE_S, Harm, Named
-from tests.reference.program import SIZES_BYTES, body_of
+from tests.reference.listed import Listed
+from tests.reference.program import AT_FIRST, SIZES_BYTES, Setup, body_of
 from tests.servers.http11 import Answer, Exchange, Fault
 from tests.servers.scripted import ScriptedServer
 
@@ -18,7 +18,7 @@ IDENTITY = "s3 reference models"
 """Without the server's port, so that the cache's files are named alike in every run."""
 
 READ_TIMEOUT_S = 30.0
-_LISTING_S = 0.02
+_UPLOADED_NS = 1_600_000_000_000_000_000
 
 
 @dataclass(frozen=True)
@@ -29,69 +29,37 @@ class _Served:
 
 
 class Store(ScriptedServer):
-    """Holds the files of a program, at first all in their first body."""
+    """Holds the files of a program, at first some in their first body; `listed` says which."""
 
-    def __init__(self) -> None:
+    def __init__(self, setup: Setup) -> None:
         super().__init__()
         self.bodies: dict[tuple[str, str], bytes] = {}
         """Every version there ever was, by file and ETag."""
-        self.failing_listings = 0
-        self.listings_failed = 0
+        self.listed = Listed(setup)
         self._served: list[_Served] = []
         self._etags: dict[str, str] = {}
-        self._history: dict[str, list[tuple[float, str | None]]] = {}
-        for file in SIZES_BYTES:
+        for file in AT_FIRST:
             self.make(file, 0)
 
     def make(self, file: str, body: int) -> None:
         self._etags[file] = f'"{file} {body}"'
         self.bodies[file, self._etags[file]] = body_of(file, body)
         self.put(file, body_of(file, body))
-        self._note(file, self._etags[file])
+        self.listed.note(file, ObjectVersion(file, len(self.objects[file]), self._etags[file], _UPLOADED_NS))
 
     def delete(self, file: str) -> None:
         if self.objects.pop(file, None) is not None:
-            self._note(file, None)
-
-    def _note(self, file: str, etag: str | None) -> None:
-        self._history.setdefault(file, []).append((trio.current_time(), etag))
+            self.listed.note(file, None)
 
     def etag(self, key: str) -> str:
         return self._etags[key]
-
-    def versions_since(self, file: str, since: float) -> set[str | None]:
-        """The ETags that `file` has had from `since` until now; None is its absence."""
-        history = self._history[file]
-        return {
-            etag
-            for (_, etag), (until, _) in zip(history, [*history[1:], (float("inf"), None)], strict=True)
-            if until >= since
-        }
-
-    async def pages(self, prefix: str, *, delimiter: str = "/") -> AsyncGenerator[ListingPage, None]:
-        await trio.sleep(_LISTING_S)
-        if self.failing_listings:
-            self.failing_listings -= 1
-            self.listings_failed += 1
-            raise OriginUnavailable("listing: 503")
-        objects = tuple(ObjectVersion(key, len(body), self.etag(key), 1) for key, body in sorted(self.objects.items()))
-        await trio.sleep(_LISTING_S)
-        yield ListingPage(objects, (), "", 1_700_000_000_000_000_000)
-
-    async def page(self, prefix: str, token: str) -> ListingPage:
-        raise NotImplementedError("no directory is that large")
-
-    async def stat(self, key: str) -> ObjectVersion:
-        raise NotImplementedError("one page leaves nothing to ask for")
-
-    async def holds(self, prefix: str) -> bool:
-        raise NotImplementedError("one page leaves nothing to ask for")
 
     def spoil(self, file: str, names: tuple[str, ...], *, forever: bool) -> None:
         self.script(*(self._recorded(file, FAULTS[name]) for name in names), key=file, forever=forever)
 
     def heal(self) -> None:
-        self.failing_listings = 0
+        self.listed.fail(0, 0)
+        self.listed.deny(denied=False)
         for file in SIZES_BYTES:
             self.script(key=file)
 
@@ -111,7 +79,7 @@ class Store(ScriptedServer):
         served = [each for each in self._served if each.at >= since]
         harms = [each.fault.harm for each in served if each.key == file]
         if isinstance(error, VersionGone):
-            return Harm.GONE in harms or self.versions_since(file, since) != {etag}
+            return Harm.GONE in harms or self.listed.etags_since(file, since) != {etag}
         if isinstance(error, AccessDenied):
             return harms.count(Harm.DENIED) >= 2
         if isinstance(error, BadReply):

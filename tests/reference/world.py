@@ -21,24 +21,29 @@ from d7yfs.cache import cache as cache_module
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.errors import D7yfsError
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
-from d7yfs.tree import ROOT_INODE, Absent
 from tests.reference.clock import jump_when_idle, threads_idle
-from tests.reference.daemon import METADATA_TTL_S, Daemon
+from tests.reference.daemon import Daemon
+from tests.reference.names import Names
 from tests.reference.program import (
-    SIZES_BYTES,
+    LARGE_BYTES,
+    PATHS,
     BreakDisk,
     Cancel,
     Delete,
+    DenyListings,
     FailListings,
     FillDisk,
     Heal,
     Kill,
+    List,
+    Look,
     Open,
     Pass,
     Program,
     Put,
     Read,
     Reboot,
+    Refresh,
     Release,
     Settle,
     Spoil,
@@ -48,6 +53,9 @@ from tests.reference.store import IDENTITY, Store
 
 _FORGOTTEN_S = 120.0
 """After which no fault excuses an error any more."""
+
+_CHANGE_S = 0.001
+"""So that what is asked for after a change is asked for later."""
 
 _NEVER_S = 900.0
 """Longer than any reader or transfer can rightly take."""
@@ -72,8 +80,18 @@ _NOTHING = ByteRange(0, 0)
 class _Handle:
     daemon: Daemon
     file: str
+    inode: int
     etag: str
     number: int
+
+
+@dataclass(eq=False)
+class _Question:
+    """Somebody who waits for names."""
+
+    step: Look | List | Refresh
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    done: trio.Event = field(default_factory=trio.Event)
 
 
 @dataclass(eq=False)
@@ -102,11 +120,13 @@ class _World:
         self._daemons: list[Daemon] = []
         self._slots: dict[int, _Handle] = {}
         self._readers: list[_Reader] = []
+        self._questions: list[_Question] = []
+        self._names: dict[Daemon, Names] = {}
         self._files_read: set[str] = set()
         self._most_wanted_blocks: dict[Daemon, int] = {}
 
     async def run(self) -> None:
-        self._store = Store()
+        self._store = Store(self._program.setup)
         async with self._store.running(), trio.open_nursery() as self._nursery:
             self._nursery.start_soon(jump_when_idle, self._clock)
             self._boot()
@@ -116,6 +136,8 @@ class _World:
                 self._step = step
                 await self._do(step)
                 self._check_bounds()
+                for daemon in self._daemons:
+                    self._names[daemon].check()
                 if self.wrong:
                     break
             else:
@@ -141,8 +163,8 @@ class _World:
             case Read():
                 await self._start_reading(step)
             case Cancel():
-                if self._readers:
-                    cancelled = self._readers[step.reader % len(self._readers)]
+                if waiting := self._waiting:
+                    cancelled = waiting[step.reader % len(waiting)]
                     cancelled.scope.cancel()
                     await self._wait_for(cancelled)
             case Release():
@@ -153,10 +175,16 @@ class _World:
                 await self._settle()
             case Put():
                 self._store.make(step.file, step.body)
+                await trio.sleep(_CHANGE_S)
             case Delete():
                 self._store.delete(step.file)
+                await trio.sleep(_CHANGE_S)
+            case Look() | List() | Refresh():
+                await self._ask(step)
             case FailListings():
-                self._store.failing_listings = step.count
+                self._store.listed.fail(step.count, step.after)
+            case DenyListings():
+                self._store.listed.deny(denied=step.denied)
             case Spoil():
                 self._store.spoil(step.file, step.faults, forever=step.forever)
             case Heal():
@@ -177,26 +205,18 @@ class _World:
 
     async def _open(self, slot: int, daemon: Daemon, file: str) -> None:
         self._release(slot)
-        filesystem = daemon.filesystem
-        since = trio.current_time() - METADATA_TTL_S
-        try:
-            answer = await filesystem.lookup(ROOT_INODE, file)
-        except D7yfsError as error:
-            if not self._store.listings_failed:
-                self._fail(f"lookup of {file}: {error!r}")
-            return
-        possible = self._store.versions_since(file, since if not self._store.listings_failed else 0.0)
-        if isinstance(answer, Absent):
-            if None not in possible:
-                self._fail(f"{file} is not there")
-            return
-        inode = answer.node.inode
-        etag = filesystem.tree.get(inode).identity[2]
-        number = filesystem.open(inode)
-        filesystem.forget(inode, 1)
-        if etag not in possible or answer.node.size_bytes != len(self._store.bodies[file, etag]):
-            self._fail(f"{file} is opened as version {etag} of {answer.node.size_bytes} bytes, not of {possible}")
-        self._slots[slot] = _Handle(daemon, file, etag, number)
+        with trio.move_on_after(_NEVER_S) as patience:
+            opened = await self._names[daemon].open(file)
+        if patience.cancelled_caught:
+            self._fail(f"waits for ever: open of {file}")
+        elif opened is not None:
+            number, inode, etag = opened
+            if daemon.filesystem.tree.get(inode).size_bytes != len(self._store.bodies[file, etag]):
+                self._fail(f"{file} {etag} has another size")
+            others = {each.inode for each in self._slots.values() if (each.daemon, each.etag) == (daemon, etag)}
+            if others - {inode}:
+                self._fail(f"{file} {etag} is open as inode {others}, and is inode {inode}")
+            self._slots[slot] = _Handle(daemon, file, inode, etag, number)
 
     def _release(self, slot: int) -> None:
         handle = self._slots.pop(slot, None)
@@ -205,7 +225,7 @@ class _World:
 
     async def _start_reading(self, step: Read) -> None:
         if step.slot not in self._slots:
-            await self._open(step.slot, self._daemon(step.slot), list(SIZES_BYTES)[step.slot])
+            await self._open(step.slot, self._daemon(step.slot), list(LARGE_BYTES)[step.slot])
         handle = self._slots.get(step.slot)
         if handle is None:
             return
@@ -217,14 +237,18 @@ class _World:
             await self._wait_for(reader)
 
     async def _settle(self) -> None:
-        while self._readers and not self.wrong:
-            await self._wait_for(self._readers[0])
+        while (waiting := self._waiting) and not self.wrong:
+            await self._wait_for(waiting[0])
 
-    async def _wait_for(self, reader: _Reader) -> None:
+    @property
+    def _waiting(self) -> list[_Reader | _Question]:
+        return [*self._readers, *self._questions]
+
+    async def _wait_for(self, reader: _Reader | _Question) -> None:
         with trio.move_on_after(_NEVER_S) as patience:
             await reader.done.wait()
         if patience.cancelled_caught:
-            self._fail(f"waits for ever: {reader.step} of {reader.handle.file}, {reader.wanted}")
+            self._fail(f"waits for ever: {reader}")
 
     async def _kill(self, daemon: Daemon) -> None:
         await self._die([daemon])
@@ -260,7 +284,32 @@ class _World:
         daemon = Daemon(self._path, self._store, self._program.setup)
         daemon.fill_disk(full=self._full)
         await self._nursery.start(daemon.run)
+        self._names[daemon] = Names(daemon, self._store.listed, self._fail)
         return daemon
+
+    # --- names ---
+
+    async def _ask(self, step: Look | List | Refresh) -> None:
+        daemon = self._daemon(step.daemon)
+        question = _Question(step)
+        self._questions.append(question)
+        daemon.nursery.start_soon(self._answer, question, self._names[daemon])
+        if step.wait:
+            await self._wait_for(question)
+
+    async def _answer(self, question: _Question, names: Names) -> None:
+        try:
+            with question.scope:
+                match question.step:
+                    case Look(path=path):
+                        await names.look(path)
+                    case List(path=path, pause_s=pause_s):
+                        await names.list(path, pause_s)
+                    case Refresh(path=path):
+                        await names.refresh(path)
+        finally:
+            self._questions.remove(question)
+            question.done.set()
 
     # --- readers ---
 
@@ -368,6 +417,8 @@ class _World:
         for slot in list(self._slots):
             self._release(slot)
         await trio.sleep(_FORGOTTEN_S)
+        for daemon, path in itertools.product(self._daemons, PATHS):
+            await self._names[daemon].list(path, 0.0)
         for number, file in itertools.product(range(len(self._daemons)), sorted(self._files_read)):
             await self._do(Open(0, number, file))
             if 0 in self._slots:
@@ -380,6 +431,7 @@ class _World:
             statistics = daemon.cache.statistics()
             if statistics.open_versions or statistics.memory_bytes:
                 self._fail(f"left: {statistics}")
+            self._names[daemon].forget()
             remembered = daemon.filesystem.tree.statistics()["remembered"]
             if daemon.filesystem.open_files or remembered != 1:
                 self._fail(f"left: {daemon.filesystem.open_files} handles, {remembered - 1} inodes")
