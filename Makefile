@@ -6,10 +6,10 @@ BIN := .venv/bin
 ARGS ?=
 STORES ?=
 
-.PHONY: help setup demo test integration integration-dragonfly check format bench install lock clean
+.PHONY: help setup demo test integration integration-dragonfly integration-monitoring integration-container check format bench install lock clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-21s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-23s %s\n", $$1, $$2}' Makefile
 
 setup: ## .venv with the locked dependencies and .venv/bin/d7yfs; system packages too when root runs it
 	@scripts/setup.sh
@@ -25,6 +25,12 @@ integration: ## contract suite against Ceph RGW, MinIO and fake-gcs-server; STOR
 
 integration-dragonfly: ## mounts through a real Dragonfly (scheduler, seed, peers), built once outside the tree; ARGS='-k hung'
 	@scripts/integration-dragonfly.sh $(ARGS)
+
+integration-monitoring: ## alert rules, dashboard and a live scrape by a real Prometheus
+	@scripts/integration-monitoring.sh $(ARGS)
+
+integration-container: ## the image built and run as root, its mount seen outside and by a second container; manifests checked
+	@scripts/integration-container.sh $(ARGS)
 
 check: setup ## ruff, mypy --strict, layer contracts
 	$(BIN)/ruff check

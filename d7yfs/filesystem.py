@@ -23,6 +23,7 @@ from d7yfs.density import Density
 from d7yfs.errors import D7yfsError, IsADirectory, NotFound, ObjectArchived, OriginUnavailable
 from d7yfs.inodes import Directory, File, Node
 from d7yfs.listing import DirectoryListing
+from d7yfs.models import Model, Models
 from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.readahead import Window
 from d7yfs.tree import ROOT_INODE, Absent, Expired, Found, Tree
@@ -49,15 +50,19 @@ class Source:
     """In a word, by which way a version came, or would come."""
     task_id: Callable[[ObjectVersion], Awaitable[str]] | None = None
     """The id of Dragonfly's task for a version, empty where it has none. None: Dragonfly has no part at all. Raises D7yfsError."""
+    models: Models = field(default_factory=Models)
+    """Where what readers of each model were given is counted."""
 
 
 @dataclass(slots=True)
 class Served:
-    """What readers of one repository were given since start."""
+    """What readers of one repository were given since start, and whether it can be listed."""
 
     read_bytes: int = 0
     cache_bytes: int = 0
     """Of these, what was there before they asked, read ahead included."""
+    unlisted_since: float | None = None
+    """Since when each listing has failed (trio's clock); None while they succeed."""
 
 
 @dataclass(slots=True)
@@ -65,6 +70,7 @@ class _Handle:
     node: File
     cached: CachedVersion | None
     window: Window
+    model: Model
 
 
 @dataclass(slots=True)
@@ -141,6 +147,14 @@ class Filesystem:
             node = answer.node
         return node
 
+    async def urls(self, path: str) -> list[str]:
+        """Where what is at `path` lies in its store; of the root above repositories, where each of them does. Raises as `resolve`."""
+        node = await self.resolve(path)
+        nodes = [node]
+        if isinstance(node, Directory) and node.repository is None:
+            nodes = [*(node.children or {}).values()]
+        return [self.describe(each)["url"] for each in nodes]
+
     # --- directories ---
 
     async def opendir(self, inode: int) -> int:
@@ -190,6 +204,7 @@ class Filesystem:
         source = self._sources[directory.repository]
         try:
             found = await source.list_directory(directory.prefix)
+            self.served[directory.repository].unlisted_since = None
             changes = self.tree.apply(directory.inode, found, trio.current_time(), asked_at=listing.asked_at)
             for hidden in changes.hidden:
                 log.warning("%s/%s cannot be shown: %s", source.url, hidden.key, hidden.reason)
@@ -204,6 +219,10 @@ class Filesystem:
             listing.done.set()
 
     def _serve_stale(self, directory: Directory, source: Source, listing: _Listing, error: D7yfsError) -> None:
+        assert directory.repository is not None
+        served = self.served[directory.repository]
+        if served.unlisted_since is None and not isinstance(error, NotFound):
+            served.unlisted_since = trio.current_time()
         try:
             if self.tree.extend_stale(directory.inode, trio.current_time(), STALE_RETRY_S):
                 log.warning("%s; serving the last listing of %s/%s", error.message, source.url, directory.prefix)
@@ -224,7 +243,9 @@ class Filesystem:
             self._densities[cached] = Density(node.version.key, node.size_bytes)
         self.tree.remember(inode)
         handle = next(self._numbers)
-        self._handles[handle] = _Handle(node, cached, Window(node.size_bytes))
+        model = self._sources[node.repository].models.of(node.version.key)
+        model.opens += 1
+        self._handles[handle] = _Handle(node, cached, Window(node.size_bytes), model)
         if self.idle.is_set():
             self.idle = trio.Event()
         return handle
@@ -280,8 +301,11 @@ class Filesystem:
         data = await cached.read(wanted, ahead)
         assert len(data) == wanted.size
         served = self.served[opened.node.repository]
+        cache_bytes = len(data) if was_there else 0
         served.read_bytes += len(data)
-        served.cache_bytes += len(data) if was_there else 0
+        served.cache_bytes += cache_bytes
+        opened.model.read_bytes += len(data)
+        opened.model.cache_bytes += cache_bytes
         return data
 
     def _fetch_neighbours(self, node: File) -> None:

@@ -28,6 +28,7 @@ from d7yfs.fetch.direct import DirectFiller
 from d7yfs.fetch.dragonfly import MAX_DIRECT_BYTES
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.handover import Handover
+from d7yfs.fetch.journal import COMPLETE
 from d7yfs.fetch.policy import Policy
 from d7yfs.fetch.proxies import Proxies
 from d7yfs.fetch.route import PATIENCE_S, SILENCE_S, Plan, Reason, Stream, plan, ranged
@@ -303,7 +304,7 @@ class StreamFiller:
                 await fetcher.stream(
                     target.version, rest, _StreamSink(target, running), on_silence=silent, on_task=fill.begins
                 )
-                fill.outcome = "complete"
+                fill.outcome = COMPLETE
             finally:
                 fill.fetched_bytes = running.position - rest.start
 

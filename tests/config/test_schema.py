@@ -33,7 +33,9 @@ def test_names() -> None:
         *("cache_dir", "cache_size", "cache_min_free", "memory_buffer", "verify"),
         *("metadata_ttl", "negative_ttl", "read_timeout", "connect_timeout", "max_connections"),
         *("allow_other", "allow_empty", "require_all", "uid", "gid", "file_mode", "dir_mode", "xattr"),
+        "fuse_helper",
         *("foreground", "shutdown_timeout", "log_level", "log_format", "log_file"),
+        *("metrics_listen", "metrics_per_model"),
     }
     assert OPTIONS["cache_size"].field == "cache_size_bytes"
     assert OPTIONS["cache_size"].flag == "--cache-size"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from d7yfs.errors import AccessDenied, NotFound
@@ -50,6 +52,10 @@ class MemoryOrigin:
 
     async def checksums(self, version: ObjectVersion) -> Checksums:
         raise NotImplementedError
+
+    @property
+    def credentials_expire_at(self) -> float:
+        return math.inf
 
     def describe(self) -> dict[str, str]:
         return {"endpoint": "memory"}
