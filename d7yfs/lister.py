@@ -236,11 +236,13 @@ class Lister:
 
     def _scan_failed(self, error: D7yfsError) -> None:
         """Those who wait list the directory that they need, and so does who comes in the next time."""
+        self._intake.failed(error)
         pause_s = DENIED_RETRY_S if isinstance(error, AccessDenied) else STALE_RETRY_S
         self._scan_again_at = trio.current_time() + pause_s
 
     def _bear(self, error: D7yfsError, directory: Directory, name: str | None = None) -> None:
         """A question failed: have what is known served, or remember that this directory may not be listed."""
+        self._intake.failed(error)
         now = trio.current_time()
         if directory.fresh(now) or (name is not None and directory.inode in self._listed):
             return  # a refresh ahead of time; or its listing will tell
@@ -341,6 +343,11 @@ class Lister:
         self._scan_again_at = -math.inf
 
     # --- status ---
+
+    @property
+    def unanswered_since(self) -> float | None:
+        """Since when the store has answered no question, in trio's seconds; None while it does."""
+        return self._intake.unanswered_since
 
     @property
     def whole_requests(self) -> int | None:
