@@ -117,7 +117,15 @@ class Mount:
 
 
 def _d7yfs(setting: Setting) -> list[str]:
-    command = [sys.executable, "-m", "d7yfs", "mount", "--foreground", f"s3://{setting.bucket}", str(setting.mountpoint)]
+    command = [
+        sys.executable,
+        "-m",
+        "d7yfs",
+        "mount",
+        "--foreground",
+        f"s3://{setting.bucket}",
+        str(setting.mountpoint),
+    ]
     command += [f"--endpoint-url={setting.endpoint_url}", f"--cache-dir={setting.cache}"]
     if setting.profile.tls:
         command.append(f"--ca-bundle={setting.store.ca_file}")
