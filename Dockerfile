@@ -2,10 +2,15 @@
 #
 # The mount must reach the host or a sibling container, so share the mount point and give the container /dev/fuse:
 #   docker run --device /dev/fuse --cap-add SYS_ADMIN --security-opt apparmor=unconfined \
-#       -v /mnt/models:/mnt/models:rshared d7yfs mount --foreground s3://models/triton /mnt/models
+#       -v /var/cache/d7yfs:/var/cache/d7yfs -v /mnt/d7yfs:/mnt/d7yfs:rshared d7yfs mount s3://models/triton /mnt/d7yfs/models
+#
+# Python's packages are pinned by requirements/*.txt, with hashes. BASE pins the rest to the letter:
+#   docker build --build-arg BASE=debian:bookworm-slim@sha256:… -t d7yfs .
 
-# Both stages are the same Debian, so that the environment built in one finds the same Python and libfuse3 in the other.
-FROM debian:bookworm-slim AS build
+# All stages are the same Debian, so that the environment built in one finds the same Python and libfuse3 in the other.
+ARG BASE=debian:bookworm-slim
+
+FROM ${BASE} AS build
 RUN apt-get update \
     && apt-get install -y --no-install-recommends python3-dev python3-venv gcc libc6-dev pkg-config libfuse3-dev \
     && rm -rf /var/lib/apt/lists/*
@@ -21,11 +26,16 @@ COPY d7yfs/ d7yfs/
 RUN /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /dist . \
     && /build/bin/pip --python /opt/d7yfs/bin/python3 install --no-index --no-deps /dist/*.whl
 
-FROM debian:bookworm-slim
+FROM ${BASE}
 RUN apt-get update \
     && apt-get install -y --no-install-recommends python3 fuse3 ca-certificates \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/d7yfs /opt/d7yfs
 RUN ln -s /opt/d7yfs/bin/d7yfs /usr/local/bin/d7yfs && ln -s /opt/d7yfs/bin/mount.d7yfs /sbin/mount.d7yfs
+# A container's main process stays.
+ENV D7YFS_FOREGROUND=true
+# Docker alone heeds it; Kubernetes has probes of its own. Rests on --metrics-listen as it is by default, or 0.0.0.0:7717.
+HEALTHCHECK --interval=30s --timeout=15s --start-period=90s --retries=3 \
+    CMD ["/opt/d7yfs/bin/python3", "-I", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:7717/healthz', timeout=12)"]
 ENTRYPOINT ["d7yfs"]
 CMD ["--help"]

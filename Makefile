@@ -6,11 +6,11 @@ BIN := .venv/bin
 ARGS ?=
 STORES ?=
 
-.PHONY: help setup demo test integration integration-dragonfly integration-scale integration-torchserve integration-triton check format \
-	bench install lock clean
+.PHONY: help setup demo test integration integration-dragonfly integration-scale integration-torchserve integration-triton \
+	integration-monitoring integration-container check format bench install lock clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-22s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-23s %s\n", $$1, $$2}' Makefile
 
 setup: ## .venv with the locked dependencies and .venv/bin/d7yfs; system packages too when root runs it
 	@scripts/setup.sh
@@ -35,6 +35,12 @@ integration-torchserve: ## a real TorchServe on mounts of a real S3 server, inst
 
 integration-triton: setup ## a real Triton that loads from mounts of a real store; installed once, outside the tree; ARGS='-k poll'
 	@program=$$(scripts/triton.sh) && D7YFS_TEST_TRITON=$$program $(BIN)/python -m pytest -p tests.plugins.no_skips tests/triton $(ARGS)
+
+integration-monitoring: ## alert rules, dashboard and a live scrape by a real Prometheus
+	@scripts/integration-monitoring.sh $(ARGS)
+
+integration-container: ## the image built and run as root, its mount seen outside and by a second container; manifests checked
+	@scripts/integration-container.sh $(ARGS)
 
 check: setup ## ruff, mypy --strict, layer contracts
 	$(BIN)/ruff check

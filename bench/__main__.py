@@ -62,7 +62,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
 
     sizes, rounds, limit_s = (dataset.QUICK, 1, 6.0) if arguments.quick else (dataset.FULL, arguments.rounds, 15.0)
-    with store.running(lambda data: dataset.make(data, sizes), sizes.total_bytes, arguments.scratch) as served:
+    with store.running(lambda buckets: dataset.make(buckets, sizes), sizes.total_bytes, arguments.scratch) as served:
         ceiling_mb_s = served.ceiling_bytes_per_s() / 1e6
         console.print(f"the store alone: {ceiling_mb_s:,.0f} MB/s to a client that throws the bytes away")
         results = Results(cases, peers, sizes)

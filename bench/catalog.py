@@ -1,4 +1,4 @@
-"""What the bench's store serves: the files below a directory as the objects of one bucket, and their listings as XML.
+"""What the bench's store serves: the files below a directory as the objects of a bucket, and their listings as XML.
 
 Read once at start; the files must not change afterwards. ListObjects and ListObjectsV2 as in the S3 API reference: prefix,
 delimiter, max-keys, and the two ways of paging.
@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 BUCKET = "bench-models"
+"""The one that is meant where none is named."""
 _LAST = "\U0010ffff"
 _NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 
@@ -46,11 +47,10 @@ class Entry:
 
 
 class Catalog:
-    """The objects below `directory`, as the bucket `BUCKET`."""
-
-    bucket = BUCKET
+    """The objects below `directory`, as the bucket of its name."""
 
     def __init__(self, directory: Path) -> None:
+        self.bucket = directory.name
         self._entries = {
             str(path.relative_to(directory)): _entry(path, str(path.relative_to(directory)))
             for path in directory.rglob("*")
@@ -71,7 +71,7 @@ class Catalog:
         after = query.get("continuation-token") or query.get("start-after", "") if second else query.get("marker", "")
         items, last, truncated = self._page(prefix, delimiter, after, limit)
         parts = [
-            f'<?xml version="1.0" encoding="UTF-8"?>\n<ListBucketResult xmlns="{_NAMESPACE}"><Name>{BUCKET}</Name>'
+            f'<?xml version="1.0" encoding="UTF-8"?>\n<ListBucketResult xmlns="{_NAMESPACE}"><Name>{self.bucket}</Name>'
             f"<Prefix>{prefix}</Prefix><MaxKeys>{limit}</MaxKeys><IsTruncated>{str(truncated).lower()}</IsTruncated>"
         ]
         if delimiter:

@@ -1,6 +1,7 @@
 """The objects that the cases read: made once per run, in memory where there is room.
 
-The same directory is what the store serves, what the peer `local` reads, and what every byte is compared with.
+The same directories are what the store serves as buckets, what the peer `local` reads, and what every byte is compared with. What is read
+for its names lies in buckets of its own, so that who lists a repository whole pays for what the case is about.
 """
 
 from __future__ import annotations
@@ -11,13 +12,19 @@ from pathlib import Path
 
 import numpy
 
+from bench.catalog import BUCKET
+
 LARGE = "large.bin"
 MEDIUM = "medium.bin"
 WEIGHTS = "model.safetensors"
 FOUR = tuple(f"four/{number}.bin" for number in range(4))
 SMALL = "small"
-TREE = "tree"
-FLAT = "flat"
+TREE = "bench-tree"
+"""A bucket of directories of files, for `find`."""
+FLAT = "bench-flat"
+"""A bucket with one directory, `flat`."""
+MANY = "bench-many"
+"""A bucket of which one directory is wanted."""
 TENSORS = 64
 
 _CHUNK_BYTES = 16 << 20
@@ -37,11 +44,13 @@ class Sizes:
     tree_files: int
     """In each of the directories."""
     flat_files: int
+    many_directories: int
+    """Of as many files as the tree's."""
     random_reads: int
 
     @property
     def total_bytes(self) -> int:
-        files = self.tree_directories * self.tree_files + self.flat_files
+        files = (self.tree_directories + self.many_directories) * self.tree_files + self.flat_files
         return (
             2 * self.large_bytes
             + self.medium_bytes
@@ -51,12 +60,13 @@ class Sizes:
         )
 
 
-FULL = Sizes(1 << 30, 512 << 20, 256 << 20, 1000, 128 << 10, 10, 1000, 5000, 8192)
-QUICK = Sizes(256 << 20, 128 << 20, 64 << 20, 400, 128 << 10, 10, 1000, 5000, 2048)
+FULL = Sizes(1 << 30, 512 << 20, 256 << 20, 1000, 128 << 10, 10, 1000, 5000, 16, 8192)
+QUICK = Sizes(256 << 20, 128 << 20, 64 << 20, 400, 128 << 10, 10, 1000, 5000, 16, 2048)
 
 
-def make(directory: Path, sizes: Sizes) -> None:
+def make(buckets: Path, sizes: Sizes) -> None:
     """Write all objects: random bytes, the same every time."""
+    directory = buckets / BUCKET
     source = numpy.random.default_rng(7)
     for name, size_bytes in (
         (LARGE, sizes.large_bytes),
@@ -67,8 +77,10 @@ def make(directory: Path, sizes: Sizes) -> None:
         _write(directory / name, size_bytes, source)
     write_weights(directory / WEIGHTS, sizes.large_bytes, source)
     for number in range(sizes.tree_directories):
-        _touch(directory / TREE / f"{number:03}", sizes.tree_files)
-    _touch(directory / FLAT, sizes.flat_files)
+        _touch(buckets / TREE / f"{number:03}", sizes.tree_files)
+    for number in range(sizes.many_directories):
+        _touch(buckets / MANY / f"{number:03}", sizes.tree_files)
+    _touch(buckets / FLAT / "flat", sizes.flat_files)
 
 
 def _write(path: Path, size_bytes: int, source: numpy.random.Generator, header: bytes = b"") -> None:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import dataset, minio, reads, store
+from bench.catalog import BUCKET
 from bench.children import ReadError, in_child
 from bench.peers import PEERS, Mount, Peer, PeerError, Setting
 from bench.processes import drop_page_cache
@@ -195,9 +196,10 @@ def key(size_mib: int, way: str) -> str:
     return f"{size_mib}-{way}.bin"
 
 
-def make(directory: Path, sizes_mib: Sequence[int], ways: Sequence[Way]) -> None:
+def make(buckets: Path, sizes_mib: Sequence[int], ways: Sequence[Way]) -> None:
     """One file of random bytes per size, under one name per way: other keys, so other versions, in the same memory."""
-    directory.mkdir()
+    directory = buckets / BUCKET
+    directory.mkdir(parents=True)
     for size_mib in sizes_mib:
         source = directory / key(size_mib, DIRECT)
         source.write_bytes(b"".join(os.urandom(MIB) for _ in range(size_mib)))

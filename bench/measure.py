@@ -59,17 +59,18 @@ def turn(bench: Bench, case: Case, name: str, *, verify: bool) -> Sample | None:
         mountpoint.mkdir()
         cache.mkdir(mode=0o700)
         store.shape(case.profile)
-        mount = Mount(peer, Setting(store, case.profile, mountpoint, cache), directory / "log")
+        setting = Setting(store, case.profile, mountpoint, cache, case.bucket)
+        mount = Mount(peer, setting, directory / "log")
         try:
             mount.mount()
             drop_page_cache()
-            run = Run(mountpoint, store.data, bench.sizes, store, mount, bench.limit_s)
+            run = Run(mountpoint, setting.source, bench.sizes, store, mount, bench.limit_s)
             counted, spent_s = store.counters(), mount.cpu_s()
             figures = dict(case.cold(run))
             spent_s = mount.cpu_s() - spent_s
             counted = store.counters() - counted
             figures |= case.then(run)
-            note = _verify(bench, case, mountpoint) if verify else ""
+            note = _verify(bench, case, setting) if verify else ""
         except ReadError as error:
             error.add_note(mount.last_words())
             raise
@@ -89,9 +90,9 @@ def turn(bench: Bench, case: Case, name: str, *, verify: bool) -> Sample | None:
         )
 
 
-def _verify(bench: Bench, case: Case, directory: Path) -> str:
+def _verify(bench: Bench, case: Case, setting: Setting) -> str:
     """Compare with the source. A wrong byte raises ReadError; a peer too slow for it gets a note."""
-    pairs = [(directory / key, bench.store.data / key) for key in case.verified(bench.sizes)]
+    pairs = [(setting.mountpoint / key, setting.source / key) for key in case.verified(bench.sizes)]
     try:
         in_child(bench.limit_s, reads.compare, pairs)
     except OutOfTime:

@@ -24,7 +24,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True, slots=True)
 class MinioStore(Store):
-    """`data` holds what was uploaded."""
+    """`buckets` holds what was uploaded."""
 
     key_id: str = ""
     secret_key: str = ""
@@ -43,11 +43,11 @@ def running(make: Callable[[Path], None], scratch: Path) -> Iterator[Store]:
     """As `bench.store.running`, on `scratch` in any case: MinIO wants a real disk. Raises StoreError."""
     with tempfile.TemporaryDirectory(prefix="d7yfs-bench-minio-", dir=scratch) as name:
         directory = Path(name)
-        data = directory / "uploaded"
+        data = directory / "buckets"
         make(data)
         (directory / "minio").mkdir()
         with minio.running(directory / "minio") as server:
-            _upload(server, data)
+            _upload(server, data / BUCKET)
             control = directory / "control"
             control.write_bytes(bytes(Control.size_bytes(1)))
             port = server.endpoint_url.rpartition(":")[2]

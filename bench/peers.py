@@ -33,15 +33,21 @@ class Setting:
     profile: Profile
     mountpoint: Path
     cache: Path
+    bucket: str = BUCKET
 
     @property
     def endpoint_url(self) -> str:
         return self.store.endpoint_url(self.profile)
 
+    @property
+    def source(self) -> Path:
+        """The bucket's content as a local directory."""
+        return self.store.buckets / self.bucket
+
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A program that mounts the bucket; `command` stays in the foreground.
+    """A program that mounts a bucket; `command` stays in the foreground.
 
     `reference` marks what is no competitor: goals that speak of the best peer leave it out. Such a peer may read the data past the store,
     and then takes no part in cases about the network.
@@ -111,7 +117,15 @@ class Mount:
 
 
 def _d7yfs(setting: Setting) -> list[str]:
-    command = [sys.executable, "-m", "d7yfs", "mount", "--foreground", f"s3://{BUCKET}", str(setting.mountpoint)]
+    command = [
+        sys.executable,
+        "-m",
+        "d7yfs",
+        "mount",
+        "--foreground",
+        f"s3://{setting.bucket}",
+        str(setting.mountpoint),
+    ]
     command += [f"--endpoint-url={setting.endpoint_url}", f"--cache-dir={setting.cache}"]
     if setting.profile.tls:
         command.append(f"--ca-bundle={setting.store.ca_file}")
@@ -133,7 +147,7 @@ def _s3fs(setting: Setting) -> list[str]:
         "max_stat_cache_size=200000",
         "kernel_cache",  # else every open forgets the pages that were read before
     ]
-    return ["s3fs", BUCKET, str(setting.mountpoint), "-f", "-o", ",".join(options)]
+    return ["s3fs", setting.bucket, str(setting.mountpoint), "-f", "-o", ",".join(options)]
 
 
 def _s3fs_environment(setting: Setting) -> Mapping[str, str]:
@@ -144,7 +158,7 @@ def _rclone(setting: Setting) -> list[str]:
     return [
         str(_BIN / "rclone"),
         "mount",
-        f"bench:{BUCKET}",
+        f"bench:{setting.bucket}",
         str(setting.mountpoint),
         "--config=",
         "--read-only",
@@ -176,7 +190,7 @@ def _pyfuse3_memory(setting: Setting) -> list[str]:
     return [
         sys.executable,
         str(_ROOT / "bench" / "pyfuse3_memory.py"),
-        str(setting.store.data),
+        str(setting.source),
         str(setting.mountpoint),
     ]
 
@@ -184,7 +198,7 @@ def _pyfuse3_memory(setting: Setting) -> list[str]:
 def _local(setting: Setting) -> list[str]:
     """The directory itself, through a bind mount. Nothing serves it, so a shell waits in a server's place."""
     script = 'mount --bind "$0" "$1" && while mountpoint --quiet "$1"; do sleep 0.2; done'
-    return ["sh", "-c", script, str(setting.store.data), str(setting.mountpoint)]
+    return ["sh", "-c", script, str(setting.source), str(setting.mountpoint)]
 
 
 PEERS: Mapping[str, Peer] = {

@@ -80,13 +80,18 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The running server. `data` is the bucket's content as a local directory."""
+    """The running server. `buckets` is a directory that holds their content, each as a directory of its own."""
 
-    data: Path
+    buckets: Path
     ca_file: Path
     plain_port: int
     tls_port: int
     control: Control
+
+    @property
+    def data(self) -> Path:
+        """The content of `BUCKET`."""
+        return self.buckets / BUCKET
 
     def endpoint_url(self, profile: Profile) -> str:
         return f"https://127.0.0.1:{self.tls_port}" if profile.tls else f"http://127.0.0.1:{self.plain_port}"
@@ -123,13 +128,13 @@ class Store:
 
 @contextlib.contextmanager
 def running(make: Callable[[Path], None], total_bytes: int, scratch: Path) -> Iterator[Store]:
-    """The store with the objects that `make` writes into its directory, some `total_bytes`; gone at the end. Raises StoreError."""
+    """The store with the buckets that `make` writes, some `total_bytes` in all; gone at the end. Raises StoreError."""
     memory = Path("/dev/shm")
     roomy = memory.is_dir() and shutil.disk_usage(memory).free > 2 * total_bytes
     with tempfile.TemporaryDirectory(prefix="d7yfs-bench-store-", dir=memory if roomy else scratch) as name:
         directory = Path(name)
-        data = directory / "data"
-        make(data)
+        buckets = directory / "buckets"
+        make(buckets)
         authority = trustme.CA()
         authority.cert_pem.write_to_path(directory / "ca.pem")
         certificate = directory / "server.pem"
@@ -137,7 +142,15 @@ def running(make: Callable[[Path], None], total_bytes: int, scratch: Path) -> It
         workers = os.cpu_count() or 1
         control = directory / "control"
         control.write_bytes(bytes(Control.size_bytes(workers)))
-        command = [sys.executable, "-m", "bench.store_server", str(data), str(control), str(workers), str(certificate)]
+        command = [
+            sys.executable,
+            "-m",
+            "bench.store_server",
+            str(buckets),
+            str(control),
+            str(workers),
+            str(certificate),
+        ]
         root = Path(__file__).resolve().parent.parent
         with subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdin
@@ -147,7 +160,7 @@ def running(make: Callable[[Path], None], total_bytes: int, scratch: Path) -> It
                 if not line:
                     raise StoreError(f"the store ended with status {server.wait(10)}")
                 ports = json.loads(line)
-                yield Store(data, directory / "ca.pem", ports["plain"], ports["tls"], Control(control))
+                yield Store(buckets, directory / "ca.pem", ports["plain"], ports["tls"], Control(control))
             finally:
                 server.stdin.close()
 

@@ -1,4 +1,4 @@
-"""The program behind `bench.store`: a read-only S3 server over a directory, made to be no one's limit and to count exactly.
+"""The program behind `bench.store`: a read-only S3 server over the buckets of a directory, made to be no one's limit and to count exactly.
 
 Forked workers share two listening sockets (plain and TLS); each connection has a thread; plain bodies leave by sendfile(2), so that
 the interpreter sees one call per MiB. Counters and the shape of the answers (delay, rate) lie in a small file that `bench.store` maps too:
@@ -20,6 +20,7 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing.synchronize import Lock
 from pathlib import Path
@@ -78,8 +79,8 @@ class Control:
 class Worker:
     """One process of the server."""
 
-    def __init__(self, catalog: Catalog, control: Control, number: int, link: Lock) -> None:
-        self._catalog = catalog
+    def __init__(self, catalogs: Mapping[str, Catalog], control: Control, number: int, link: Lock) -> None:
+        self._catalogs = catalogs
         self._control = control
         start = SLOT_BYTES * (1 + number)
         self._slots = memoryview(control.memory)[start : start + COUNTERS.size].cast("Q")
@@ -121,17 +122,18 @@ class Worker:
         if method not in ("GET", "HEAD"):
             _reply(stream, "405 Method Not Allowed", _error("MethodNotAllowed"))
             return False  # what it sends may have a body that nobody reads
-        if bucket != self._catalog.bucket:
+        catalog = self._catalogs.get(bucket)
+        if catalog is None:
             _reply(stream, "404 Not Found", _error("NoSuchBucket"), method)
         elif key:
-            self._object(stream, method, self._catalog.find(key), headers, (bytes_per_s, total_bytes_per_s))
+            self._object(stream, method, catalog.find(key), headers, (bytes_per_s, total_bytes_per_s))
         elif method == "HEAD":
             self._count(_HEADS)
             _reply(stream, "200 OK", b"", method, "x-amz-bucket-region: us-east-1\r\n")
         else:
             self._count(_LISTS)
             query = dict(parse_qsl(url.query, keep_blank_values=True))
-            _reply(stream, "200 OK", self._catalog.listing(query), method)
+            _reply(stream, "200 OK", catalog.listing(query), method)
         return headers.get("connection", "").lower() != "close"
 
     def _object(
@@ -226,7 +228,7 @@ def _parse_range(value: str, size_bytes: int) -> tuple[int, int] | None:
 
 def main() -> None:
     directory, control_path, workers, *certificate = sys.argv[1:]
-    catalog = Catalog(Path(directory))
+    catalogs = {path.name: Catalog(path) for path in Path(directory).iterdir()}
     control = Control(Path(control_path))
     tls = None
     if certificate:
@@ -238,7 +240,7 @@ def main() -> None:
     # Every worker is a child, so that this process can end without waiting for anything but its stdin.
     for number in numbers:
         if os.fork() == 0:
-            worker = Worker(catalog, control, number, link)
+            worker = Worker(catalogs, control, number, link)
             threading.Thread(target=worker.accept, args=(plain, None), daemon=True).start()
             if tls:
                 threading.Thread(target=worker.accept, args=(secured, tls), daemon=True).start()

@@ -91,8 +91,8 @@ def main() -> int:
         if not (way == _CURL and reader)
     ]
     samples: dict[Row, list[Figures]] = {row: [] for row in rows}
-    sizes = dataset.Sizes(size_bytes, 1 << 20, 1 << 20, 1, 1, 1, 1, 1, 1)
-    with store.running(lambda data: dataset.make(data, sizes), sizes.total_bytes, arguments.scratch) as served:
+    sizes = dataset.Sizes(size_bytes, 1 << 20, 1 << 20, 1, 1, 1, 1, 1, 1, 1)
+    with store.running(lambda buckets: dataset.make(buckets, sizes), sizes.total_bytes, arguments.scratch) as served:
         for number in range(arguments.rounds):
             with console.status("") as status:
                 for row in rows:

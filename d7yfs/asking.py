@@ -11,7 +11,7 @@ import trio
 
 from d7yfs.errors import D7yfsError, OriginUnavailable
 from d7yfs.inodes import Directory
-from d7yfs.listing import Answer, DirectoryListing
+from d7yfs.listing import Answer, DirectoryListing, Reached
 from d7yfs.tree import Changes
 
 log = logging.getLogger(__name__)
@@ -49,6 +49,8 @@ class Asking:
     """What a name in the directory of a prefix is, as far as pages have come; None while they leave it open."""
     listing: Callable[[str], DirectoryListing | None] = _nothing
     """All that is in the directory of a prefix, once all of it has come; of a flat listing."""
+    reached: Reached = field(default_factory=Reached)
+    """How far its pages have come, of a flat listing."""
     pages: int = 0
     """So many have come."""
     leaves_open: bool = False

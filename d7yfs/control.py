@@ -161,22 +161,24 @@ async def _line(stream: trio.SocketStream) -> bytes:
     return received.partition(b"\n")[0]
 
 
-def ask(path: Path, command: str, /, **arguments: Any) -> Reply:
+def ask(path: Path, command: str, /, *, timeout_s: float = CLIENT_TIMEOUT_S, **arguments: Any) -> Reply:
     """Send one command to the daemon behind the socket `path` and return its reply.
 
-    Raises MountError when nobody answers, or with the daemon's own words.
+    Raises MountError when nobody answers in time, or with the daemon's own words.
     """
-    with contextlib.closing(follow(path, command, **arguments)) as replies:
+    with contextlib.closing(follow(path, command, timeout_s=timeout_s, **arguments)) as replies:
         return next(replies)
 
 
-def follow(path: Path, command: str, /, **arguments: Any) -> Generator[Reply, None, None]:
+def follow(
+    path: Path, command: str, /, *, timeout_s: float = CLIENT_TIMEOUT_S, **arguments: Any
+) -> Generator[Reply, None, None]:
     """As `ask`, for a command that reports: each of its lines, as it comes. Close the generator to have it stopped.
 
     Raises MountError when nobody answers, with the daemon's own words, or when it falls silent.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        client.settimeout(CLIENT_TIMEOUT_S)
+        client.settimeout(timeout_s)
         try:
             client.connect(str(path))
             client.sendall(json.dumps({"command": command, **arguments}).encode() + b"\n")

@@ -15,7 +15,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -23,24 +23,28 @@ from typing import Any
 
 import trio
 
-from d7yfs import __version__, control, logs, mounts, status, tree
+from d7yfs import __version__, control, dropping, logs, mounts, reload, status, tree
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.filler import Filler, FillTarget
 from d7yfs.config.p2p import Mode
-from d7yfs.config.schema import Config
+from d7yfs.config.schema import OPTIONS, Config
 from d7yfs.config.sources import Settings
-from d7yfs.errors import D7yfsError, MountError, Stopped
+from d7yfs.errors import D7yfsError, MountError, Stopped, UsageError
 from d7yfs.fetch.direct import DirectFiller
 from d7yfs.fetch.route import Reason
 from d7yfs.fetch.stream import StreamFiller
 from d7yfs.fetch.verification import Verifier
 from d7yfs.filesystem import Filesystem, Source
 from d7yfs.fuse.pyfuse3_adapter import Adapter, Appearance
+from d7yfs.handed_mount import HandedMount
+from d7yfs.health import Probe
 from d7yfs.inodes import Directory
 from d7yfs.invalidation import Invalidator
 from d7yfs.latecomer import Latecomer
+from d7yfs.latency import BOUNDS_S
 from d7yfs.listings import Mode as ListingMode
+from d7yfs.monitoring import Monitoring
 from d7yfs.objects import ObjectVersion
 from d7yfs.readiness import Readiness
 from d7yfs.refresh import Refreshes
@@ -57,15 +61,18 @@ _GARBAGE_THRESHOLD = 5000
 """Objects made, and not yet gone, between two collections; Python's own is 700, and a page of a listing has 7,000 elements for a moment."""
 
 
-async def run(settings: Settings, readiness: Readiness, *, stderr: Path | None) -> None:
-    """Mount, serve until the mount goes away or SIGTERM or SIGINT comes, unmount.
+async def run(
+    settings: Settings, readiness: Readiness, read_again: Callable[[], Settings], *, stderr: Path | None
+) -> None:
+    """Mount, serve until the mount goes away or SIGTERM or SIGINT comes, unmount. `read_again` gives the settings as they are at SIGHUP.
 
     Raises D7yfsError when there is no mount: MountError, CacheUnusable, ConfigError, or what the origin said. `stderr` is where a daemon in
     the background sends what C libraries print.
     """
     config = settings.config
     mountpoint = settings.require_mountpoint()
-    if await trio.to_thread.run_sync(mounts.prepare_mountpoint, mountpoint):
+    is_handed = config.fuse_helper is not None or HandedMount.from_path(mountpoint) is not None
+    if not is_handed and await trio.to_thread.run_sync(mounts.prepare_mountpoint, mountpoint):
         log.warning("%s was a dead mount; cleaned up", mountpoint)
     directory = CacheDirectory(
         config.cache_dir, size_limit_bytes=config.cache_size_bytes, min_free_bytes=config.cache_min_free_bytes
@@ -78,7 +85,7 @@ async def run(settings: Settings, readiness: Readiness, *, stderr: Path | None) 
     try:
         present, late = await _locate(repositories, config)
         cache = Cache(directory, memory_buffer_bytes=config.memory_buffer_bytes, read_timeout_s=config.read_timeout_s)
-        await _Mount(settings, mountpoint, present, late, cache, readiness, stderr).serve()
+        await _Mount(settings, mountpoint, present, late, cache, readiness, read_again, stderr).serve()
     finally:
         with trio.CancelScope(shield=True), trio.move_on_after(config.shutdown_timeout_s):
             for repository in repositories:
@@ -145,10 +152,11 @@ class _Mount:
         late: list[Latecomer],
         cache: Cache,
         readiness: Readiness,
+        read_again: Callable[[], Settings],
         stderr: Path | None,
     ) -> None:
         self._settings = settings
-        self._config: Config = settings.config
+        self._read_again = read_again
         self._mountpoint = mountpoint
         self._repositories = repositories
         self._late = {each.repository.config.name: each for each in late}
@@ -163,6 +171,11 @@ class _Mount:
         self._refreshers: dict[str, Refresher]
         self._refreshes: Refreshes
         self._adapter: Adapter
+        self._handed: HandedMount | None = None
+        self._session_scope = trio.CancelScope()
+        self._monitoring = Monitoring(
+            self._snapshot, Probe(mountpoint if HandedMount.from_path(mountpoint) is None else None), readiness
+        )
 
     async def serve(self) -> None:
         """From mount(2) to the end."""
@@ -182,10 +195,15 @@ class _Mount:
                 "stat": self._stat,
                 "warm": self._warm_ups.report,
                 "refresh": self._refreshes.report,
+                "cache-drop": self._drop,
+                "end-by-force": self._end_by_force,
+                "log-level": self._log_level,
             }
             await nursery.start(control.serve, control.socket_path(self._mountpoint), handlers)
+            self._handed = await trio.to_thread.run_sync(self._receive_mount)
+            place = str(self._mountpoint) if self._handed is None else self._handed.libfuse_mountpoint
             try:
-                Adapter.mount(self._adapter, str(self._mountpoint), self._mount_options())
+                Adapter.mount(self._adapter, place, self._mount_options())
             except RuntimeError as error:
                 raise MountError(
                     f"{self._mountpoint} could not be mounted: {error}",
@@ -193,15 +211,22 @@ class _Mount:
                 ) from error
             try:
                 async with trio.open_nursery() as session:
+                    self._session_scope = session.cancel_scope
                     session.start_soon(self._session, session.cancel_scope)
                     session.start_soon(self._until_signalled, session.cancel_scope)
+                    session.start_soon(self._reload_when_signalled)
                     await self._announce()
+                    session.start_soon(self._monitoring.run, self._config.metrics_listen)
             finally:
                 Adapter.close()
-                if mounts.mounted_at(self._mountpoint) is not None and not self._unmounted:
-                    mounts.unmount(self._mountpoint, lazy=True)
+                if not self._unmounted and mounts.mounted_at(self._mountpoint) is not None:
+                    self._take_away(lazy=True)
                 nursery.cancel_scope.cancel()
         log.info("%s is unmounted", self._mountpoint)
+
+    @property
+    def _config(self) -> Config:
+        return self._settings.config
 
     def _build(self, nursery: trio.Nursery) -> None:
         config = self._config
@@ -250,6 +275,7 @@ class _Mount:
             revalidates=repository.config.revalidate_on_open.match,
             route=repository.route,
             task_id=repository.task_id,
+            models=repository.fetcher.models,
         )
 
     async def _await_latecomer(self, late: Latecomer) -> None:
@@ -259,7 +285,21 @@ class _Mount:
 
     async def _forget_pages(self, version: ObjectVersion) -> None:
         for inode in self._filesystem.tree.inodes_of(version):
-            await trio.to_thread.run_sync(Adapter.forget_pages, inode, abandon_on_cancel=True)
+            await self._forget_pages_of(inode)
+
+    async def _forget_pages_of(self, inode: int) -> None:
+        await trio.to_thread.run_sync(Adapter.forget_pages, inode, abandon_on_cancel=True)
+
+    def _receive_mount(self) -> HandedMount | None:
+        """None where the daemon mounts by itself."""
+        helper = self._config.fuse_helper
+        return HandedMount.ask(helper) if helper is not None else HandedMount.from_path(self._mountpoint)
+
+    def _take_away(self, *, lazy: bool = False) -> None:
+        if self._handed is not None:
+            self._handed.unmount(lazy=lazy)
+        else:
+            mounts.unmount(self._mountpoint, lazy=lazy)
 
     def _entries_changed(self, directory: Directory, changes: Changes) -> None:
         # Otherwise the kernel does not know it, or believes nothing.
@@ -279,10 +319,14 @@ class _Mount:
 
     async def _announce(self) -> None:
         """Wait until the mount answers, raise its limits, and say so."""
-        if not await trio.to_thread.run_sync(mounts.answers, self._mountpoint, abandon_on_cancel=True):
+        is_visible = self._handed is None or self._handed.is_visible
+        if is_visible and not await trio.to_thread.run_sync(mounts.answers, self._mountpoint, abandon_on_cancel=True):
             raise MountError(f"{self._mountpoint} is mounted but does not answer", hint="see the log for the reason")
-        for trouble in await trio.to_thread.run_sync(mounts.tune, self._mountpoint):
-            log.info("%s", trouble)
+        if self._handed is not None:
+            await trio.to_thread.run_sync(self._handed.ready)
+        else:
+            for trouble in await trio.to_thread.run_sync(mounts.tune, self._mountpoint):
+                log.info("%s", trouble)
         _spare_collector()
         names = ", ".join(str(each.config.url) for each, _ in self._repositories)
         log.info("%s is mounted on %s", names, self._mountpoint)
@@ -298,6 +342,51 @@ class _Mount:
                 scope.cancel()
                 return
 
+    async def _reload_when_signalled(self) -> None:
+        with trio.open_signal_receiver(signal.SIGHUP) as signals:
+            async for _ in signals:
+                self._readiness.notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+                try:
+                    await self._reload()
+                except D7yfsError as error:
+                    log.error("SIGHUP: settings stay as they are: %s", error)
+                except Exception:  # whatever it is, it is no reason to end the mount
+                    log.exception("SIGHUP: reading the settings again failed unexpectedly")
+                self._readiness.notify("READY=1")
+
+    async def _reload(self) -> None:
+        """Read the settings again; what can change in a running mount changes."""
+        logs.reopen()
+        found = reload.changes(self._settings, await trio.to_thread.run_sync(self._read_again))
+        self._settings, config = found.settings, found.settings.config
+        if "log_level" in found.live:
+            logs.set_level(config.log_level)
+        self._filesystem.tree.set_ttls(metadata_ttl_s=config.metadata_ttl_s, negative_ttl_s=config.negative_ttl_s)
+        for refresher in self._refreshers.values():
+            refresher.set_ttl(config.metadata_ttl_s)
+        self._cache.set_limits(
+            size_limit_bytes=config.cache_size_bytes,
+            min_free_bytes=config.cache_min_free_bytes,
+            memory_buffer_bytes=config.memory_buffer_bytes,
+        )
+        for repository, _ in self._repositories:
+            name = repository.config.name
+            repository.fetcher.set_connections(config.max_connections)
+            try:
+                if name in found.credentials:
+                    await repository.replace_credentials(found.settings.credentials[name])
+                await repository.fetcher.renew_credentials()
+            except D7yfsError as error:
+                log.warning("SIGHUP: %s: the credentials: %s", repository.config.url, error)
+        said = [f"{name} = {value}" for name, value in found.live.items()]
+        said += [f"credentials of {name or 'the repository'}" for name in found.credentials]
+        log.info(
+            "SIGHUP: %s",
+            "changed: " + ", ".join(said) if said else "no setting has changed; credentials were looked at",
+        )
+        if found.later:
+            log.warning("SIGHUP: takes effect at the next mount: %s", ", ".join(found.later))
+
     async def _unmount(self) -> None:
         """Unmount once nobody reads any more; lazily after the deadline, and then answer whoever still waits."""
         deadline_s = self._config.shutdown_timeout_s
@@ -307,7 +396,7 @@ class _Mount:
                 await self._filesystem.idle.wait()
                 try:
                     # It may look at the mount, and so wait for us to ask a store that does not answer.
-                    await trio.to_thread.run_sync(mounts.unmount, self._mountpoint, abandon_on_cancel=True)
+                    await trio.to_thread.run_sync(self._take_away, abandon_on_cancel=True)
                 except mounts.Busy:
                     # No file is open: a directory is, or is somebody's working directory. There is no event for that.
                     await trio.sleep(_BUSY_RETRY_S)
@@ -325,7 +414,7 @@ class _Mount:
             deadline_s,
             self._filesystem.open_files,
         )
-        await trio.to_thread.run_sync(partial(mounts.unmount, self._mountpoint, lazy=True))
+        await trio.to_thread.run_sync(partial(self._take_away, lazy=True))
         self._unmounted = True
         self._cache.fail_waiters(Stopped("the mount is being taken down"))
         await self._adapter.answer_all()
@@ -336,7 +425,12 @@ class _Mount:
     # --- control ---
 
     async def _status(self, _request: Mapping[str, Any]) -> dict[str, Any]:
+        return self._snapshot()
+
+    def _snapshot(self) -> dict[str, Any]:
+        """What `d7yfs status` and scrapes show (docs/status.md); nothing in it changes any more."""
         return {
+            "schema": status.SCHEMA,
             "mountpoint": str(self._mountpoint),
             "pid": os.getpid(),
             "version": __version__,
@@ -344,13 +438,14 @@ class _Mount:
             "uptime_s": round(time.time() - self._started_at, 3),
             "rss_bytes": _rss_bytes(),
             "log": logs.destination(),
+            "log_level": logs.level(),
+            "metrics": {"listens_on": self._monitoring.listens_on, "error": self._monitoring.trouble},
             "repositories": [self._repository_status(each) for each, _ in self._repositories],
             "cache": asdict(self._cache.statistics()),
             "tree": self._filesystem.tree.statistics(),
             "kernel_notices": asdict(self._invalidator.counters),
             "warm_ups": self._warm_ups.running(),
-            "fuse": asdict(self._adapter.counters)
-            | {"open_files": self._filesystem.open_files, "read_bytes": self._filesystem.read_bytes},
+            "fuse": self._fuse_status(),
             "settings": self._settings.describe(),
             "warnings": list(self._settings.warnings),
         }
@@ -358,11 +453,52 @@ class _Mount:
     def _repository_status(self, repository: Repository) -> dict[str, Any]:
         name = repository.config.name
         late = self._late.get(name)
-        hidden = self._filesystem.tree.hidden_by_reason(name)
         failure = late.failure if late is not None else None
-        described = status.describe(repository, self._filesystem.served[name], hidden, failure)
-        listing = self._filesystem.listers[name].describe()
-        return described | {"listing": listing, "freshness": self._refreshers[name].describe()}
+        lister = self._filesystem.listers[name]
+        described = status.describe(
+            repository,
+            self._filesystem.served[name],
+            self._filesystem.tree.hidden_by_reason(name),
+            lister.unanswered_since,
+            failure,
+            self._cache.in_use(),
+        )
+        return described | {"listing": lister.describe(), "freshness": self._refreshers[name].describe()}
+
+    def _fuse_status(self) -> dict[str, Any]:
+        counters = self._adapter.counters
+        latency = {
+            name: {"counts": [*took.counts], "sum_s": round(took.sum_s, 6)} for name, took in counters.took.items()
+        }
+        return {
+            "calls": {**counters.calls},
+            "errors": {**counters.errors},
+            "in_flight": counters.in_flight,
+            "latency_bounds_s": BOUNDS_S,
+            "latency": latency,
+            "open_files": self._filesystem.open_files,
+            "read_bytes": self._filesystem.read_bytes,
+        }
+
+    async def _end_by_force(self, _request: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """Answer whoever waits, and end at once: who asks again finds nobody."""
+        log.warning("%s is taken away by force", self._mountpoint)
+        self._cache.fail_waiters(Stopped("the mount is being taken down by force"))
+        try:
+            yield {"pid": os.getpid()}
+        finally:
+            self._session_scope.cancel()
+
+    async def _drop(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        return await dropping.drop(request, self._filesystem, self._config.cache_dir, self._forget_pages_of)
+
+    async def _log_level(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        was, level = logs.level(), request.get("level")
+        if level is not None:
+            if level not in OPTIONS["log_level"].kind.choices:
+                raise UsageError(f"{level!r} is no log level")
+            logs.set_level(level)
+        return {"mountpoint": str(self._mountpoint), "level": logs.level(), "was": was, "log": logs.destination()}
 
     async def _stat(self, request: Mapping[str, Any]) -> dict[str, Any]:
         path = str(request.get("path", ""))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import trio
@@ -24,6 +24,7 @@ from d7yfs.errors import D7yfsError, IsADirectory, NotFound, ObjectArchived, Ver
 from d7yfs.inodes import Directory, File, Node
 from d7yfs.lister import LIMIT, Lister
 from d7yfs.listings import Listings, Mode
+from d7yfs.models import Model, Models
 from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.readahead import Window
 from d7yfs.tree import ROOT_INODE, Absent, Changes, Expired, Found, Tree
@@ -50,6 +51,8 @@ class Source:
     """In a word, by which way a version came, or would come."""
     task_id: Callable[[ObjectVersion], Awaitable[str]] | None = None
     """The id of Dragonfly's task for a version, empty where it has none. None: Dragonfly has no part at all. Raises D7yfsError."""
+    models: Models = field(default_factory=Models)
+    """Where what readers of each model were given is counted."""
 
 
 @dataclass(slots=True)
@@ -66,6 +69,7 @@ class _Handle:
     node: File
     cached: CachedVersion | None
     window: Window
+    model: Model
 
 
 @dataclass(slots=True)
@@ -185,6 +189,14 @@ class Filesystem:
             opened = {handle.node.inode for handle in self._handles.values()}
             for inode, names in self.tree.surplus(opened).items():
                 self._forget_names(inode, names)
+
+    async def urls(self, path: str) -> list[str]:
+        """Where what is at `path` lies in its store; of the root above repositories, where each of them does. Raises as `resolve`."""
+        node = await self.resolve(path)
+        nodes = [node]
+        if isinstance(node, Directory) and node.repository is None:
+            nodes = [*(node.children or {}).values()]
+        return [self.describe(each)["url"] for each in nodes]
 
     # --- directories ---
 
@@ -307,7 +319,9 @@ class Filesystem:
             self._densities[cached] = Density(node.version.key, node.size_bytes)
         self.tree.remember(inode)
         handle = next(self._numbers)
-        self._handles[handle] = _Handle(node, cached, Window(node.size_bytes))
+        model = self._sources[node.repository].models.of(node.version.key)
+        model.opens += 1
+        self._handles[handle] = _Handle(node, cached, Window(node.size_bytes), model)
         if self.idle.is_set():
             self.idle = trio.Event()
         return handle
@@ -363,8 +377,11 @@ class Filesystem:
         data = await cached.read(wanted, ahead)
         assert len(data) == wanted.size
         served = self.served[opened.node.repository]
+        cache_bytes = len(data) if was_there else 0
         served.read_bytes += len(data)
-        served.cache_bytes += len(data) if was_there else 0
+        served.cache_bytes += cache_bytes
+        opened.model.read_bytes += len(data)
+        opened.model.cache_bytes += cache_bytes
         return data
 
     def _fetch_neighbours(self, node: File) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import trio
 
 from d7yfs.asking import Asking
+from d7yfs.errors import D7yfsError, NotFound
 from d7yfs.inodes import Directory, File
 from d7yfs.listing import Answer, DirectoryListing, HiddenKey, NoObject, name_fault
 from d7yfs.listings import Listings, Mode, ask
@@ -68,6 +69,8 @@ class Intake:
         self.last_scan = LastScan()
         self.not_whole = "" if mode in (Mode.AUTO, Mode.WHOLE) else "set so"
         """Why the repository is not listed whole, in words."""
+        self.unanswered_since: float | None = None
+        """Since when each question has failed, in trio's seconds; None while they succeed."""
         self._tree = tree
         self._repository = repository
         self._listings = listings
@@ -82,6 +85,7 @@ class Intake:
         try:
             async with aclosing(self._listings.pages(scan.prefix, delimiter="")) as pages:
                 async for page in pages:
+                    self.unanswered_since = None
                     scan.add(page)
                     if scan.objects > self._limit and self._mode is Mode.AUTO:
                         self._give_up(f"it has more than {self._limit} objects")
@@ -118,6 +122,7 @@ class Intake:
         self.counters.listings += 1
         async with aclosing(self._listings.pages(listing.prefix)) as pages:
             async for page in pages:
+                self.unanswered_since = None
                 listing.add(page)
                 if page.next_token and len(listing.entries) > self._limit and self._mode is not Mode.WHOLE:
                     log.info("%s/%s has more than %d entries", self._url, listing.prefix, self._limit)
@@ -155,6 +160,7 @@ class Intake:
             # Only where directories can be told in no other way, and never instead of a file that is known.
             trusting = self._mode is Mode.EXACT and not isinstance(directory.entry(name), File)
             answer = await ask(self._listings, f"{directory.prefix}{name}", trusting=trusting)
+            self.unanswered_since = None
         return self.admit(directory, name, answer, asked_at)
 
     def admit(self, directory: Directory, name: str, answer: Answer, asked_at: float, took_s: float = 0.0) -> Changes:
@@ -169,10 +175,16 @@ class Intake:
         """One page of a huge directory, for its stream; nothing of it goes into the tree."""
         self.counters.streamed_pages += 1
         page = await self._listings.page(directory.prefix, token)
+        self.unanswered_since = None
         listing = DirectoryListing(directory.prefix)
         listing.add(page)
         self._log_hidden(self._tree.report(self._repository, listing))
         return listing, page.next_token
+
+    def failed(self, error: D7yfsError) -> None:
+        """A question has failed: that there is no such thing is an answer, though."""
+        if self.unanswered_since is None and not isinstance(error, NotFound):
+            self.unanswered_since = trio.current_time()
 
     def doubt(self, directory: Directory) -> None:
         """Of a directory whose names were learnt one by one: what is used from now on is asked for again, and the kernel told to ask."""

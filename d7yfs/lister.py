@@ -34,7 +34,8 @@ LIMIT = 20_000
 """Default of the objects up to which a repository is listed whole, and of the entries up to which a directory is kept."""
 
 RACE_AFTER_S = 1.0
-"""So long who wants a whole directory waits for the flat listing alone: where the store is near, one of 10,000 objects is over by then."""
+"""So long who wants a whole directory waits for a flat listing that is amid it: where the store is near, one of 10,000 objects is over by
+then."""
 
 STALE_RETRY_S = 5.0
 """What could not be asked is tried again after this time; until then what was known is served."""
@@ -107,13 +108,16 @@ class Lister:
             directory.huge = False  # it has shrunk
         listing: Asking | None = None
         race_at = trio.current_time() + RACE_AFTER_S
+        pages = self._scanning.pages if self._scanning is not None else 0
         while not self._tree.listed(directory.inode, asked_at) and not directory.huge:
             scan = self._scan() if self._scans(directory) else None
             if scan is not None:
                 self._intake.part(scan, directory)
                 if self._tree.listed(directory.inode, asked_at):
                     return
-            if listing is None and (scan is None or trio.current_time() >= race_at):
+            if listing is None and (
+                scan is None or trio.current_time() >= race_at or self._is_far(scan, pages, directory)
+            ):
                 listing = self._list(directory)
             under_way = [each for each in (scan, listing) if each is not None and not each.done]
             if under_way:
@@ -122,6 +126,20 @@ class Lister:
                 if listing.error is not None:
                     raise listing.error
                 listing = None  # it was asked for before this question
+
+    def _is_far(self, scan: Asking, pages: int, directory: Directory) -> bool:
+        """Whether a directory that was asked for when `pages` had come may be long in coming: the next one has not brought it, or need not.
+
+        Who walks the repository in order always wants what the next page brings, and so asks for nothing beside the flat listing.
+        """
+        key = scan.reached.key
+        if not key or key.startswith(directory.prefix):
+            return False
+        above = self._above(directory)
+        return scan.pages > pages or any(
+            isinstance(each, Directory) and key < each.prefix < directory.prefix
+            for each in (above.entries if above else ())
+        )
 
     def stream(self, directory: Directory, asked_at: float) -> DirectoryStream:
         """What shows a huge directory to who opens, or rewinds, it at `asked_at`."""
@@ -179,7 +197,7 @@ class Lister:
 
     def _start_scan(self, prefix: str) -> Asking:
         scan = Scan(prefix)
-        asking = Asking(trio.current_time(), scan.answer, scan.listing)
+        asking = Asking(trio.current_time(), scan.answer, scan.listing, scan.reached)
         self._nursery.start_soon(
             asking.run, f"{self._url}/{prefix}", lambda: self._run_scan(asking, scan), self._scan_failed
         )
@@ -236,11 +254,13 @@ class Lister:
 
     def _scan_failed(self, error: D7yfsError) -> None:
         """Those who wait list the directory that they need, and so does who comes in the next time."""
+        self._intake.failed(error)
         pause_s = DENIED_RETRY_S if isinstance(error, AccessDenied) else STALE_RETRY_S
         self._scan_again_at = trio.current_time() + pause_s
 
     def _bear(self, error: D7yfsError, directory: Directory, name: str | None = None) -> None:
         """A question failed: have what is known served, or remember that this directory may not be listed."""
+        self._intake.failed(error)
         now = trio.current_time()
         if directory.fresh(now) or (name is not None and directory.inode in self._listed):
             return  # a refresh ahead of time; or its listing will tell
@@ -291,11 +311,15 @@ class Lister:
 
     async def _look_for(self, directory: Directory, found: Refreshed) -> Refreshed:
         """Whether a directory in which nothing is left is one at all: else it would stay until the one above is listed."""
-        above, _, name = directory.prefix.rstrip("/").rpartition("/")
-        parent = self._tree.at(self._repository, f"{above}/" if above else "")
+        parent, name = self._above(directory), directory.prefix.rstrip("/").rpartition("/")[2]
         if not directory.entries and parent is not None and parent.entry(name) is directory:
             found.add(parent, await self.refresh_entry(parent, name))
         return found
+
+    def _above(self, directory: Directory) -> Directory | None:
+        """The directory that shows this one, if it is known at present."""
+        above = directory.prefix.rstrip("/").rpartition("/")[0]
+        return self._tree.at(self._repository, f"{above}/" if above else "")
 
     async def _rescan(self, directory: Directory) -> Asking:
         """A flat listing of `directory` that is asked for from now on. Who asks for all of it while one is under way shares the next."""
@@ -341,6 +365,11 @@ class Lister:
         self._scan_again_at = -math.inf
 
     # --- status ---
+
+    @property
+    def unanswered_since(self) -> float | None:
+        """Since when the store has answered no question, in trio's seconds; None while it does."""
+        return self._intake.unanswered_since
 
     @property
     def whole_requests(self) -> int | None:

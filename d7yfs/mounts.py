@@ -147,6 +147,21 @@ def unmount(point: Path, *, lazy: bool = False) -> None:
         raise MountError(f"{point} could not be unmounted: {said}")
 
 
+def abort(point: Path) -> bool:
+    """Have the kernel answer every request of the FUSE mount at `point` with ECONNABORTED, now and from now on; whether it could be told.
+
+    For a mount whose daemon hangs: readers who wait are freed, and it ends with the connection (Documentation/filesystems/fuse/fuse.rst).
+    """
+    mount = mounted_at(point)
+    if mount is None:
+        return False
+    try:
+        (_connections() / mount.device.partition(":")[2] / "abort").write_text("1")
+    except OSError:
+        return False
+    return True
+
+
 class Busy(MountError):
     """Somebody has a file or directory of the mount open."""
 
@@ -162,15 +177,7 @@ def tune(point: Path) -> list[str]:
     mount = mounted_at(point)
     if mount is None:
         return [f"{point} is not in the mount table; limits stay at the kernel's defaults"]
-    connections = Path("/sys/fs/fuse/connections")
-    if os.geteuid() == 0 and not any(connections.iterdir()):
-        subprocess.run(  # noqa: S603
-            ["mount", "-t", "fusectl", "fusectl", str(connections)],  # noqa: S607
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-        )
-    connection = connections / mount.device.partition(":")[2]
+    connection = _connections() / mount.device.partition(":")[2]
     settings = {
         Path(f"/sys/class/bdi/{mount.device}/read_ahead_kb"): READ_AHEAD_KIB,
         connection / "max_background": MAX_BACKGROUND,
@@ -183,6 +190,19 @@ def tune(point: Path) -> list[str]:
         except OSError as error:
             trouble.append(f"{path.name} stays at the kernel's default: {error.strerror}")
     return trouble
+
+
+def _connections() -> Path:
+    """Where the kernel has a directory for each FUSE connection; mounted if nobody has done so yet and we may."""
+    connections = Path("/sys/fs/fuse/connections")
+    if os.geteuid() == 0 and not any(connections.iterdir()):
+        subprocess.run(  # noqa: S603
+            ["mount", "-t", "fusectl", "fusectl", str(connections)],  # noqa: S607
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+        )
+    return connections
 
 
 def _unescape(text: str) -> str:

@@ -29,11 +29,19 @@ class Readiness:
         fd = environ.pop(READY_FD_VARIABLE, "")
         self._fd = int(fd) if fd.isdigit() else -1
         self._notify_socket = environ.get("NOTIFY_SOCKET", "")
+        usec, pid = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", str(os.getpid()))
+        self.watchdog_s = int(usec) / 1e6 if usec.isdigit() and pid == str(os.getpid()) else 0.0
+        """How often systemd wants to hear WATCHDOG=1 at least (sd_watchdog_enabled(3)); 0 where it does not."""
 
     @property
     def in_background(self) -> bool:
         """Whether a command waits that will return when the mount answers."""
         return self._fd >= 0
+
+    @property
+    def is_notified(self) -> bool:
+        """Whether systemd listens."""
+        return bool(self._notify_socket)
 
     def ready(self, summary: str, warnings: Sequence[str], stderr: Path | None) -> None:
         """The mount answers, but for what `warnings` say. A daemon in the background lets go of its terminal; what C libraries still print

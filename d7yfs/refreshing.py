@@ -73,13 +73,21 @@ class Refresher:
         self._repository = repository
         self._lister = lister
         self._ttl_s = ttl_s
+        self._ttl_changed = trio.Event()
         self._counters = Counters()
 
+    def set_ttl(self, ttl_s: float) -> None:
+        """The metadata TTL is another one from now on."""
+        self._ttl_s = ttl_s
+        self._ttl_changed.set()
+        self._ttl_changed = trio.Event()
+
     async def run(self) -> None:
-        """Refresh, until cancelled; returns at once where there is nothing to keep fresh."""
-        if not 0 < self._ttl_s < math.inf:
-            return
+        """Refresh, until cancelled; rests while there is nothing to keep fresh."""
         while True:
+            if not 0 < self._ttl_s < math.inf:
+                await self._ttl_changed.wait()
+                continue
             await trio.sleep(max(self._ttl_s / _LOOKS_PER_LIFE, _LEAST_LOOK_S))
             known = self._tree.listed_directories(self._repository)
             due = plan(known, trio.current_time(), self._lister.whole_requests)

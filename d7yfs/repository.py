@@ -6,13 +6,13 @@ What `mount`, `check` and `ls` have in common. Opening makes no request; `locate
 from __future__ import annotations
 
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import trio
 
 from d7yfs import __version__
 from d7yfs.config.p2p import Mode
-from d7yfs.config.schema import RepositoryConfig
+from d7yfs.config.schema import Credentials, RepositoryConfig
 from d7yfs.config.sources import Settings
 from d7yfs.errors import AccessDenied, BucketNotFound, NotFound
 from d7yfs.fetch.dragonfly import MAX_DIRECT_BYTES, TaskOptions, task
@@ -23,6 +23,7 @@ from d7yfs.fetch.proxies import CONNECT_TIMEOUT_S, FIRST_BYTE_TIMEOUT_S, IDLE_TI
 from d7yfs.fetch.proxy import Proxy
 from d7yfs.fetch.transport import Transport
 from d7yfs.listing import DirectoryListing
+from d7yfs.models import Models
 from d7yfs.objects import ObjectVersion
 from d7yfs.origins import open_origin
 from d7yfs.origins.origin import Origin
@@ -42,7 +43,6 @@ class Repository:
     """A repository as configured, and what speaks to its store."""
 
     config: RepositoryConfig
-    origin: Origin
     transport: Transport
     fetcher: Fetcher
     policy: Policy
@@ -51,6 +51,21 @@ class Repository:
     """What of its keys the mount shows."""
     handover: Handover | None = None
     """Where dfdaemon's socket is configured."""
+    _replaced: list[Origin] = field(default_factory=list)
+    """The origin that was in use before the present one; requests may still be signed with it."""
+
+    @property
+    def origin(self) -> Origin:
+        """Another one once credentials were replaced."""
+        return self.fetcher.origin
+
+    async def replace_credentials(self, credentials: Credentials) -> None:
+        """Go on with other credentials; whoever is in the middle of a request ends it with the old ones."""
+        replacement = open_origin(self.config, credentials)
+        while self._replaced:
+            await self._replaced.pop().aclose()
+        self._replaced.append(self.fetcher.origin)
+        self.fetcher.origin = self.shown.origin = replacement
 
     async def aclose(self) -> None:
         """Close all connections, also those to the proxy, which other repositories may share."""
@@ -59,7 +74,8 @@ class Repository:
             await proxy.transport.aclose()
         if self.handover is not None:
             self.handover.close()
-        await self.origin.aclose()
+        for origin in (*self._replaced, self.origin):
+            await origin.aclose()
 
     def route(self, version: ObjectVersion) -> str:
         """By which way `version` was filled last, else by which it would come: `origin`, `proxy` or `socket`."""
@@ -167,6 +183,7 @@ def open_repositories(settings: Settings) -> list[Repository]:
             read_timeout_s=config.read_timeout_s,
             max_connections=config.max_connections,
             all_prefetches=all_prefetches,
+            models=Models(repository.url.prefix, limit=config.metrics_per_model),
         )
         policy = Policy(repository.p2p, prefix=repository.url.prefix, direct_percent=repository.p2p_direct_percent)
         handover = open_handover(repository, fetcher, _task_options(settings, repository), limits)
@@ -177,7 +194,7 @@ def open_repositories(settings: Settings) -> list[Repository]:
             markers=repository.publish_marker,
         )
         shown = Shown(origin, visibility)
-        repositories.append(Repository(repository, origin, transport, fetcher, policy, visibility, shown, handover))
+        repositories.append(Repository(repository, transport, fetcher, policy, visibility, shown, handover))
     return repositories
 
 

@@ -28,7 +28,7 @@ class Shown:
     """What of `origin` is shown."""
 
     def __init__(self, origin: Origin, visibility: Visibility) -> None:
-        self._origin = origin
+        self.origin = origin
         self._visibility = visibility
         self._looks = trio.CapacityLimiter(_LOOKS)
 
@@ -41,19 +41,19 @@ class Shown:
             yield await self._lone(prefix)
             return
         flat = Flat(self._visibility, prefix) if self._visibility and not delimiter else None
-        async with aclosing(list_all(self._origin, prefix, delimiter=delimiter)) as pages:
+        async with aclosing(list_all(self.origin, prefix, delimiter=delimiter)) as pages:
             async for page in pages:
                 yield await self._of_directory(prefix, page) if flat is None else flat.add(page)
 
     async def page(self, prefix: str, token: str) -> ListingPage:
         """What is shown of one page of the delimiter listing of `prefix`: the first ("") or the one behind a continuation token."""
-        return await self._of_directory(prefix, await self._origin.list(prefix, token=token))
+        return await self._of_directory(prefix, await self.origin.list(prefix, token=token))
 
     async def stat(self, key: str) -> ObjectVersion:
         """The current version of `key`. Raises NotFound, also when it is hidden."""
         if self._visibility.hides(key):
-            raise NotFound(f"{self._origin.url}/{key}: hidden by include or exclude")
-        return await self._origin.stat(key)
+            raise NotFound(f"{self.origin.url}/{key}: hidden by include or exclude")
+        return await self.origin.stat(key)
 
     async def holds(self, prefix: str) -> bool:
         """Whether the directory `prefix`, which ends in a slash, is shown: there is a key under it, and its marker if it needs one."""
@@ -65,7 +65,7 @@ class Shown:
                 return not await self._unpublished({prefix: marker})
             except AccessDenied:
                 return False  # it may be that: who may not list is not told that it is absent (S3, Google)
-        async with aclosing(list_all(self._origin, prefix, delimiter="", page_size=1)) as pages:
+        async with aclosing(list_all(self.origin, prefix, delimiter="", page_size=1)) as pages:
             async for page in pages:
                 if page.objects:
                     return True
@@ -73,7 +73,7 @@ class Shown:
 
     async def _lone(self, key: str) -> ListingPage:
         try:
-            objects: tuple[ObjectVersion, ...] = (await self._origin.stat(key),)
+            objects: tuple[ObjectVersion, ...] = (await self.origin.stat(key),)
         except NotFound:
             objects = ()
         return self._visibility.directory_page(ListingPage(objects, (), "", time.time_ns()))
@@ -92,7 +92,7 @@ class Shown:
         async def look(directory: str, marker: str) -> None:
             async with self._looks:
                 try:
-                    await self._origin.stat(marker)
+                    await self.origin.stat(marker)
                 except NotFound:
                     unpublished.append(directory)
                 except D7yfsError as error:

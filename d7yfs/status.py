@@ -1,13 +1,16 @@
 """What `d7yfs status` tells of one repository: where it is, by which way its bytes come, and what looks wrong. No secrets, no I/O.
 
-Called by `daemon`, for the control socket.
+Its fields are a promise (docs/status.md); `metrics` is a translation of them. Called by `daemon`, for the control socket and for scrapes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
+
+import trio
 
 from d7yfs.errors import D7yfsError
 from d7yfs.fetch import traffic
@@ -15,14 +18,34 @@ from d7yfs.fetch.handover import HandoverCounters
 from d7yfs.fetch.proxies import Proxies
 from d7yfs.fetch.traffic import Traffic
 from d7yfs.filesystem import Served
+from d7yfs.models import Model, Models
+from d7yfs.objects import ObjectVersion
 from d7yfs.repository import Repository
 from d7yfs.visibility import EXCLUDED, NAME, UNPUBLISHED
 
+SCHEMA = 1
+"""Raised when a field changes its meaning or goes; new ones may come without."""
+
+REACHABLE, STALE, UNREACHABLE = "reachable", "stale", "unreachable"
+"""How a repository is: its store answers; it does not, and what was listed before is served; it has not answered yet."""
+
+InUse = Iterable[tuple[str, ObjectVersion, int]]
+"""The versions in use: identity of their origin, version, and how much of it is cached."""
+
 
 def describe(
-    repository: Repository, served: Served, hidden: Mapping[str, int], failure: D7yfsError | None
+    repository: Repository,
+    served: Served,
+    hidden: Mapping[str, int],
+    unanswered_since: float | None,
+    failure: D7yfsError | None,
+    in_use: InUse,
 ) -> dict[str, Any]:
-    """As JSON. `hidden`: entries that are not shown, by reason; `failure`: why it cannot be read for now."""
+    """As JSON.
+
+    `hidden`: entries that are not shown, by reason; `unanswered_since`: from when on its store has not answered questions about names, in
+    trio's seconds; `failure`: why it cannot be read for now.
+    """
     fetcher = repository.fetcher
     counted = _traffic(repository, served)
     handover = repository.handover
@@ -31,18 +54,39 @@ def describe(
     return {
         "name": repository.config.name,
         "url": str(repository.config.url),
+        "state": UNREACHABLE if failure is not None else REACHABLE if unanswered_since is None else STALE,
+        "unlisted_s": 0.0 if unanswered_since is None else round(trio.current_time() - unanswered_since, 3),
         "error": str(failure) if failure is not None else "",
+        "credentials_expire_at": expires_at
+        if math.isfinite(expires_at := repository.origin.credentials_expire_at)
+        else None,
         "origin": dict(repository.origin.describe()),
         **_proxy(fetcher.proxy),
         "hidden": {reason: hidden.get(reason, 0) for reason in (NAME, EXCLUDED, UNPUBLISHED)},
         "way": _way(repository),
         "handover": handover.describe() if handover is not None else None,
         "fetched": asdict(fetcher.counters),
+        "load": fetcher.load(),
         "read_bytes": served.read_bytes,
         "traffic": asdict(counted),
         "fills": fetcher.journal.describe(),
+        "models": _models(fetcher.models, repository, in_use),
         "warnings": [warning] if warning else [],
     }
+
+
+def _models(models: Models, repository: Repository, in_use: InUse) -> dict[str, dict[str, Any]]:
+    """By name; those that were touched, as far as they have counters of their own."""
+    shown: dict[str, dict[str, Any]] = {
+        name: asdict(model) | {"open_bytes": 0, "open_cached_bytes": 0} for name, model in models.all().items()
+    }
+    for identity, version, cached_bytes in in_use:
+        if identity == repository.origin.identity and models.holds(version.key):
+            empty = asdict(Model()) | {"open_bytes": 0, "open_cached_bytes": 0}
+            model = shown.setdefault(models.label_of(version.key), empty)
+            model["open_bytes"] += version.size_bytes
+            model["open_cached_bytes"] += cached_bytes
+    return shown
 
 
 def _way(repository: Repository) -> str:

@@ -160,6 +160,10 @@ class Tree:
             if isinstance(node, File) and node.lookups and node.version.identity == version.identity
         ]
 
+    def remembered(self) -> list[Node]:
+        """What the kernel or an open handle remembers. Looks at every node."""
+        return [node for node in self._table.nodes.values() if node.lookups]
+
     def lookup(self, parent: int, name: str, now: float, *, asked_at: float | None = None) -> Found | Absent | Expired:
         """The entry `name` of the directory `parent`; answered from a listing that lives at `asked_at` (default: now).
 
@@ -295,6 +299,11 @@ class Tree:
             "dropped_inodes_total": table.dropped_total,
             "unmatched_forgets_total": table.unmatched_forgets_total,
         }
+
+    def set_ttls(self, *, metadata_ttl_s: float, negative_ttl_s: float) -> None:
+        """For listings and absences from now on; what is known keeps its time."""
+        self._metadata_ttl_s = metadata_ttl_s
+        self._negative_ttl_s = negative_ttl_s
 
     # -- lookup counts
 

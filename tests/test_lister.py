@@ -13,9 +13,11 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from d7yfs.errors import AccessDenied, BucketNotFound, D7yfsError, NotFound, OriginUnavailable
 from d7yfs.inodes import Directory, File
 from d7yfs.lister import DENIED_RETRY_S, LIMIT, RACE_AFTER_S, STALE_RETRY_S, Lister
+from d7yfs.listing import DirectoryListing
 from d7yfs.listings import Mode
+from d7yfs.objects import ListingPage
 from d7yfs.tree import ROOT_INODE, TTL_PER_LISTING, Absent, Changes, Found, Repository, Tree
-from tests.listings import MemoryListings
+from tests.listings import DATE_NS, MemoryListings
 
 TTL_S = 60.0
 NEGATIVE_S = 5.0
@@ -174,6 +176,50 @@ async def test_a_listing_waits_a_second_for_the_flat_one_and_then_races_it(autoj
         assert await it.names() == ["a", "b"]
         assert trio.current_time() == RACE_AFTER_S
         assert listings.of("list") == ["", ""]
+
+
+async def test_a_directory_that_the_next_page_will_not_bring_is_listed_beside_the_rest(
+    autojump_clock: MockClock,
+) -> None:
+    listings = MemoryListings(*many(16, 70), page_size=70)
+    listings.delays_s = {"scan": 1 / 32, "list": 1 / 32}
+    async with scene(listings) as it:
+        assert len(await it.names("d015")) == 70
+        assert listings.of("list") == ["", "d015/"]
+        assert trio.current_time() == 3 / 32, "a page, the top directory, and its own"
+
+
+async def test_a_directory_that_the_next_page_has_not_brought_is_listed_beside_the_rest(
+    autojump_clock: MockClock,
+) -> None:
+    listings = MemoryListings(*(f"a/b{number}/c" for number in range(90)), "z/1", page_size=10)
+    listings.delays_s = {"scan": 1 / 32, "list": 1 / 32}
+    async with scene(listings) as it:
+        assert await it.names("z") == ["1"], "where all that is known to come before it is one directory"
+        assert listings.of("list") == ["", "z/"]
+        assert trio.current_time() == 4 / 32, "a page, the top directory, another page, and its own"
+
+
+async def test_who_is_amid_a_directory_waits_for_its_next_page(autojump_clock: MockClock) -> None:
+    listings = MemoryListings(*many(2, 90), page_size=30)
+    listings.delays_s["scan"] = 1 / 32
+    async with scene(listings) as it:
+        assert len(await it.names("d000")) == 90
+        assert trio.current_time() == 4 / 32, "what the first page behind it has shown"
+        assert not listings.of("list")
+
+
+@pytest.mark.parametrize("page_size", [1, 7, 70, 100, 300, 1000])
+async def test_who_walks_in_order_goes_along_with_the_pages(autojump_clock: MockClock, page_size: int) -> None:
+    listings = MemoryListings(*many(10, 10), page_size=page_size)
+    listings.delays_s["scan"] = 1 / 512
+    async with scene(listings) as it:
+        names = tuple(f"d{number:03}/" for number in range(10))
+        known = DirectoryListing.collect("", [ListingPage((), names, "", DATE_NS)])
+        it.tree.apply(ROOT_INODE, known, 0.0, asked_at=0.0)
+        for number in range(10):
+            assert len(await it.names(f"d{number:03}")) == 10
+        assert listings.requests == ["scan "] * math.ceil(100 / page_size)
 
 
 async def test_beyond_the_limit_it_goes_directory_by_directory(

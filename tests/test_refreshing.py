@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -215,9 +216,19 @@ async def test_many_directories_are_refreshed_a_few_at_a_time(autojump_clock: Mo
 @pytest.mark.parametrize("ttl_s", [0.0, float("inf")])
 async def test_what_lives_never_or_for_ever_is_not_refreshed(autojump_clock: MockClock, ttl_s: float) -> None:
     store = Asked(ttl_s=ttl_s)
-    refresher = Refresher(store.tree, "", store, ttl_s=ttl_s)
-    with trio.fail_after(1):
-        await refresher.run()
+    async with refreshed(store, ttl_s=ttl_s):
+        await trio.sleep(10 * TTL_S)
+        assert not store.asked
+
+
+async def test_another_time_to_live_counts_from_now_on(autojump_clock: MockClock) -> None:
+    store = Asked()
+    async with refreshed(store, ttl_s=math.inf) as refresher:
+        await trio.sleep(10 * TTL_S)
+        await store.use("a/f")
+        refresher.set_ttl(TTL_S)
+        await trio.sleep(TTL_S)
+        assert store.asked
 
 
 async def test_a_round_that_fails_changes_nothing_and_is_tried_again(autojump_clock: MockClock) -> None:

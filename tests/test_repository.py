@@ -81,7 +81,8 @@ async def test_with_exact_names_nothing_is_listed(tmp_path: Path, prefix: str, f
     origin = Locked("models/a.bin")
     flags = {"cache_dir": tmp_path, "anonymous": True, "region": "us-east-1", "listing": "exact"}
     (repository,) = open_repositories(load_settings(flags, [f"s3://b/{prefix}"], None, {}, None))
-    exact = replace(repository, origin=origin)
+    repository.fetcher.origin = origin
+    exact = repository
     assert await exact.locate(allow_empty=False) == found
     assert origin.stats == ([prefix] if prefix else [])
     assert origin.calls == len(origin.stats)

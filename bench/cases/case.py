@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, ParamSpec, TypeVar
 
+from bench.catalog import BUCKET
 from bench.children import in_child
 from bench.dataset import Sizes
 from bench.peers import Mount
@@ -91,6 +92,8 @@ class Case:
     verified: Callable[[Sizes], Sequence[str]] = lambda _: ()
     """Keys that are compared with their source afterwards, in the first round."""
     profile: Profile = LOOPBACK
+    bucket: str = BUCKET
+    """What is mounted; all of it is listed by who lists a repository whole."""
     download: Download | None = None
     references: bool = True
     """Whether peers that read past the store take part."""

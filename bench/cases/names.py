@@ -13,11 +13,10 @@ _NEAR_MEMORY = Goal(1 / 0.9, "pyfuse3-memory")
 def _find(run: Run) -> float:
     directories, files = run.sizes.tree_directories, run.sizes.tree_files
     lines = directories * files + directories + 1
-    return run.do(reads.command, ["find"], run.directory / dataset.TREE, lines) * 1e3
+    return run.do(reads.command, ["find"], run.directory, lines) * 1e3
 
 
 def _find_cold(run: Run) -> Figures:
-    run.do(reads.known, run.directory)  # where the tree lies, which is not the tree's cost
     before = run.counters()
     return {"cold": _find(run), "cold requests": (run.counters() - before).requests}
 
@@ -27,9 +26,32 @@ def _find_warm(run: Run) -> Figures:
     return {"warm": _find(run), "warm requests": (run.counters() - before).requests}
 
 
-def _ls(run: Run) -> float:
-    lines = run.sizes.flat_files + 1  # "total"
-    return run.do(reads.command, ["ls", "-l", "--numeric-uid-gid"], run.directory / dataset.FLAT, lines) * 1e3
+def _ls(run: Run, directory: str, entries: int) -> float:
+    lines = entries + 1  # "total"
+    return run.do(reads.command, ["ls", "-l", "--numeric-uid-gid"], run.directory / directory, lines) * 1e3
+
+
+def _ls_flat(run: Run) -> float:
+    return _ls(run, "flat", run.sizes.flat_files)
+
+
+def _ls_one(run: Run) -> Figures:
+    """The last of them: behind all others in a flat listing."""
+    before = run.counters()
+    elapsed_ms = _ls(run, f"{run.sizes.many_directories - 1:03}", run.sizes.tree_files)
+    return {"cold": elapsed_ms, "cold requests": (run.counters() - before).requests}
+
+
+def _ls_one_case(name: str, title: str, profile: Profile, *goals: Goal) -> Case:
+    return Case(
+        name,
+        title,
+        (Metric("cold", "ms", "lower", goals), Metric("cold requests", "", "lower")),
+        _ls_one,
+        profile=profile,
+        bucket=dataset.MANY,
+        references=profile is LOOPBACK,
+    )
 
 
 def _small(run: Run) -> Figures:
@@ -68,6 +90,7 @@ CASES = (
         ),
         _find_cold,
         _find_warm,
+        bucket=dataset.TREE,
     ),
     Case(
         "ls",
@@ -76,9 +99,12 @@ CASES = (
             Metric("cold", "ms", "lower", (Goal(1.0, "best"),)),
             Metric("warm", "ms", "lower", (_NEAR_MEMORY,)),
         ),
-        lambda run: {"cold": _ls(run)},
-        lambda run: {"warm": _ls(run)},
+        lambda run: {"cold": _ls_flat(run)},
+        lambda run: {"warm": _ls_flat(run)},
+        bucket=dataset.FLAT,
     ),
+    _ls_one_case("ls-one", "ls -l of one directory among 16,000 objects", LOOPBACK, Goal(1.0, "best")),
+    _ls_one_case("wan-ls-one", "WAN: ls -l of one directory among 16,000 objects", WAN, Goal(1.0, "best")),
     _small_case("small", "128 KiB files, 8 threads", LOOPBACK, Goal(1.9, "s3fs"), Goal(0.9, "pyfuse3-memory")),
     _small_case("wan-small", "WAN: 128 KiB files, 8 threads", WAN, Goal(1.2, "best"), Goal(2.2, "rclone")),
 )

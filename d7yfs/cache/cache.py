@@ -115,6 +115,18 @@ class Cache:
             return cached.backing.presence.cached_bytes
         return self._directory.cached_bytes(origin_identity, version)
 
+    def set_limits(self, *, size_limit_bytes: int, min_free_bytes: int, memory_buffer_bytes: int) -> None:
+        """From now on; what is too much then is evicted."""
+        self._directory.size_limit_bytes = size_limit_bytes
+        self._directory.min_free_bytes = min_free_bytes
+        self._budget.limit_bytes = memory_buffer_bytes
+        self._asked.set()
+        self._evict_wanted.set()
+
+    def in_use(self) -> list[tuple[str, ObjectVersion, int]]:
+        """The open versions: identity of their origin, version, and how much of it is cached."""
+        return [(key[0], each.version, each.backing.presence.cached_bytes) for key, each in self._open.items()]
+
     def _open_files(self, origin_identity: str, version: ObjectVersion) -> VersionFiles | None:
         try:
             return self._directory.open(origin_identity, version)

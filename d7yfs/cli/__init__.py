@@ -26,9 +26,11 @@ COMMANDS = {
     "stat": "ETag, version, cached bytes and route of a file in a mount.",
     "cache": "List, verify and drop what is cached, with or without a daemon.",
     "torchserve": "Register the models of a mount with a running TorchServe.",
+    "log-level": "See or change what running mounts log.",
+    "fuse-helper": "The privileged half of a mount whose daemon has no privilege.",
     "completion": "Print the completion script for a shell.",
 }
-"""Subcommands with the line that the help shows; NAME is the command NAME in the module d7yfs.cli.NAME."""
+"""Subcommands with the line that the help shows; NAME is the command NAME in the module d7yfs.cli.NAME, `_` for `-`."""
 
 
 class LazyGroup(click.Group):
@@ -42,7 +44,8 @@ class LazyGroup(click.Group):
         """The command, imported now."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(f"d7yfs.cli.{cmd_name}"), cmd_name)
+        module = cmd_name.replace("-", "_")
+        command: click.Command = getattr(importlib.import_module(f"d7yfs.cli.{module}"), module)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

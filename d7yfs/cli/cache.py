@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from d7yfs import control, mounts
 from d7yfs.cache import inspection
 from d7yfs.cache.inspection import Stored, Verdict
 from d7yfs.cli.status import show_size_roughly
@@ -150,19 +151,45 @@ def _verdict_row(each: Verdict) -> dict[str, Any]:
 
 
 @cache.command()
-@click.argument("url", required=False)
+@click.argument("place", required=False, metavar="[URL|PATH]")
 @click.option("--all", "everything", is_flag=True, help="Drop everything that nobody has open.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_directory_options
-def drop(url: str | None, everything: bool, cache_dir: Path | None, config: Path | None) -> None:
-    """Delete what is cached at and below URL. What some process has open is kept and named; exit status 1 then."""
-    if (url is None) != everything:
-        raise UsageError("drop needs a URL or --all, one of the two", hint="d7yfs cache ls shows the URLs")
-    directory = _directory(cache_dir, config)
-    gone, kept = inspection.drop(_chosen(directory, url))
-    if everything:
-        inspection.drop_remains(directory)
-    for each in kept:
-        click.echo(f"in use, kept: {each.name}")
-    click.echo(f"{len(gone)} files dropped, {show_size_roughly(sum(each.disk_bytes for each in gone))} freed")
-    if kept:
+def drop(place: str | None, everything: bool, as_json: bool, cache_dir: Path | None, config: Path | None) -> None:
+    """Delete what is cached at and below URL, or at and below PATH in a mount.
+
+    What some process has open is kept and named; exit status 1 then. With PATH the daemon behind the mount does it, and the kernel drops
+    its pages too, so the next read comes from the store.
+    """
+    if (place is None) != everything:
+        raise UsageError(
+            "drop needs a URL, a path in a mount or --all, one of them", hint="d7yfs cache ls shows the URLs"
+        )
+    if place is not None and "://" not in place:
+        point, below = mounts.containing(Path(place))
+        answer = control.ask(control.socket_path(point), "cache-drop", paths=[below])
+    else:
+        answer = _drop(_directory(cache_dir, config), place)
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+    else:
+        for name in answer["kept"]:
+            click.echo(f"in use, kept: {name}")
+        if (unnamed := answer["kept_files"] - len(answer["kept"])) > 0:
+            click.echo(f"in use, kept: {unnamed} more")
+        click.echo(f"{answer['files']} files dropped, {show_size_roughly(answer['disk_bytes'])} freed")
+    if answer["kept_files"]:
         raise SystemExit(1)
+
+
+def _drop(directory: Path, url: str | None) -> dict[str, Any]:
+    """As the daemon answers `cache-drop`; None for everything."""
+    gone, kept = inspection.drop(_chosen(directory, url))
+    if url is None:
+        inspection.drop_remains(directory)
+    return {
+        "files": len(gone),
+        "disk_bytes": sum(each.disk_bytes for each in gone),
+        "kept_files": len(kept),
+        "kept": [each.name for each in kept],
+    }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
@@ -45,7 +47,9 @@ def mount(ctx: click.Context, arguments: tuple[str, ...], given: Given) -> None:
         readiness.failed(error, exit_status(error))
         raise
     if settings.config.foreground or readiness.in_background:
-        ctx.exit(_serve(settings, readiness))
+        # A daemon leaves its working directory, and relative paths mean what they meant.
+        read_again = partial(given.load, *split_arguments(arguments), quiet=True, here=Path.cwd())
+        ctx.exit(_serve(settings, readiness, read_again))
     try:
         said = launch(sys.argv[1:])
     except Failed as failed:
@@ -63,7 +67,7 @@ def split_arguments(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], Path |
     return arguments, None
 
 
-def _serve(settings: Settings, readiness: Readiness) -> int:
+def _serve(settings: Settings, readiness: Readiness, read_again: Callable[[], Settings]) -> int:
     """Run the daemon in this process; the exit status."""
     # Everything below costs start-up time that the waiting command need not pay.
     import trio
@@ -79,7 +83,7 @@ def _serve(settings: Settings, readiness: Readiness) -> int:
             background = control.socket_path(settings.require_mountpoint()).with_suffix(".log")
         _configure_log(config, background)
         with ungrouped():
-            trio.run(lambda: run(settings, readiness, stderr=config.log_file or background))
+            trio.run(lambda: run(settings, readiness, read_again, stderr=config.log_file or background))
     except D7yfsError as error:
         readiness.failed(error, exit_status(error))
         return exit_status(error) if readiness.in_background else report(error)

@@ -28,10 +28,18 @@ class Given(NamedTuple):
     config: Path | None
     torchserve_config: Path | None
 
-    def load(self, sources: tuple[str, ...], mountpoint: Path | None, *, quiet: bool = False) -> Settings:
-        """Join it with all other layers. Warnings go to stderr unless `quiet`. Raises ConfigError."""
+    def load(
+        self, sources: tuple[str, ...], mountpoint: Path | None, *, quiet: bool = False, here: Path | None = None
+    ) -> Settings:
+        """Join it with all other layers. Warnings go to stderr unless `quiet`; `here` as in `load_settings`. Raises ConfigError."""
         settings = load_settings(
-            self.flags, sources, mountpoint, os.environ, self.config, torchserve_path=self.torchserve_config
+            self.flags,
+            sources,
+            mountpoint,
+            os.environ,
+            self.config,
+            torchserve_path=self.torchserve_config,
+            here=here,
         )
         for warning in () if quiet else settings.warnings:
             click.echo(f"d7yfs: warning: {warning}", err=True)

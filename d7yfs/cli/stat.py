@@ -8,10 +8,11 @@ from pathlib import Path
 import click
 
 from d7yfs import control, mounts
+from d7yfs.cli.place import Place
 
 
 @click.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=Place())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def stat(path: Path, as_json: bool) -> None:
     """URL, ETag, version, cached bytes, route and Dragonfly's task of a file or directory in a mount."""

@@ -14,12 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from d7yfs import control, mounts
+from d7yfs.cli.place import Place
 from d7yfs.errors import MountError
 from d7yfs.visibility import in_words
 
 
 @click.command()
-@click.argument("mountpoint", type=click.Path(path_type=Path), required=False)
+@click.argument("mountpoint", type=Place(), required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print everything, as JSON: a list with one object per mount.")
 @click.option("--settings", is_flag=True, help="Also print each setting and where it came from.")
 def status(mountpoint: Path | None, as_json: bool, settings: bool) -> None:
@@ -81,6 +82,10 @@ def _table(answer: dict[str, Any]) -> Table:
     table.add_row("known", f"{tree['files']} files, {tree['directories']} directories")
     table.add_row("read", f"{show_size_roughly(fuse['read_bytes'])} by the kernel, {fuse['open_files']} files open")
     table.add_row("log", answer["log"])
+    metrics = answer.get("metrics") or {"listens_on": "", "error": "known to newer daemons only"}
+    table.add_row(
+        "metrics", f"http://{metrics['listens_on']}/metrics" if metrics["listens_on"] else metrics["error"] or "none"
+    )
     for warning in answer["warnings"]:
         table.add_row("warning", warning)
     return table

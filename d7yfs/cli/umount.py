@@ -9,20 +9,28 @@ from pathlib import Path
 import click
 
 from d7yfs import control, mounts
+from d7yfs.cli.place import Place
 from d7yfs.config.sources import load_settings
 from d7yfs.errors import MountError, UsageError
 
 _END_TIMEOUT_S = 30.0
 _END_POLL_S = 0.05
+_ANSWER_TIMEOUT_S = 2.0
+"""How long a daemon is waited for whose mount is to be taken away by force."""
 
 
 @click.command()
-@click.argument("mountpoint", type=click.Path(path_type=Path), required=False)
+@click.argument("mountpoint", type=Place(), required=False)
 @click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="Unmount what this TOML file mounts.")
 @click.option(
     "--lazy", is_flag=True, help="Take it away at once; who has files open there keeps them until the daemon ends."
 )
-def umount(mountpoint: Path | None, config: Path | None, lazy: bool) -> None:
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Fail whoever reads there, and take it away: for a mount that hangs. Works on files in use.",
+)
+def umount(mountpoint: Path | None, config: Path | None, lazy: bool, force: bool) -> None:
     """Unmount, and end the daemon behind the mount. A mount whose daemon is dead is cleaned up."""
     if mountpoint is None and config is None:
         raise UsageError("no mount point is given", hint="name it, or the TOML file that does: --config FILE")
@@ -35,10 +43,25 @@ def umount(mountpoint: Path | None, config: Path | None, lazy: bool) -> None:
         raise MountError(
             f"{point} is not a d7yfs mount", hint=f"mounted here: {known}" if known else "nothing is mounted"
         )
-    pid = _pid_behind(point)
-    mounts.unmount(point, lazy=lazy)
+    pid = _abort(point) if force else _pid_behind(point)
+    try:
+        mounts.unmount(point, lazy=lazy or force)
+    except MountError:
+        # A daemon whose connection was taken away unmounts by itself, and may be the first.
+        if not force or mounts.mounted_at(point) is not None:
+            raise
     if pid is not None and not lazy and not _ended(pid):
         raise MountError(f"{point} is unmounted, but its daemon (pid {pid}) still runs", hint="see its log")
+
+
+def _abort(point: Path) -> int | None:
+    """Free everybody who waits: by the daemon, whose pid is returned, if it answers, and in any case by the kernel."""
+    try:
+        return int(control.ask(control.socket_path(point), "end-by-force", timeout_s=_ANSWER_TIMEOUT_S)["pid"])
+    except MountError:
+        return None
+    finally:
+        mounts.abort(point)
 
 
 def _pid_behind(point: Path) -> int | None:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from d7yfs import control, mounts
+from d7yfs.cli.place import Place
 from d7yfs.cli.status import line, show_size_roughly
 from d7yfs.errors import MountError
 
@@ -20,7 +21,7 @@ _Report = dict[str, Any]
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH...")
+@click.argument("paths", nargs=-1, required=True, type=Place(), metavar="PATH...")
 @click.option("--background", is_flag=True, help="Return when the files are counted; the daemon goes on by itself.")
 @click.option("--json", "as_json", is_flag=True, help="Print reports as they come, one JSON object per line.")
 @click.pass_context

@@ -6,6 +6,7 @@ A parser takes what a flag, a variable (text) or TOML (a typed value) holds. It 
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from collections.abc import Callable
@@ -151,6 +152,23 @@ def _piece_length(value: object) -> int:
     return length_bytes
 
 
+def _listen(value: object) -> str:
+    """`IP:PORT`, or nothing."""
+    text = _text(value).strip()
+    if text.lower() in ("", "none"):
+        return ""
+    host, _, port = text.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    try:
+        ipaddress.ip_address(bare)
+        _integer(0, 65535, "port")(port)
+    except ValueError:
+        raise ValueError(
+            "is no address to listen on; allowed: 127.0.0.1:7717, 0.0.0.0:7717, [::]:7717, or none"
+        ) from None
+    return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
+
+
 def _host(value: object) -> str:
     text = _text(value).lower().strip(".")
     if text and not re.fullmatch(r"[a-z0-9-]+(\.[a-z0-9-]+)*", text):
@@ -220,6 +238,8 @@ PIECE_LENGTH = Kind("SIZE", _piece_length, _show_size)
 SOCKET = Kind("URL", _socket)
 HTTP_PROXY = Kind("URL", _http_proxy)
 HOST = Kind("DOMAIN", _host)
+LISTEN = Kind("IP:PORT", _listen, lambda value: str(value) or "none")
+MODELS = Kind("N", _integer(0, 10_000, "number of models"))
 SIZE = Kind("SIZE", units.parse_size, _show_size)
 BUFFER_SIZE = Kind("SIZE", _at_least(16 << 20, units.parse_size, "16MiB"), _show_size)
 LIFETIME = Kind("TIME", units.parse_lifetime, _show_duration)

@@ -29,7 +29,8 @@ CACHE = "Cache and memory"
 READING = "Freshness and timeouts"
 MOUNT = "What the mount shows, and to whom"
 PROCESS = "Process and log"
-GROUPS = (REPOSITORY, DRAGONFLY, CACHE, READING, MOUNT, PROCESS)
+MONITORING = "Monitoring"
+GROUPS = (REPOSITORY, DRAGONFLY, CACHE, READING, MOUNT, PROCESS, MONITORING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -489,6 +490,16 @@ class Config(BaseModel):
         ),
     ] = False
 
+    fuse_helper: Annotated[
+        Path | None,
+        Opt(
+            kinds.PATH,
+            MOUNT,
+            "Have the mount made by the d7yfs fuse-helper that listens on this socket; then no privilege is needed here.",
+            default="mount by itself",
+        ),
+    ] = None
+
     foreground: Annotated[
         bool,
         Opt(
@@ -511,6 +522,24 @@ class Config(BaseModel):
         Path | None,
         Opt(kinds.PATH, PROCESS, "Append the log to this file.", default="stderr"),
     ] = None
+
+    metrics_listen: Annotated[
+        str,
+        Opt(
+            kinds.LISTEN,
+            MONITORING,
+            "Where Prometheus finds /metrics, /healthz and /readyz, such as 0.0.0.0:7717; none for nowhere. Anybody who can connect may "
+            "read them. Where the port is taken, by another mount, say, the mount does without.",
+        ),
+    ] = "127.0.0.1:7717"
+    metrics_per_model: Annotated[
+        int,
+        Opt(
+            kinds.MODELS,
+            MONITORING,
+            "How many models (top-level directories) of each repository have metrics of their own; the others share one, called other.",
+        ),
+    ] = 50
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,15 +119,17 @@ def load_settings(
     toml_path: Path | None,
     *,
     torchserve_path: Path | None = None,
+    here: Path | None = None,
     triton_home: Path = Path("/home/triton"),
     endpoint_file: Path = torchserve.ENDPOINT_FILE,
 ) -> Settings:
     """Join all layers into one validated configuration.
 
-    `flags` holds option names with what the user gave (None: not given), `sources` each `URL` or `NAME=URL`. Raises ConfigError
+    `flags` holds option names with what the user gave (None: not given), `sources` each `URL` or `NAME=URL`. Relative paths are below
+    `here`, the working directory unless it is given. Raises ConfigError
     (naming file or flag, key and what is allowed) for anything unknown, malformed or contradictory in any layer.
     """
-    here = Path.cwd()
+    here = here or Path.cwd()
     warnings: list[str] = []
     if toml_path is None and environ.get(CONFIG_VARIABLE):
         toml_path = Path(environ[CONFIG_VARIABLE])

@@ -13,6 +13,7 @@ import trio
 from d7yfs.cache.filler import FillTarget
 from d7yfs.errors import D7yfsError, Stopped
 from d7yfs.fetch.fetcher import Fetcher
+from d7yfs.fetch.journal import COMPLETE
 from d7yfs.fetch.transfer import Urgency
 from d7yfs.fetch.turns import Turns
 from d7yfs.objects import BLOCK_BYTES, PART_BYTES, ByteRange
@@ -95,7 +96,7 @@ class DirectFiller:
                 finally:
                     left_bytes = self._missing_bytes
                     fill.fetched_bytes = missing_bytes - left_bytes
-                    fill.outcome = "broken off" if left_bytes else "complete"
+                    fill.outcome = "broken off" if left_bytes else COMPLETE
         finally:
             self._filling = False
             target.drop()

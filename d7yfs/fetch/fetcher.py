@@ -37,6 +37,7 @@ from d7yfs.fetch.proxy import Proxy
 from d7yfs.fetch.reply import check_head, error_of
 from d7yfs.fetch.transfer import DIRECT, FALLBACK, Sink, Transfer, Urgency
 from d7yfs.fetch.transport import Response, Transport
+from d7yfs.models import Models
 from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.origins.origin import Origin
 
@@ -69,6 +70,7 @@ class Fetcher:
         read_timeout_s: float,
         max_connections: int,
         all_prefetches: trio.CapacityLimiter | None = None,
+        models: Models | None = None,
     ) -> None:
         """`all_prefetches` bounds what the fetchers that share it bring ahead of readers. What a reader waits for knows only its own
         origin's bound, so that one that stalls takes nothing from others.
@@ -76,7 +78,8 @@ class Fetcher:
         self.origin = origin
         self.proxy = proxy
         self.counters = Counters()
-        self.journal = Journal()
+        self.models = models or Models()
+        self.journal = Journal(self.models)
         self.bandwidth = Bandwidth()
         self.suspects: set[tuple[str, str, int]] = set()
         """Identities of versions that once came with wrong bytes: where the store may stand in, the proxy is not asked for them again."""
@@ -91,6 +94,27 @@ class Fetcher:
     def name(self, version: ObjectVersion) -> str:
         """How people know the object."""
         return f"{self.origin.url}/{version.key}"
+
+    def load(self) -> dict[str, int]:
+        """How much is under way to the origin and through proxies now, and how much waits for a turn."""
+        connections, prefetches = self._connections.statistics(), self._prefetches.statistics()
+        return {
+            "transfers": connections.borrowed_tokens,
+            "transfers_limit": int(connections.total_tokens),
+            "transfers_queued": connections.tasks_waiting,
+            "prefetches": prefetches.borrowed_tokens,
+            "prefetches_limit": int(prefetches.total_tokens),
+            "prefetches_queued": prefetches.tasks_waiting,
+        }
+
+    def set_connections(self, max_connections: int) -> None:
+        """From now on; what is under way is left to end."""
+        self._connections.total_tokens = max_connections
+        self._prefetches.total_tokens = max(1, max_connections - _URGENT_RESERVE)
+
+    async def renew_credentials(self) -> None:
+        """Look for credentials anew, as after a refusal. Raises what the origin does when it signs."""
+        await self.origin.read_request(_ANY_VERSION, presigned=self.proxy is not None, fresh=True)
 
     async def prepare(self) -> None:
         """Do now what the first read would wait for: the signing key, a connection, a buffer. A failure is that read's to tell."""
@@ -370,10 +394,13 @@ class Fetcher:
         finally:
             self._buffers.append(buffer)
             received = transfer.position - start
+            model = self.models.of(transfer.version.key)
             if proxy is not None:
                 self.counters.proxy_bytes += received
+                model.proxy_bytes += received
             else:
                 self.counters.count_direct(received, transfer.reason)
+                model.direct_bytes += received
 
 
 def _registers(wanted: ByteRange, *, small_too: bool) -> bool:

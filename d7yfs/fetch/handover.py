@@ -32,7 +32,7 @@ from d7yfs.config.schema import RepositoryConfig
 from d7yfs.errors import AccessDenied, BadReply, ConfigError, HandoverUnavailable, ObjectArchived, VersionUnbound
 from d7yfs.fetch import dragonfly
 from d7yfs.fetch.fetcher import Fetcher
-from d7yfs.fetch.journal import Fill
+from d7yfs.fetch.journal import COMPLETE, Fill
 from d7yfs.fetch.proxies import Limits, Registration
 from d7yfs.fetch.proxy import Breaker
 from d7yfs.objects import ObjectVersion
@@ -219,14 +219,15 @@ class Handover:
             finally:
                 link_path.unlink(missing_ok=True)
             receiver.ended()
-            fill.outcome = "complete"
+            fill.outcome = COMPLETE
 
     # --- what a download tells ---
 
-    def count(self, piece: Piece, *, checked: bool) -> None:
-        """`piece` has become readable."""
+    def count(self, version: ObjectVersion, piece: Piece, *, checked: bool) -> None:
+        """`piece` of `version` has become readable."""
         self._succeeded()
         self.counters.count_piece(piece.range.size, piece.traffic, checked=checked)
+        self._fetcher.models.of(version.key).count_piece(piece.range.size, piece.traffic)
 
     def link_failed(self, order: Order, error: OSError) -> HandoverUnavailable:
         """dfdaemon says that it has linked its file, and we cannot use it."""
@@ -303,7 +304,7 @@ class _Receiver:
         if crcs is None:
             raise self._handover.distrust(self._order, self._target, piece)
         self._registration.release()
-        self._handover.count(piece, checked=was_checked)
+        self._handover.count(self._target.version, piece, checked=was_checked)
         self._fill.fetched_bytes += piece.range.size
         self._ahead[piece.range.start] = piece.range.stop
         while self._position in self._ahead:

@@ -17,9 +17,13 @@ import trio
 from cachetools import LRUCache
 
 from d7yfs.logs import fields
+from d7yfs.models import Model, Models
 from d7yfs.objects import ObjectVersion
 
 log = logging.getLogger(__name__)
+
+COMPLETE = "complete"
+"""The outcome of a fill that has brought all there was to bring."""
 
 _REMEMBERED = 10_000
 """Versions whose way is known; of older ones only the configured way can be told."""
@@ -30,12 +34,13 @@ _SHOWN = 20
 class Fill:
     """One fill. Its filler counts what it brings."""
 
-    def __init__(self, name: str, version: ObjectVersion, route: str) -> None:
+    def __init__(self, name: str, version: ObjectVersion, route: str, model: Model) -> None:
         self.fetched_bytes = 0
         self.outcome = "stopped"
         """How it ends, in a word or two, if nobody says otherwise."""
         self._name = name
         self._route = route
+        self._model = model
         self._facts: dict[str, object] = {"object": name, "route": route, "size_bytes": version.size_bytes}
         self._as_task = ""
         self._began_at: float | None = None
@@ -63,6 +68,9 @@ class Fill:
         if self._began_at is None:
             return
         took_s = trio.current_time() - self._began_at
+        if self.outcome == COMPLETE:
+            self._model.fills += 1
+            self._model.fill_s += took_s
         self._facts |= {"fetched_bytes": self.fetched_bytes, "seconds": round(took_s, 3), "outcome": self.outcome}
         said = f"{self.outcome}: {self.fetched_bytes} bytes by {self._route} in {took_s:.2f} s{self._as_task}"
         log.info("%s: fill %s", self._name, said, extra=fields(self._facts))
@@ -77,7 +85,8 @@ class Fill:
 class Journal:
     """One repository's."""
 
-    def __init__(self) -> None:
+    def __init__(self, models: Models | None = None) -> None:
+        self._models = models or Models()
         self._routes: LRUCache[tuple[str, str, int], str] = LRUCache(_REMEMBERED)
         self._under_way: set[Fill] = set()
         self._ended: deque[Fill] = deque(maxlen=_SHOWN)
@@ -93,7 +102,7 @@ class Journal:
     @contextmanager
     def fill(self, name: str, version: ObjectVersion, *, route: str, task_id: str | None = None) -> Iterator[Fill]:
         """A fill that lasts as long as the block. With a `task_id`, which may be empty, it begins at once, else when that is said."""
-        fill = Fill(name, version, route)
+        fill = Fill(name, version, route, self._models.of(version.key))
         self._under_way.add(fill)
         if task_id is not None:
             fill.begins(task_id)

@@ -24,6 +24,10 @@ _ERROR_MESSAGE = re.compile(rb"<Message>([^<]{1,4096})</Message>")
 MAX_RETRY_AFTER_S = 30.0
 
 
+_REQUEST_IDS = ("x-amz-request-id", "x-guploader-uploadid", "x-ms-request-id", "x-oss-request-id", "x-obs-request-id")
+_PLAIN = re.compile(r"[A-Za-z0-9_.=+/-]{1,128}")
+
+
 def check_head(
     status: int,
     headers: Mapping[str, str],
@@ -79,7 +83,7 @@ def error_of(status: int, headers: Mapping[str, str], *, name: str, body: bytes 
     """The error that a reply without usable body stands for."""
     code_match = _ERROR_CODE.search(body)
     code = code_match.group(1).decode() if code_match else ""
-    said = f"{status} {code}".strip()
+    said = f"{status} {code}".strip() + _request_id(headers)
     if status in (404, 410):
         return VersionGone(f"{name}: was deleted while it was open ({said})")
     if status in (412, 416):
@@ -100,6 +104,12 @@ def error_of(status: int, headers: Mapping[str, str], *, name: str, body: bytes 
     if status in (301, 302, 303, 307, 308):
         return BadReply(f"{name}: the server redirects ({said})", hint="check --region and --endpoint-url")
     return BadReply(f"{name}: unexpected status {said}")
+
+
+def _request_id(headers: Mapping[str, str]) -> str:
+    """What the store calls this request: with it the provider's support finds it in its own logs."""
+    named = next((headers[name] for name in _REQUEST_IDS if headers.get(name)), "")
+    return f", request {named}" if _PLAIN.fullmatch(named) else ""
 
 
 def retry_after_s(headers: Mapping[str, str], now: datetime | None = None) -> float:

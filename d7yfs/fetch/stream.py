@@ -28,6 +28,7 @@ from d7yfs.fetch.direct import DirectFiller
 from d7yfs.fetch.dragonfly import MAX_DIRECT_BYTES
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.handover import Handover
+from d7yfs.fetch.journal import COMPLETE
 from d7yfs.fetch.policy import Policy
 from d7yfs.fetch.proxies import Proxies, Registration
 from d7yfs.fetch.route import PATIENCE_S, SILENCE_S, Plan, Reason, Stream, plan, ranged
@@ -311,7 +312,7 @@ class StreamFiller:
                     on_task=fill.begins,
                     registration=running.registration,
                 )
-                fill.outcome = "complete"
+                fill.outcome = COMPLETE
             finally:
                 fill.fetched_bytes = running.position - rest.start
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import errno
 import functools
+import itertools
 import logging
 import os
 import stat
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyfuse3
@@ -30,6 +32,8 @@ from d7yfs.fuse import handshake, uncounted
 from d7yfs.fuse.handshake import Handshake
 from d7yfs.inodes import Node
 from d7yfs.invalidation import Invalidator
+from d7yfs.latency import Histogram
+from d7yfs.logs import REQUEST
 from d7yfs.tree import Absent
 
 log = logging.getLogger(__name__)
@@ -61,10 +65,12 @@ class Appearance:
 
 @dataclass(slots=True)
 class OperationCounters:
-    """Requests by operation, and those that ended in an error."""
+    """Requests by operation, those that ended in an error, and how long those took that have ended."""
 
     calls: dict[str, int] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
+    took: dict[str, Histogram] = field(default_factory=dict)
+    in_flight: int = 0
 
 
 def _answered(
@@ -77,6 +83,9 @@ def _answered(
     async def answered(self: Adapter, /, *args: P.args, **kwargs: P.kwargs) -> T:
         counters = self.counters
         counters.calls[operation] = counters.calls.get(operation, 0) + 1
+        counters.in_flight += 1
+        REQUEST.set(next(self.numbers))
+        began_at = perf_counter()
         try:
             if operation == "read":
                 # Has a deadline of its own, counted from the last byte that came.
@@ -100,6 +109,11 @@ def _answered(
         except Exception:
             number = errno.EIO
             log.exception("%s failed unexpectedly", operation)
+        finally:
+            counters.in_flight -= 1
+            if (took := counters.took.get(operation)) is None:
+                took = counters.took[operation] = Histogram()
+            took.observe(perf_counter() - began_at)
         counters.errors[operation] = counters.errors.get(operation, 0) + 1
         raise FUSEError(number)
 
@@ -117,6 +131,7 @@ class Adapter(pyfuse3.Operations):
     ) -> None:
         super().__init__()
         self.counters = OperationCounters()
+        self.numbers = itertools.count(1)
         self.deadline_s = deadline_s
         self._waiting: set[trio.CancelScope] = set()
         self._ending = False

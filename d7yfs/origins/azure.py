@@ -202,6 +202,10 @@ class AzureOrigin:
             return Checksums()  # an uploader may record anything
         return Checksums(md5=md5.hex() if len(md5) == 16 else None)
 
+    @property
+    def credentials_expire_at(self) -> float:
+        return self._access.expires_at
+
     def describe(self) -> dict[str, str]:
         """Endpoint, account and what kind of credentials there are."""
         return {"endpoint": self._account_url, "account": self._account, "credentials": self._access.describe()}

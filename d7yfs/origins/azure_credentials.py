@@ -82,6 +82,10 @@ class Access(Protocol):
     signs: bool
     """Whether the control plane's signatures are made here, by this host's clock."""
 
+    @property
+    def expires_at(self) -> float:
+        """When what is in use ends (time.time()); infinity for what lasts and while there is none."""
+
     async def control(self) -> Grant:
         """For listing and for reading properties."""
 
@@ -102,6 +106,11 @@ class _Lasting:
     """What credentials that never change have in common."""
 
     signs = False
+    _expires_at = float("inf")
+
+    @property
+    def expires_at(self) -> float:
+        return self._expires_at
 
     async def reload(self) -> bool:
         return False
@@ -136,6 +145,7 @@ class _SharedAccess(_Lasting):
             self._grant = Grant(token, expires_at=expiry_of(token))
         except ValueError:
             raise ConfigError("the shared access signature has no valid time of expiry (se)") from None
+        self._expires_at = self._grant.expires_at
 
     async def control(self) -> Grant:
         return self._grant
@@ -206,6 +216,10 @@ class _Identity:
             self._fetch_signer, name=f"the user delegation key of storage account {account}", clock=clock
         )
         self._no_key_until = 0.0
+
+    @property
+    def expires_at(self) -> float:
+        return held.expires_at if (held := self._token.held) else float("inf")
 
     async def control(self) -> Grant:
         token = await self._token.current()

@@ -233,6 +233,10 @@ class BucketRest(ABC):
         self._signed[place] = request
         return request
 
+    @property
+    def credentials_expire_at(self) -> float:
+        return self._ring.held.expires_at if self._ring.held is not None else math.inf
+
     def describe(self) -> dict[str, str]:
         """Endpoint and where the credentials were found, as far as it has looked."""
         keys = self._ring.held

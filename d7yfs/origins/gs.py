@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import time
 from base64 import b64decode, b64encode
@@ -199,6 +200,10 @@ class GsOrigin:
             request = await self._signed_by_google(url, query, headers, held) or request
         self._reads[key] = request
         return request
+
+    @property
+    def credentials_expire_at(self) -> float:
+        return self._google.expires_at if self._google is not None else math.inf
 
     def describe(self) -> Mapping[str, str]:
         """Endpoint and whence the credentials come."""

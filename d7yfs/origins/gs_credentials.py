@@ -117,6 +117,11 @@ class GoogleCredentials:
         """Whence the credentials came, as far as that is known."""
         return held.words if (held := self._renewal.held) else self._source.describe()
 
+    @property
+    def expires_at(self) -> float:
+        """When the token in use ends (time.time()); infinity while there is none."""
+        return held.expires_at if (held := self._renewal.held) else math.inf
+
     async def current(self, *, fresh: bool = False) -> Held:
         """What is in use, without waiting while it is valid; `fresh` reads everything again, at most every few seconds.
 

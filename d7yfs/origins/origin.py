@@ -68,6 +68,10 @@ class Origin(Protocol):
     async def checksums(self, version: ObjectVersion) -> Checksums:
         """Of `version`; none when another one has taken its place. One request. Raises NotFound."""
 
+    @property
+    def credentials_expire_at(self) -> float:
+        """time.time() at which the credentials in use end unless they are renewed; infinity for lasting ones and while none are known."""
+
     def describe(self) -> Mapping[str, str]:
         """What the origin has found out about itself (endpoint, region, whence the credentials), in words without secrets."""
 

@@ -18,6 +18,7 @@ once in any case.
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
 from collections.abc import Callable
@@ -258,6 +259,11 @@ class S3Origin:
             options["VersionId"] = version_id
         _, head = await self._call(version.key, "s3:GetObject", lambda loaded: loaded.client.head_object(**options))
         return recorded(head) if entity_tag(head.get("ETag", "")) == version.validator else Checksums()
+
+    @property
+    def credentials_expire_at(self) -> float:
+        keys = self._loaded.keys if self._loaded is not None else None
+        return keys.held.expires_at if keys is not None else math.inf
 
     def describe(self) -> dict[str, str]:
         """Endpoint, region and where the SDK found the credentials, as far as it has looked."""

@@ -70,6 +70,7 @@ def _shown(repository: dict[str, Any], warm_ups: list[dict[str, Any]]) -> str:
         "uptime_s": 5.0,
         "rss_bytes": GIB,
         "log": "stderr",
+        "metrics": {"listens_on": "127.0.0.1:7717", "error": ""},
         "warnings": [],
         "repositories": [repository],
         "warm_ups": warm_ups,

@@ -165,6 +165,8 @@ def test_every_option_by_every_way(host: Host) -> None:
         "dfdaemon_socket": "unix:///run/d.sock",
         "p2p_priority": "3",
         "p2p_verify": "sampled",
+        "metrics_listen": "0.0.0.0:7718",
+        "fuse_helper": "/h.sock",
     }
     for option in OPTIONS.values():
         url = f"{(option.schemes or ('s3',))[0]}://account/models"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -66,6 +67,10 @@ class FakeOrigin:
 
     async def aclose(self) -> None:
         pass
+
+    @property
+    def credentials_expire_at(self) -> float:
+        return math.inf
 
     def describe(self) -> Mapping[str, str]:
         return {}

@@ -80,6 +80,12 @@ def ended(pid: int) -> bool:
         return True
 
 
+def free_port() -> int:
+    """One that nobody listens on a moment before."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
 def is_mounted(point: Path) -> bool:
     return mounts.mounted_at(point) is not None
 

@@ -329,3 +329,33 @@ def test_two_daemons_share_a_cache(mounter: Mounter, bucket: Bucket) -> None:
 def test_d7yfs_is_where_the_service_looks_for_it() -> None:
     assert shutil.which("d7yfs", path=sysconfig.get_path("scripts"))
     assert shutil.which("mount.d7yfs", path=sysconfig.get_path("scripts"))
+
+
+def test_d7yfs_umount_by_force_frees_whoever_waits(mounter: Mounter, faulty: InThread[S3Faults]) -> None:
+    faulty.do(faulty.server.put, "b/file", bytes_of(1, MIB))
+    mounted = mounter.mount(faulty_url(faulty), "--anonymous")
+    stall = faults.Hang()
+    faulty.do(lambda: faulty.server.script(stall, key="b/file", forever=True))
+    reader = in_background(lambda: mounted.read("file", timeout_s=60))
+    faulty.wait(stall.reached)
+    assert run("umount", mounted.point).returncode == 1, "it is in use"
+    done = run("umount", "--force", mounted.point)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not is_mounted(mounted.point)
+    with pytest.raises(OSError):  # noqa: PT011  # which one depends on who is quicker
+        reader.result(20)
+    mounted.wait_ended()
+
+
+def test_d7yfs_umount_by_force_of_a_daemon_that_stands_still(mounter: Mounter, bucket: Bucket) -> None:
+    mounted = mounter.mount(bucket.url("library"), env=bucket.env)
+    mounted.kill(signal.SIGSTOP)
+    try:
+        reader = in_background(lambda: mounted.read("one.bin", timeout_s=60))
+        assert run("umount", "--force", mounted.point).returncode == 0
+        assert not is_mounted(mounted.point)
+        with pytest.raises(OSError):  # noqa: PT011  # which one depends on who is quicker
+            reader.result(20)
+    finally:
+        mounted.kill(signal.SIGCONT)
+    mounted.wait_ended()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import trio
 
 from d7yfs.errors import AccessDenied, D7yfsError, NotFound
@@ -64,6 +66,10 @@ class MemoryOrigin:
 
     async def checksums(self, version: ObjectVersion) -> Checksums:
         raise NotImplementedError
+
+    @property
+    def credentials_expire_at(self) -> float:
+        return math.inf
 
     def describe(self) -> dict[str, str]:
         return {"endpoint": "memory"}

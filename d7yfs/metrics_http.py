@@ -1,0 +1,104 @@
+"""The HTTP listener for Prometheus and for probes: /metrics, /healthz, /readyz. Nothing else, and nothing that changes anything.
+
+It must never be what a mount fails on: a port that is taken, a scraper that hangs and a number that cannot be had end up in the log, and
+the mount goes on. Each reply ends its connection. There is no authentication: it listens on loopback unless told otherwise, and says
+nothing that is secret.
+
+Run by `daemon` in its nursery.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+import h11
+import trio
+
+from d7yfs.errors import MountError
+
+log = logging.getLogger(__name__)
+
+_PATIENCE_S = 20.0
+"""For one connection from its first byte to its last: more than a probe takes."""
+_CONNECTIONS = 16
+_RECEIVE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What is answered to a GET."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+    @classmethod
+    def of_json(cls, status: int, value: object) -> Page:
+        return cls(status, "application/json", json.dumps(value).encode() + b"\n")
+
+
+Handler = Callable[[], Awaitable[Page]]
+
+
+def listen(address: str) -> trio.SocketListener:
+    """Listen on `IP:PORT` (config.kinds.LISTEN). Raises MountError when that cannot be."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, int(port)))
+        made.listen(_CONNECTIONS)
+        return trio.SocketListener(trio.socket.from_stdlib_socket(made))
+    except OSError as error:
+        made.close()
+        raise MountError(
+            f"no metrics: {address} cannot be listened on: {error.strerror}",
+            hint="another mount may have it: give each one an address of its own (--metrics-listen)",
+        ) from error
+
+
+async def serve(listener: trio.SocketListener, handlers: Mapping[str, Handler]) -> None:
+    """Answer GETs of the paths that `handlers` has until cancelled."""
+    turns = trio.CapacityLimiter(_CONNECTIONS)
+
+    async def answer(stream: trio.SocketStream) -> None:
+        async with turns:
+            with trio.move_on_after(_PATIENCE_S):
+                try:
+                    await _answer(stream, handlers)
+                except (trio.BrokenResourceError, h11.RemoteProtocolError, h11.LocalProtocolError) as error:
+                    log.debug("metrics: a connection was given up: %s", error)
+
+    await trio.serve_listeners(answer, [listener])
+
+
+async def _answer(stream: trio.SocketStream, handlers: Mapping[str, Handler]) -> None:
+    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=16 << 10)
+    while (event := connection.next_event()) is h11.NEED_DATA:
+        connection.receive_data(await stream.receive_some(_RECEIVE_BYTES))
+    if not isinstance(event, h11.Request):
+        return
+    page = await _page(event, handlers)
+    headers = [("Content-Type", page.content_type), ("Content-Length", str(len(page.body))), ("Connection", "close")]
+    reply = connection.send(h11.Response(status_code=page.status, headers=headers)) or b""
+    if event.method != b"HEAD":
+        reply += connection.send(h11.Data(page.body)) or b""
+    await stream.send_all(reply)
+
+
+async def _page(request: h11.Request, handlers: Mapping[str, Handler]) -> Page:
+    if request.method not in (b"GET", b"HEAD"):
+        return Page.of_json(405, {"error": "only GET"})
+    handler = handlers.get(request.target.partition(b"?")[0].decode("ascii", "replace"))
+    if handler is None:
+        return Page.of_json(404, {"error": f"known: {', '.join(sorted(handlers))}"})
+    try:
+        return await handler()
+    except Exception as error:
+        log.exception("metrics: %s failed unexpectedly", request.target.decode("ascii", "replace"))
+        return Page.of_json(500, {"error": f"unexpected {type(error).__name__}; see the log"})

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# The image, built from the Dockerfile and run: as a sidecar beside a reader in another container, and without privilege by the helper; and the
+# manifests of deploy/kubernetes against their schemas.
+#
+# usage: scripts/integration-container.sh [PYTEST-ARGUMENTS…]
+#
+# As root, with podman and buildah (installed when they are missing). Where no base image can be pulled, debootstrap makes one. D7YFS_IMAGE names
+# an image that is there already; D7YFS_BUILD_OPTIONS are buildah's, for a registry that needs a proxy or an authority of its own, say.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+BASE=docker.io/library/debian:bookworm-slim
+
+scripts/setup.sh podman buildah runc debootstrap
+scripts/kubernetes-check.sh
+
+if [ -z "${D7YFS_IMAGE:-}" ]; then
+    if ! podman image exists "$BASE" && ! podman pull --quiet "$BASE" 2>/dev/null; then
+        root=$(mktemp -d)
+        trap 'rm -rf "$root"' EXIT
+        echo "integration-container: no $BASE can be pulled; making one" >&2
+        debootstrap --variant=minbase bookworm "$root/base" >/dev/null
+        tar -C "$root/base" -c . | podman import --quiet - "$BASE"
+    fi
+    D7YFS_IMAGE=localhost/d7yfs:test
+    # shellcheck disable=SC2086  # several options
+    buildah bud --layers --isolation chroot --network host --format docker --pull-never ${D7YFS_BUILD_OPTIONS:-} -t "$D7YFS_IMAGE" .
+fi
+D7YFS_TEST_IMAGE=$D7YFS_IMAGE exec .venv/bin/python -m pytest -p tests.plugins.no_skips tests/container "$@"

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# The alert rules, the dashboard and the metrics of a real mount, by a real Prometheus (Debian's package).
+#
+# usage: scripts/integration-monitoring.sh [PYTEST-ARGUMENTS…]
+#
+# As root, for the mount. Everything listens on loopback and is gone afterwards. D7YFS_TEST_MONITORING_PLOT=FILE.png draws the dashboard's
+# panels from what was scraped.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+scripts/setup.sh prometheus
+D7YFS_TEST_MONITORING=1 exec .venv/bin/python -m pytest -p tests.plugins.no_skips tests/monitoring "$@"

@@ -1,0 +1,105 @@
+"""Fixtures of the tests of the image. These are collected only where D7YFS_TEST_IMAGE names it, which `make integration-container` sees
+to."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from d7yfs import mounts
+from tests.mount.conftest import Bucket as Bucket
+from tests.mount.conftest import _can_mount, bucket
+
+__all__ = ["_can_mount", "bucket"]
+
+_IMAGE = os.environ.get("D7YFS_TEST_IMAGE", "")  # now: the session takes such variables out of the environment
+collect_ignore_glob = [] if _IMAGE else ["test_*.py"]
+
+# Without --ulimit runc asks for limits that a container in a container may not have; crun does not take such a host's cgroups.
+_LIMITS = ("--ulimit", "nofile=4096:4096", "--ulimit", "nproc=1000:1000")
+
+
+class Containers:
+    """Those of one test, by name; they end with it. All use the host's network."""
+
+    def __init__(self) -> None:
+        self._prefix = f"d7yfs-test-{os.getpid()}-"
+        self._made: list[str] = []
+
+    def start(
+        self, name: str, options: Sequence[str], command: Sequence[str], env: Mapping[str, str] | None = None
+    ) -> None:
+        variables = [f"--env={variable}={value}" for variable, value in (env or {}).items()]
+        self._made.append(name)
+        self._podman(
+            *("--runtime", "runc", "run", "--detach", "--name", self._prefix + name, "--network", "host", *_LIMITS),
+            *(*variables, *options, _IMAGE, *command),
+        )
+
+    def execute(self, name: str, *command: str) -> str:
+        return self._podman("--runtime", "runc", "exec", self._prefix + name, *command)
+
+    def log(self, name: str) -> str:
+        done = subprocess.run(
+            ["podman", "logs", self._prefix + name], capture_output=True, text=True, timeout=60, check=True
+        )
+        return done.stdout + done.stderr
+
+    def state(self, name: str) -> tuple[str, int]:
+        """What podman calls it, and its exit status."""
+        (found,) = json.loads(self._podman("inspect", self._prefix + name))
+        return found["State"]["Status"], int(found["State"]["ExitCode"])
+
+    def healthcheck(self, name: str) -> None:
+        self._podman("--runtime", "runc", "healthcheck", "run", self._prefix + name)
+
+    def stop(self, name: str) -> None:
+        self._podman("--runtime", "runc", "stop", "--time", "40", self._prefix + name)
+
+    def kill(self, name: str) -> None:
+        self._podman("--runtime", "runc", "kill", "--signal", "KILL", self._prefix + name)
+
+    def close(self) -> None:
+        for name in reversed(self._made):
+            subprocess.run(
+                ["podman", "--runtime", "runc", "rm", "--force", "--time", "5", self._prefix + name],
+                capture_output=True,
+                timeout=120,
+                check=False,
+            )
+
+    def _podman(self, *arguments: str) -> str:
+        done = subprocess.run(["podman", *arguments], capture_output=True, text=True, timeout=180, check=False)
+        assert done.returncode == 0, f"podman {' '.join(arguments)}: {done.stderr}"
+        return done.stdout
+
+
+@pytest.fixture
+def containers() -> Iterator[Containers]:
+    made = Containers()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def ground() -> Iterator[Path]:
+    """A directory to share, as a pod's volume is, on a mount that propagates."""
+    with tempfile.TemporaryDirectory(prefix="d7y-", dir="/var/tmp") as name:
+        directory = Path(name)
+        for each in ("volume/models", "cache", "run"):
+            (directory / each).mkdir(parents=True)
+        shared = str(directory / "volume")
+        subprocess.run(["mount", "--bind", shared, shared], check=True)
+        subprocess.run(["mount", "--make-shared", shared], check=True)
+        try:
+            yield directory
+        finally:
+            for point in (directory / "volume" / "models", directory / "volume"):
+                while mounts.mounted_at(point) is not None:
+                    mounts.unmount(point, lazy=True)

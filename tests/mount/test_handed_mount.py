@@ -1,0 +1,123 @@
+"""Mounts by a daemon without any privilege, which is handed the descriptor."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from d7yfs import handed_mount, mounts
+from tests.mount.conftest import Bucket
+from tests.mount.mounted import D7YFS, READ_TIMEOUT_S, free_port, is_mounted, run, until, within
+
+pytestmark = [pytest.mark.mount, pytest.mark.store]
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Path:
+    (tmp_path / "mnt").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def helper(ground: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([*D7YFS, "fuse-helper", str(ground / "mnt"), str(ground / "socket")]) as process:
+        try:
+            until(lambda: (ground / "socket").exists(), "the helper's socket")
+            yield process
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(20)
+
+
+@contextmanager
+def daemon(ground: Path, url: str, env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Without a single capability. Ready when the block begins."""
+    log = ground / "log"
+    command = [
+        *("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"),
+        *(
+            *D7YFS,
+            "mount",
+            "--foreground",
+            "--fuse-helper",
+            str(ground / "socket"),
+            "--cache-dir",
+            str(ground / "cache"),
+        ),
+        *("--metrics-listen", "none", "--log-file", str(log), url, str(ground / "mnt")),
+    ]
+    with subprocess.Popen(command, env=os.environ | env) as process:
+        try:
+            until(lambda: log.exists() and "is mounted on" in log.read_text(), "the mount")
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait(20)
+            log.unlink()
+
+
+def test_a_daemon_without_privilege(ground: Path, helper: subprocess.Popen[bytes], bucket: Bucket) -> None:
+    assert helper.poll() is None
+    point = ground / "mnt"
+    with daemon(ground, bucket.url("library"), dict(bucket.env)) as first:
+        caps = [
+            line for line in Path(f"/proc/{first.pid}/status").read_text().splitlines() if line.startswith("CapEff")
+        ]
+        assert caps == ["CapEff:\t0000000000000000"]
+        read = within(READ_TIMEOUT_S, (point / "over.bin").read_bytes)
+        assert read == bucket.files["over.bin"]
+        minor = os.minor(within(READ_TIMEOUT_S, point.stat).st_dev)
+        background = Path(f"/sys/fs/fuse/connections/{minor}/max_background").read_text().strip()
+        assert background == "1024", "the helper raises what the daemon may not"
+        first.send_signal(signal.SIGTERM)
+        assert first.wait(20) == 0
+        until(lambda: not is_mounted(point), "the end of the mount")
+    with daemon(ground, bucket.url("library"), dict(bucket.env)) as second:
+        assert within(READ_TIMEOUT_S, (point / "one.bin").read_bytes) == bucket.files["one.bin"]
+        second.kill()
+        second.wait(20)
+        until(lambda: not is_mounted(point), "the dead mount to be taken away")
+    with daemon(ground, bucket.url("library"), dict(bucket.env)):
+        assert within(READ_TIMEOUT_S, (point / "one.bin").read_bytes) == bucket.files["one.bin"]
+
+
+def test_a_descriptor_that_another_program_hands_over(ground: Path, bucket: Bucket) -> None:
+    point, log = ground / "mnt", ground / "log"
+    fd = handed_mount._mount(point)
+    command = [
+        *(*D7YFS, "mount", "--foreground", "--cache-dir", str(ground / "cache"), "--log-file", str(log)),
+        *("--metrics-listen", f"127.0.0.1:{free_port()}", bucket.url("library"), f"/dev/fd/{fd}"),
+    ]
+    with subprocess.Popen(command, env=os.environ | bucket.env, pass_fds=[fd]) as process:
+        try:
+            os.close(fd)
+            until(lambda: log.exists() and "metrics are at" in log.read_text(), "the mount")
+            assert within(READ_TIMEOUT_S, (point / "over.bin").read_bytes) == bucket.files["over.bin"]
+            with urllib.request.urlopen(f"http://{command[-3]}/healthz", timeout=30) as reply:
+                assert reply.status == 200
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+            mounts.unmount(point, lazy=True)
+
+
+def test_no_helper_and_no_descriptor(tmp_path: Path, bucket: Bucket) -> None:
+    (tmp_path / "m").mkdir()
+    url, cache = bucket.url("library"), ("--cache-dir", str(tmp_path / "cache"), "--metrics-listen", "none")
+    refused = run(
+        "mount", "--foreground", *cache, "--fuse-helper", str(tmp_path / "none"), url, tmp_path / "m", env=bucket.env
+    )
+    assert refused.returncode == 1
+    assert "no mount from the helper behind" in refused.stderr
+    refused = run("mount", "--foreground", *cache, url, "/dev/fd/77", env=bucket.env)
+    assert refused.returncode == 1
+    assert "/dev/fd/77 is not open here" in refused.stderr

@@ -1,0 +1,65 @@
+"""Asking a mount by a child process, without a mount: ordinary directories answer, a child that hangs is a program that sleeps."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import trio
+
+from d7yfs import health
+from d7yfs.health import Probe
+
+_HANG = "import time; time.sleep(600)"
+
+
+async def test_a_directory_answers_and_what_is_not_there_does_not(tmp_path: Path) -> None:
+    assert await Probe(tmp_path).answers()
+    assert await Probe(tmp_path).serves()
+    assert not await Probe(tmp_path / "absent").serves()
+
+
+async def test_all_who_ask_at_once_share_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    probe, sent = Probe(tmp_path), 0
+    send = Probe._sent
+
+    async def counted(self: Probe, question: str, timeout_s: float) -> bool:
+        nonlocal sent
+        sent += 1
+        return await send(self, question, timeout_s)
+
+    monkeypatch.setattr(Probe, "_sent", counted)
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(probe.answers)
+    assert sent == 1
+
+
+async def test_one_that_hangs_is_left_and_no_other_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "_STAT", _HANG)
+    probe = Probe(tmp_path)
+    # As if the kernel held it: it cannot be killed.
+    killed: list[int] = []
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda child: killed.append(child.pid))
+    assert not await probe._sent(_HANG, 0.05)
+    child = probe._children[_HANG]
+    assert killed == [child.pid]
+    assert not await probe._sent(_HANG, 0.05)
+    assert probe._children[_HANG] is child
+    monkeypatch.undo()
+    child.kill()
+    child.wait()
+    assert not await probe._sent(_HANG, 0.05), "and asked again when it has ended"
+    assert probe._children[_HANG] is not child
+    probe._children[_HANG].wait()
+
+
+async def test_a_host_that_is_full_says_nothing_about_the_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_args: object, **_options: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", full)
+    assert await Probe(tmp_path).answers()

@@ -1,0 +1,91 @@
+"""The listener for scrapes and probes, spoken to in bytes."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import trio
+
+from d7yfs import metrics_http
+from d7yfs.errors import MountError
+from d7yfs.metrics_http import Page
+
+
+async def _fine() -> Page:
+    return Page(200, "text/plain", b"fine\n")
+
+
+async def _broken() -> Page:
+    raise ZeroDivisionError("secret in an unexpected text")
+
+
+async def asked(port: int, data: bytes) -> bytes:
+    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        await stream.send_all(data)
+        return b"".join([chunk async for chunk in stream])
+
+
+async def _serving(nursery: trio.Nursery) -> int:
+    listener = metrics_http.listen("127.0.0.1:0")
+    nursery.start_soon(metrics_http.serve, listener, {"/metrics": _fine, "/broken": _broken})
+    port: int = listener.socket.getsockname()[1]
+    return port
+
+
+def _get(path: str, method: str = "GET") -> bytes:
+    return f"{method} {path} HTTP/1.1\r\nHost: h\r\n\r\n".encode()
+
+
+async def test_a_page(nursery: trio.Nursery) -> None:
+    port = await _serving(nursery)
+    reply = await asked(port, _get("/metrics?x=1"))
+    head, body = reply.split(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    assert b"content-length: 5" in head.lower()
+    assert b"connection: close" in head.lower()
+    assert body == b"fine\n"
+    assert (await asked(port, _get("/metrics", "HEAD"))).endswith(b"\r\n\r\n")
+
+
+async def test_anything_else_is_refused(nursery: trio.Nursery, caplog: pytest.LogCaptureFixture) -> None:
+    port = await _serving(nursery)
+    assert (await asked(port, _get("/secrets"))).startswith(b"HTTP/1.1 404")
+    assert (await asked(port, _get("/metrics", "DELETE"))).startswith(b"HTTP/1.1 405")
+    broken = await asked(port, _get("/broken"))
+    assert broken.startswith(b"HTTP/1.1 500")
+    assert b"ZeroDivisionError" in broken
+    assert b"secret" not in broken
+    assert "Traceback" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "data", [b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n", b"X" * (32 << 10), b"GET /metrics HTTP/1.1\r\n"]
+)
+async def test_rubbish_is_survived(nursery: trio.Nursery, data: bytes) -> None:
+    port = await _serving(nursery)
+    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        await stream.send_all(data)
+        await stream.send_eof()
+        try:
+            while await stream.receive_some(4096):
+                pass
+        except trio.BrokenResourceError:
+            pass
+    assert (await asked(port, _get("/metrics"))).endswith(b"fine\n")
+
+
+async def test_a_client_that_says_nothing_is_left(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    port = await _serving(nursery)
+    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        assert await stream.receive_some(1) == b""
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(MountError, match=f"{address} cannot be listened on") as caught:
+            metrics_http.listen(address)
+    assert "--metrics-listen" in caught.value.hint
