@@ -272,7 +272,7 @@ class _Mount:
             new_filler,
             listing=ListingMode(repository.config.listing),
             listing_limit=repository.config.listing_limit,
-            revalidates=repository.config.revalidate_on_open.match,
+            revalidates=revalidated.match if (revalidated := repository.config.revalidate_on_open) else None,
             route=repository.route,
             task_id=repository.task_id,
             models=repository.fetcher.models,

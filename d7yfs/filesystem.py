@@ -20,7 +20,7 @@ from d7yfs.cache.filler import NewFiller
 from d7yfs.cache.version import CachedVersion
 from d7yfs.density import Density
 from d7yfs.directory_stream import DirectoryStream, Page, Unseen
-from d7yfs.errors import D7yfsError, IsADirectory, NotFound, ObjectArchived, VersionGone
+from d7yfs.errors import D7yfsError, IsADirectory, NotFound, ObjectArchived
 from d7yfs.inodes import Directory, File, Node
 from d7yfs.lister import LIMIT, Lister
 from d7yfs.listings import Listings, Mode
@@ -45,8 +45,8 @@ class Source:
     new_filler: NewFiller
     listing: Mode = Mode.AUTO
     listing_limit: int = LIMIT
-    revalidates: Callable[[str], bool] = lambda _: False
-    """Whether the file at this path below the repository's directory is asked for whenever it is opened."""
+    revalidates: Callable[[str], bool] | None = None
+    """Whether the name at this path below the repository's directory is asked for whenever it is used. None: no name is."""
     route: Callable[[ObjectVersion], str] = lambda _: "origin"
     """In a word, by which way a version came, or would come."""
     task_id: Callable[[ObjectVersion], Awaitable[str]] | None = None
@@ -132,11 +132,39 @@ class Filesystem:
 
     async def lookup(self, parent: int, name: str) -> Found | Absent:
         """The entry `name`; when it exists the caller tells the kernel of it and owes a `forget`."""
-        answer = await self._ask(parent, name, trio.current_time())
+        asked_at = trio.current_time()
+        directory = self.tree.directory(parent)
+        revalidates = self.revalidates(directory)
+        if revalidates is None or not revalidates(name):
+            answer = await self._ask(parent, name, asked_at)
+        else:
+            await self._revalidate(directory, name)
+            answer = await self._ask(parent, name, asked_at)
+            answer = Found(answer.node, 0.0) if isinstance(answer, Found) else Absent(0.0)
         if isinstance(answer, Found):
             self.tree.remember(answer.node.inode)
             self._relieve()
         return answer
+
+    def revalidates(self, directory: Directory) -> Callable[[str], bool] | None:
+        """Which names in a directory the kernel must ask for whenever they are used; None where there are none, which is the rule."""
+        if directory.repository is None or (matches := self._sources[directory.repository].revalidates) is None:
+            return None
+        path = directory.prefix.removeprefix(self.tree.top(directory.repository).prefix)
+        return lambda name: matches(f"{path}{name}")
+
+    async def _revalidate(self, directory: Directory, name: str) -> None:
+        """Ask for a name now, and if it has changed for the whole of its directory, which was uploaded with it.
+
+        While the store cannot be asked, what is known is the newest.
+        """
+        assert directory.repository is not None
+        lister, source = self.listers[directory.repository], self._sources[directory.repository]
+        try:
+            if await lister.refresh_entry(directory, name):
+                await lister.refresh(directory)
+        except D7yfsError as error:
+            log.warning("%s/%s%s is shown as it is known: %s", source.url, directory.prefix, name, error)
 
     async def _ask(self, parent: int, name: str, asked_at: float) -> Found | Absent:
         while True:
@@ -282,32 +310,6 @@ class Filesystem:
         self._directory_handles.pop(handle, None)
 
     # --- files ---
-
-    async def revalidate(self, inode: int) -> None:
-        """Where it is so configured, make sure that a file about to be opened is the newest version of its object.
-
-        Raises VersionGone when it is not, upon which the kernel looks the path up again and opens what is there. While the store cannot
-        be asked, what is known is the newest.
-        """
-        node = self.tree.get(inode)
-        if isinstance(node, Directory):
-            return
-        source, top = self._sources[node.repository], self.tree.top(node.repository).prefix
-        key = node.version.key
-        name = key.rpartition("/")[2]
-        if not source.revalidates(key.removeprefix(top) or name):
-            return
-        directory = self.tree.parent(node)
-        if directory is not None:
-            try:
-                await self.listers[node.repository].refresh_entry(directory, name)
-            except VersionGone:
-                raise  # its directory went meanwhile
-            except D7yfsError as error:
-                log.warning("%s/%s is opened as it is known: %s", source.url, key, error)
-                return
-        if not node.linked:
-            raise VersionGone(f"{source.url}/{key} has been replaced or deleted", hint="open the path again")
 
     def open(self, inode: int) -> int:
         """A handle on the version that `inode` is. Raises IsADirectory, ObjectArchived, VersionGone."""

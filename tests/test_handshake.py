@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 
 import pytest
 
-from d7yfs.fuse.handshake import with_parallel_directories
+from d7yfs.fuse.handshake import devices, with_parallel_directories
 
 PARALLEL_DIROPS = 1 << 18
 FLAGS = 0x4040B029
@@ -30,3 +31,10 @@ def test_an_answer_that_has_it_stays_as_it_is() -> None:
 @pytest.mark.parametrize("strange", [b"", answer()[:20], answer() + b"!", answer(major=8), answer(error=-5)])
 def test_what_is_not_understood_goes_on_as_it_is(strange: bytes) -> None:
     assert with_parallel_directories(strange) == strange
+
+
+def test_a_descriptor_that_is_closed_meanwhile_is_none_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/fuse").open("rb") as device:
+        listed = [*Path("/proc/self/fd").iterdir(), Path("/proc/self/fd/99999")]
+        monkeypatch.setattr(Path, "iterdir", lambda _: iter(listed))
+        assert device.fileno() in devices()

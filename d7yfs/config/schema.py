@@ -372,8 +372,8 @@ class RepositoryConfig(BaseModel):
         Opt(
             kinds.GLOBS,
             READING,
-            "Ask the store, whenever one of these files is opened, whether it is still the newest, such as config.pbtxt or */1/*.json: "
-            "two requests per open. For hosts that cannot call d7yfs refresh.",
+            "Ask the store, whenever one of these files is opened or looked at, whether it is still the newest, such as config.pbtxt or "
+            "*/1/*.json, and when it is not about its whole directory: two requests each time. For hosts that cannot call d7yfs refresh.",
             default="none",
         ),
     ] = Globs()

@@ -10,6 +10,7 @@ kernel. An answer that does not look as expected goes on as it is. Called by the
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -30,7 +31,13 @@ _ANSWER_BYTES = 4096
 
 def devices() -> set[int]:
     """The descriptors of this process on /dev/fuse."""
-    return {int(each.name) for each in Path("/proc/self/fd").iterdir() if os.path.realpath(each) == "/dev/fuse"}
+    found = set()
+    for each in Path("/proc/self/fd").iterdir():
+        # Other threads open and close theirs meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            if str(each.readlink()) == "/dev/fuse":
+                found.add(int(each.name))
+    return found
 
 
 class Handshake:

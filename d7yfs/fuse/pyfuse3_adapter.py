@@ -272,10 +272,14 @@ class Adapter(pyfuse3.Operations):
         now = trio.current_time()
         # One for all entries of a kind, since each is copied into the reply: thousands come in one call.
         values = {kind: self._common(is_directory=kind) for kind in (False, True)}
+        entry_timeout_s = directory.remaining_s(now)
         for value in values.values():
-            value.entry_timeout = directory.remaining_s(now)
+            value.entry_timeout = entry_timeout_s
+        revalidates = self._filesystem.revalidates(directory)
         for index, name, node in entries:
             value = values[node.is_directory]
+            if revalidates is not None:
+                value.entry_timeout = 0.0 if revalidates(name) else entry_timeout_s
             if isinstance(node, Unseen):
                 value.st_ino = InodeT(_UNSEEN_INODES | index)
                 uncounted.clear_node_id(value)
@@ -297,7 +301,6 @@ class Adapter(pyfuse3.Operations):
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
         if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
             raise FUSEError(errno.EROFS)
-        await self._filesystem.revalidate(inode)
         # An inode is one version for ever, so what the kernel has cached of it is right for ever.
         return FileInfo(fh=FileHandleT(self._filesystem.open(inode)), keep_cache=True)
 

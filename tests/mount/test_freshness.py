@@ -339,13 +339,17 @@ def test_it_ends_while_lookups_wait(faulty: InThread[S3Faults], mounter: Mounter
 
 
 def test_what_is_revalidated_on_open_is_the_newest(bucket: Bucket, mounter: Mounter) -> None:
-    names = ("m/config.pbtxt", "d/any", "m/weights")
+    names = ("m/config.pbtxt", "d/any", "m/weights", "other")
     files = dict.fromkeys(names, b"one")
     made = Repository(bucket, mounter, "opened", files, *FOREVER, "--revalidate-on-open", "config.pbtxt,d/*")
-    assert [made.mounted.read(name) for name in names] == [b"one"] * 3
-    for name in names:
+    assert [made.mounted.read(name) for name in names] == [b"one"] * 4
+    for name in (*names, "m/2/new"):
         made.put(name, b"number two")
-    assert [made.mounted.read(name) for name in names] == [b"number two", b"number two", b"one"]
+    assert (made.point / "m/config.pbtxt").stat().st_size == len(b"number two")
+    assert made.mounted.names("m") == ["2", "config.pbtxt", "weights"], "what has changed brings its directory along"
+    assert [made.mounted.read(name) for name in names[:2]] == [b"number two"] * 2
+    until(lambda: made.mounted.read("m/weights") == b"number two", "the kernel was told")
+    assert made.mounted.read("other") == b"one"
     fd = hold(made.point / "m/config.pbtxt")
     try:
         made.delete("m/config.pbtxt")
@@ -354,7 +358,7 @@ def test_what_is_revalidated_on_open_is_the_newest(bucket: Bucket, mounter: Moun
         assert pread(fd, 20, 0) == b"number two"
     finally:
         os.close(fd)
-    assert made.mounted.names("m") == ["weights"]
+    assert made.mounted.names("m") == ["2", "weights"]
 
 
 def test_a_store_that_is_away_is_no_reason_not_to_open(faulty: InThread[S3Faults], mounter: Mounter) -> None:

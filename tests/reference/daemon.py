@@ -123,7 +123,7 @@ class Daemon:
                     new_filler,
                     listing=self._setup.listing,
                     listing_limit=self._setup.listing_limit,
-                    revalidates=lambda _: self.revalidates,
+                    revalidates=(lambda _: True) if self.revalidates else None,
                 )
                 self.filesystem = Filesystem(tree, {"": source}, self.cache, self.nursery, changed=self.kernel.changed)
                 self.kernel.filesystem = self.filesystem

@@ -73,7 +73,6 @@ class Names:
                 return None
             etag = node.version.validator
             try:
-                await filesystem.revalidate(node.inode)
                 handle = filesystem.open(node.inode)
             except VersionGone as error:
                 if again and not self._listed.changed_since(path, asked_at):
