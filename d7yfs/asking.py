@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import trio
 
+from d7yfs.answers import Changes
 from d7yfs.errors import D7yfsError, OriginUnavailable
 from d7yfs.inodes import Directory
 from d7yfs.listing import Answer, DirectoryListing, Reached
-from d7yfs.tree import Changes
 
 log = logging.getLogger(__name__)
 

@@ -11,26 +11,25 @@ from __future__ import annotations
 import gc
 import itertools
 import logging
-import os
 import resource
 import signal
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import trio
 
-from d7yfs import __version__, control, dropping, logs, mounts, reload, status, tree
+from d7yfs import control, latecomer, logs, mounts, reload, tree
+from d7yfs.answers import Changes
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.filler import Filler, FillTarget
+from d7yfs.commands import Commands
 from d7yfs.config.p2p import Mode
-from d7yfs.config.schema import OPTIONS, Config
+from d7yfs.config.schema import Config
 from d7yfs.config.sources import Settings
-from d7yfs.errors import D7yfsError, MountError, Stopped, UsageError
+from d7yfs.errors import D7yfsError, MountError, Stopped
 from d7yfs.fetch.direct import DirectFiller
 from d7yfs.fetch.route import Reason
 from d7yfs.fetch.stream import StreamFiller
@@ -42,7 +41,6 @@ from d7yfs.health import Probe
 from d7yfs.inodes import Directory
 from d7yfs.invalidation import Invalidator
 from d7yfs.latecomer import Latecomer
-from d7yfs.latency import BOUNDS_S
 from d7yfs.listings import Mode as ListingMode
 from d7yfs.monitoring import Monitoring
 from d7yfs.objects import ObjectVersion
@@ -50,7 +48,6 @@ from d7yfs.readiness import Readiness
 from d7yfs.refresh import Refreshes
 from d7yfs.refreshing import Refresher
 from d7yfs.repository import Repository, open_repositories
-from d7yfs.tree import Changes
 from d7yfs.warm import WarmUps
 
 log = logging.getLogger(__name__)
@@ -83,47 +80,13 @@ async def run(
         log.warning("%s", warning)
     repositories = open_repositories(settings)
     try:
-        present, late = await _locate(repositories, config)
+        present, late = await latecomer.locate(repositories, config)
         cache = Cache(directory, memory_buffer_bytes=config.memory_buffer_bytes, read_timeout_s=config.read_timeout_s)
         await _Mount(settings, mountpoint, present, late, cache, readiness, read_again, stderr).serve()
     finally:
         with trio.CancelScope(shield=True), trio.move_on_after(config.shutdown_timeout_s):
             for repository in repositories:
                 await repository.aclose()
-
-
-async def _locate(
-    repositories: list[Repository], config: Config
-) -> tuple[list[tuple[Repository, str]], list[Latecomer]]:
-    """All repositories with what each is to list, and those of several that cannot be reached, unless all must be.
-
-    Raises what the origin said where there is no going on without it.
-    """
-    places: dict[str, str] = {}
-    failures: dict[str, D7yfsError] = {}
-
-    async def locate(repository: Repository) -> None:
-        name = repository.config.name
-        try:
-            places[name] = await repository.locate(allow_empty=config.allow_empty)
-        except D7yfsError as error:
-            failures[name] = error
-            prefix = repository.config.url.prefix
-            places[name] = f"{prefix}/" if prefix else ""
-
-    async with trio.open_nursery() as nursery:
-        for repository in repositories:
-            nursery.start_soon(locate, repository)
-    if failures and (config.require_all or len(failures) == len(repositories)):
-        raise next(failures[each.config.name] for each in repositories if each.config.name in failures)
-    late = [
-        Latecomer(each, failures[each.config.name], allow_empty=config.allow_empty)
-        for each in repositories
-        if each.config.name in failures
-    ]
-    for one in late:
-        log.error("%s; %s is an empty directory until it can be read", one.failure, one.repository.config.name)
-    return [(each, places[each.config.name]) for each in repositories], late
 
 
 def _spare_collector() -> None:
@@ -163,19 +126,16 @@ class _Mount:
         self._cache = cache
         self._readiness = readiness
         self._stderr = stderr
-        self._started_at = time.time()
         self._unmounted = False
         self._filesystem: Filesystem
-        self._warm_ups: WarmUps
         self._invalidator: Invalidator
         self._refreshers: dict[str, Refresher]
-        self._refreshes: Refreshes
         self._adapter: Adapter
+        self._commands: Commands
         self._handed: HandedMount | None = None
         self._session_scope = trio.CancelScope()
-        self._monitoring = Monitoring(
-            self._snapshot, Probe(mountpoint if HandedMount.from_path(mountpoint) is None else None), readiness
-        )
+        probe = Probe(mountpoint if HandedMount.from_path(mountpoint) is None else None)
+        self._monitoring = Monitoring(lambda: self._commands.snapshot(), probe, readiness)
 
     async def serve(self) -> None:
         """From mount(2) to the end."""
@@ -190,16 +150,7 @@ class _Mount:
                     nursery.start_soon(self._await_latecomer, self._late[repository.config.name])
                 else:
                     nursery.start_soon(repository.fetcher.prepare)
-            handlers: dict[str, control.Handler] = {
-                "status": self._status,
-                "stat": self._stat,
-                "warm": self._warm_ups.report,
-                "refresh": self._refreshes.report,
-                "cache-drop": self._drop,
-                "end-by-force": self._end_by_force,
-                "log-level": self._log_level,
-            }
-            await nursery.start(control.serve, control.socket_path(self._mountpoint), handlers)
+            await nursery.start(control.serve, control.socket_path(self._mountpoint), self._commands.handlers())
             self._handed = await trio.to_thread.run_sync(self._receive_mount)
             place = str(self._mountpoint) if self._handed is None else self._handed.libfuse_mountpoint
             try:
@@ -246,10 +197,24 @@ class _Mount:
         self._refreshers = {
             name: Refresher(inodes, name, lister, ttl_s=config.metadata_ttl_s) for name, lister in listers.items()
         }
-        self._refreshes = Refreshes(inodes, listers, self._invalidator, nursery)
-        self._warm_ups = WarmUps(self._filesystem, nursery)
         appearance = Appearance(config.uid, config.gid, config.file_mode, config.dir_mode, config.xattr)
         self._adapter = Adapter(self._filesystem, self._invalidator, appearance, deadline_s=config.read_timeout_s)
+        self._commands = Commands(
+            mountpoint=self._mountpoint,
+            settings=lambda: self._settings,
+            repositories=[each for each, _ in self._repositories],
+            late=self._late,
+            refreshers=self._refreshers,
+            cache=self._cache,
+            filesystem=self._filesystem,
+            invalidator=self._invalidator,
+            refreshes=Refreshes(inodes, listers, self._invalidator, nursery),
+            warm_ups=WarmUps(self._filesystem, nursery),
+            adapter=self._adapter,
+            monitoring=self._monitoring,
+            forget_pages=self._forget_pages_of,
+            end=lambda: self._session_scope.cancel(),
+        )
 
     def _source(self, repository: Repository, nursery: trio.Nursery) -> Source:
         full = self._config.verify == "full"
@@ -421,93 +386,3 @@ class _Mount:
         # The connection lives on while the kernel holds up a thread that is telling it something, and with it whoever waits for us.
         with trio.move_on_after(_LAST_NOTICE_S):
             await self._invalidator.quiet()
-
-    # --- control ---
-
-    async def _status(self, _request: Mapping[str, Any]) -> dict[str, Any]:
-        return self._snapshot()
-
-    def _snapshot(self) -> dict[str, Any]:
-        """What `d7yfs status` and scrapes show (docs/status.md); nothing in it changes any more."""
-        return {
-            "schema": status.SCHEMA,
-            "mountpoint": str(self._mountpoint),
-            "pid": os.getpid(),
-            "version": __version__,
-            "started_at": self._started_at,
-            "uptime_s": round(time.time() - self._started_at, 3),
-            "rss_bytes": _rss_bytes(),
-            "log": logs.destination(),
-            "log_level": logs.level(),
-            "metrics": {"listens_on": self._monitoring.listens_on, "error": self._monitoring.trouble},
-            "repositories": [self._repository_status(each) for each, _ in self._repositories],
-            "cache": asdict(self._cache.statistics()),
-            "tree": self._filesystem.tree.statistics(),
-            "kernel_notices": asdict(self._invalidator.counters),
-            "warm_ups": self._warm_ups.running(),
-            "fuse": self._fuse_status(),
-            "settings": self._settings.describe(),
-            "warnings": list(self._settings.warnings),
-        }
-
-    def _repository_status(self, repository: Repository) -> dict[str, Any]:
-        name = repository.config.name
-        late = self._late.get(name)
-        failure = late.failure if late is not None else None
-        lister = self._filesystem.listers[name]
-        described = status.describe(
-            repository,
-            self._filesystem.served[name],
-            self._filesystem.tree.hidden_by_reason(name),
-            lister.unanswered_since,
-            failure,
-            self._cache.in_use(),
-        )
-        return described | {"listing": lister.describe(), "freshness": self._refreshers[name].describe()}
-
-    def _fuse_status(self) -> dict[str, Any]:
-        counters = self._adapter.counters
-        latency = {
-            name: {"counts": [*took.counts], "sum_s": round(took.sum_s, 6)} for name, took in counters.took.items()
-        }
-        return {
-            "calls": {**counters.calls},
-            "errors": {**counters.errors},
-            "in_flight": counters.in_flight,
-            "latency_bounds_s": BOUNDS_S,
-            "latency": latency,
-            "open_files": self._filesystem.open_files,
-            "read_bytes": self._filesystem.read_bytes,
-        }
-
-    async def _end_by_force(self, _request: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """Answer whoever waits, and end at once: who asks again finds nobody."""
-        log.warning("%s is taken away by force", self._mountpoint)
-        self._cache.fail_waiters(Stopped("the mount is being taken down by force"))
-        try:
-            yield {"pid": os.getpid()}
-        finally:
-            self._session_scope.cancel()
-
-    async def _drop(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        return await dropping.drop(request, self._filesystem, self._config.cache_dir, self._forget_pages_of)
-
-    async def _log_level(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        was, level = logs.level(), request.get("level")
-        if level is not None:
-            if level not in OPTIONS["log_level"].kind.choices:
-                raise UsageError(f"{level!r} is no log level")
-            logs.set_level(level)
-        return {"mountpoint": str(self._mountpoint), "level": logs.level(), "was": was, "log": logs.destination()}
-
-    async def _stat(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        path = str(request.get("path", ""))
-        node = await self._filesystem.resolve(path)
-        described = {"path": path, "directory": node.is_directory, **self._filesystem.describe(node)}
-        task_id = await self._filesystem.task_id(node)
-        return described | ({"task_id": task_id} if task_id else {})
-
-
-def _rss_bytes() -> int:
-    """Resident memory of this process (proc_pid_statm(5))."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

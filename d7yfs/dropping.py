@@ -1,7 +1,7 @@
 """`d7yfs cache drop PATH`: delete what is cached of files of a running mount, and have the kernel forget their pages too.
 
 As `d7yfs cache drop URL` does on the directory alone: all versions at and below a path, the present and older ones, but for those that some
-process has open. Owns nothing. Called by `daemon`, for the control socket.
+process has open. Owns nothing. Called by `commands`, for the control socket.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import trio
 
+from d7yfs.answers import Absent, Changes, Expired, Found
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.filler import NewFiller
 from d7yfs.cache.version import CachedVersion
@@ -27,7 +28,7 @@ from d7yfs.listings import Listings, Mode
 from d7yfs.models import Model, Models
 from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.readahead import Window
-from d7yfs.tree import ROOT_INODE, Absent, Changes, Expired, Found, Tree
+from d7yfs.tree import ROOT_INODE, Tree
 from d7yfs.walk import SMALL_FILE_BYTES, Walk
 
 log = logging.getLogger(__name__)

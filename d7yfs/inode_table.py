@@ -15,6 +15,7 @@ import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Mapping
+from dataclasses import replace
 
 from d7yfs.errors import VersionGone
 from d7yfs.inodes import NOTHING_WITHHELD, Directory, File, Node, Single
@@ -118,6 +119,36 @@ class InodeTable:
         self.directories += 1
         self._trim_after -= 1
         return directory
+
+    def entry(
+        self,
+        directory: Directory,
+        repository: str,
+        name: str,
+        version: ObjectVersion | None,
+        node: Node | None,
+        first_sight_ns: int,
+    ) -> Node:
+        """The node of an entry, made where there is none: `node` if that is what the name stood for and still stands for.
+
+        `version` None is a directory; `first_sight_ns` is the mtime of one that is new.
+        """
+        if version is None:
+            if isinstance(node, Directory):
+                return node
+            prefix = f"{directory.prefix}{name}/"
+            known = self.relink((repository, prefix))
+            return known or self.add_directory(repository, prefix, first_sight_ns)
+        if not isinstance(node, File) or node.version.identity != version.identity:
+            key, validator, size_bytes = version.identity
+            node = self.relink((repository, key, validator, str(size_bytes)))
+        if not isinstance(node, File):
+            return self.add_file(repository, version, directory.inode)
+        node.parent = directory.inode
+        # Restored from the archive, or moved there: the same bytes, and so the same inode.
+        if node.version.archived != version.archived:
+            node.version = replace(node.version, archived=version.archived)
+        return node
 
     def relink(self, identity: tuple[str, ...]) -> Node | None:
         """The remembered node of this identity that was no entry, which it is now again."""

@@ -1,7 +1,7 @@
 """A repository that could not be reached when the mount began: an empty directory until it answers, then what it is.
 
-Owns the waiting: it asks again with growing pauses, without anybody having to look, and never lets a reader of its directory wait for it.
-The other repositories of the mount know nothing of it. Built by `daemon`, for mounts of several repositories.
+Owns who that is (`locate`) and the waiting: it asks again with growing pauses, without anybody having to look, and never lets a reader of
+its directory wait for it. The other repositories of the mount know nothing of it. Called by `daemon`, for mounts of several repositories.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from contextlib import aclosing
 
 import trio
 
+from d7yfs.config.schema import Config
 from d7yfs.errors import D7yfsError, NotFound
 from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.repository import Repository
@@ -69,3 +70,37 @@ class Latecomer:
     async def holds(self, prefix: str) -> bool:
         """As the repository's; false while it is away."""
         return self.failure is None and await self.repository.shown.holds(prefix)
+
+
+async def locate(
+    repositories: list[Repository], config: Config
+) -> tuple[list[tuple[Repository, str]], list[Latecomer]]:
+    """All repositories with what each is to list, and those of several that cannot be reached, unless all must be.
+
+    Raises what the origin said where there is no going on without it.
+    """
+    places: dict[str, str] = {}
+    failures: dict[str, D7yfsError] = {}
+
+    async def locate(repository: Repository) -> None:
+        name = repository.config.name
+        try:
+            places[name] = await repository.locate(allow_empty=config.allow_empty)
+        except D7yfsError as error:
+            failures[name] = error
+            prefix = repository.config.url.prefix
+            places[name] = f"{prefix}/" if prefix else ""
+
+    async with trio.open_nursery() as nursery:
+        for repository in repositories:
+            nursery.start_soon(locate, repository)
+    if failures and (config.require_all or len(failures) == len(repositories)):
+        raise next(failures[each.config.name] for each in repositories if each.config.name in failures)
+    late = [
+        Latecomer(each, failures[each.config.name], allow_empty=config.allow_empty)
+        for each in repositories
+        if each.config.name in failures
+    ]
+    for one in late:
+        log.error("%s; %s is an empty directory until it can be read", one.failure, one.repository.config.name)
+    return [(each, places[each.config.name]) for each in repositories], late

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 import trio
 
+from d7yfs.answers import Changes, Expired
 from d7yfs.asking import Asking, Refreshed, news
 from d7yfs.directory_stream import DirectoryStream, Streams
 from d7yfs.errors import AccessDenied, D7yfsError, VersionGone
@@ -26,7 +27,7 @@ from d7yfs.intake import Intake
 from d7yfs.listing import DirectoryListing
 from d7yfs.listings import Listings, Mode
 from d7yfs.scan import Scan
-from d7yfs.tree import Changes, Expired, Tree
+from d7yfs.tree import Tree
 
 log = logging.getLogger(__name__)
 

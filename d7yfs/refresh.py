@@ -1,7 +1,7 @@
 """`d7yfs refresh`: what is known of some paths is asked for again now, and the kernel told what has changed, before the answer goes out.
 
-Owns which directories a path stands for, and the account of what they turned out to hold. Called by `daemon`, which hands
-`Refreshes.report` to the control socket. Trio thread only.
+Owns which directories a path stands for, and the account of what they turned out to hold. Built by `daemon`; `commands`
+hands `Refreshes.report` to the control socket. Trio thread only.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any, Protocol
 
 import trio
 
+from d7yfs.answers import Changes
 from d7yfs.asking import Refreshed
 from d7yfs.control import REPORT_PERIOD_S
 from d7yfs.errors import D7yfsError, Stopped, UsageError, VersionGone
 from d7yfs.inodes import Directory
 from d7yfs.invalidation import Invalidator
-from d7yfs.tree import Changes, Tree
+from d7yfs.tree import Tree
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """What `d7yfs status` tells of one repository: where it is, by which way its bytes come, and what looks wrong. No secrets, no I/O.
 
-Its fields are a promise (docs/status.md); `metrics` is a translation of them. Called by `daemon`, for the control socket and for scrapes.
+Its fields are a promise (docs/status.md); `metrics` is a translation of them. Called by `commands`, for the control socket and for scrapes.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from d7yfs.answers import Absent, Changes, Expired, Found
 from d7yfs.errors import NotADirectory
 from d7yfs.inode_table import InodeTable, fingerprint
 from d7yfs.inodes import NOTHING_WITHHELD, Directory, File, Node, Single
@@ -54,44 +55,6 @@ class Repository:
     name: str
     """The top-level directory that shows it; empty when it is the mount's root."""
     prefix: str
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The entry there is. The caller MUST `remember` it, without awaiting in between, if it tells the kernel."""
-
-    node: Node
-    entry_timeout_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Absent:
-    """There is no such entry, and the kernel may believe so for `timeout_s`."""
-
-    timeout_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Expired:
-    """List `directory` and `apply` (or `extend_stale`), then ask again with the same `asked_at`."""
-
-    directory: Directory
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """What one listing changed. Names are only given where the directory had been listed before."""
-
-    entries: int
-    added: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
-    replaced: tuple[str, ...] = ()
-    """Same name, another inode: a new version, or a file that became a directory or back."""
-    hidden: tuple[HiddenKey, ...] = ()
-    """Keys that cannot be shown and were not reported before: for one log line each."""
-
-    def __bool__(self) -> bool:
-        return bool(self.added or self.removed or self.replaced)
 
 
 class Tree:
@@ -222,11 +185,7 @@ class Tree:
 
     def resolve(self, path: str) -> Node | None:
         """The node at `path` (relative to the mount) if it is known at present; asks for nothing, refreshes nothing."""
-        node: Node | None = self._table.nodes[ROOT_INODE]
-        for name in path.split("/"):
-            if name:
-                node = node.entry(name) if isinstance(node, Directory) else None
-        return node
+        return _below(self._table.nodes[ROOT_INODE], path)
 
     def top(self, repository: str) -> Directory:
         """The directory that shows the repository of this name."""
@@ -234,10 +193,8 @@ class Tree:
 
     def at(self, repository: str, prefix: str) -> Directory | None:
         """The directory of a prefix at or below the repository's, if it is known at present."""
-        node: Node | None = self._tops[repository]
-        for name in prefix.removeprefix(self._tops[repository].prefix).split("/"):
-            if name:
-                node = node.entry(name) if isinstance(node, Directory) else None
+        top = self._tops[repository]
+        node = _below(top, prefix.removeprefix(top.prefix))
         return node if isinstance(node, Directory) else None
 
     def known(self, directory: Directory) -> list[Directory]:
@@ -400,7 +357,7 @@ class Tree:
         node = None
         if answer is not NoObject.ABSENT:
             version = None if isinstance(answer, NoObject) else answer
-            node = self._node(directory, repository, name, version, old, self._table.first_sight_ns)
+            node = self._table.entry(directory, repository, name, version, old, self._table.first_sight_ns)
         expires_at = self.lives_until(asked_at, took_s)
         if node is None:
             expires_at = min(expires_at, asked_at + took_s + self._negative_ttl_s)
@@ -479,36 +436,9 @@ class Tree:
         children: dict[str, Node] = {}
         for name, version in listing.entries.items():
             if name not in newer:
-                children[name] = self._node(directory, repository, name, version, old.get(name), first_sight_ns)
+                children[name] = self._table.entry(directory, repository, name, version, old.get(name), first_sight_ns)
         children.update((name, single.node) for name, single in newer.items() if single.node is not None)
         return children
-
-    def _node(
-        self,
-        directory: Directory,
-        repository: str,
-        name: str,
-        version: ObjectVersion | None,
-        node: Node | None,
-        first_sight_ns: int,
-    ) -> Node:
-        """The node of an entry, which is `node` if that is what the name stood for and still stands for. None is a directory."""
-        if version is None:
-            if isinstance(node, Directory):
-                return node
-            prefix = f"{directory.prefix}{name}/"
-            known = self._table.relink((repository, prefix))
-            return known or self._table.add_directory(repository, prefix, first_sight_ns)
-        if not isinstance(node, File) or node.version.identity != version.identity:
-            key, validator, size_bytes = version.identity
-            node = self._table.relink((repository, key, validator, str(size_bytes)))
-        if not isinstance(node, File):
-            return self._table.add_file(repository, version, directory.inode)
-        node.parent = directory.inode
-        # Restored from the archive, or moved there: the same bytes, and so the same inode.
-        if node.version.archived != version.archived:
-            node.version = replace(node.version, archived=version.archived)
-        return node
 
     def report(self, repository: str, listing: DirectoryListing) -> tuple[HiddenKey, ...]:
         """Of what a listing cannot show, that which was not reported before; a bounded number over all."""
@@ -516,6 +446,13 @@ class Tree:
         new = new[: HIDDEN_SAMPLE - len(self._reported)]
         self._reported.update(((repository, h.key), h) for h in new)
         return tuple(new)
+
+
+def _below(node: Node | None, path: str) -> Node | None:
+    for name in path.split("/"):
+        if name:
+            node = node.entry(name) if isinstance(node, Directory) else None
+    return node
 
 
 def _is_directory(node: Node | None) -> bool:

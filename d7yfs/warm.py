@@ -9,7 +9,7 @@ Neither remembers the files it has seen, however many there are: of a tree it ho
 A warm-up never pushes out of the cache what it has itself brought: it takes files in the order of the walk as long as all of them, those
 that were there before included, fit below the mark at which eviction stops.
 
-Called by `daemon`, which hands `WarmUps.report` to the control socket. Trio thread only.
+Built by `daemon`; `commands` hands `WarmUps.report` to the control socket. Trio thread only.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from d7yfs.answers import Absent, Found
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.filler import Filler, FillTarget
@@ -29,7 +30,7 @@ from d7yfs.errors import (
 from d7yfs.filesystem import Filesystem, Source
 from d7yfs.lister import STALE_RETRY_S
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
-from d7yfs.tree import ROOT_INODE, Absent, Found, Repository, Tree
+from d7yfs.tree import ROOT_INODE, Repository, Tree
 from tests.cache.doubles import steady_pace
 from tests.listings import MemoryListings
 

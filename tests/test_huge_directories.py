@@ -11,6 +11,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
+from d7yfs.answers import Absent, Changes, Found
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.filler import Filler, FillTarget
@@ -19,7 +20,7 @@ from d7yfs.errors import AccessDenied
 from d7yfs.filesystem import Filesystem, Source
 from d7yfs.inodes import Directory
 from d7yfs.objects import ObjectVersion
-from d7yfs.tree import ROOT_INODE, Absent, Changes, Found, Repository, Tree
+from d7yfs.tree import ROOT_INODE, Repository, Tree
 from tests.listings import MemoryListings
 
 LIMIT = 10

@@ -10,6 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from d7yfs.answers import Changes
 from d7yfs.asking import Refreshed
 from d7yfs.errors import OriginUnavailable, UsageError
 from d7yfs.inodes import Directory
@@ -17,7 +18,7 @@ from d7yfs.invalidation import Invalidator
 from d7yfs.listing import DirectoryListing, NoObject
 from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.refresh import Refreshes
-from d7yfs.tree import Changes, Repository, Tree
+from d7yfs.tree import Repository, Tree
 
 
 class Asked:

@@ -3,7 +3,7 @@
 dfdaemon tells the source of each piece over its socket only. What comes through its proxy may come from peers or from the store: dfdaemon's
 own metrics (`dragonfly_client_download_traffic`) know.
 
-Called by `daemon`, for `status`.
+Called by `status`.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ import trio
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestContext, StatvfsData
 from pyfuse3._pyfuse3 import FileHandleT, FileNameT, FlagT, InodeT, ModeT, XAttrNameT
 
+from d7yfs.answers import Absent
 from d7yfs.directory_stream import Unseen
 from d7yfs.errors import D7yfsError
 from d7yfs.filesystem import Filesystem
@@ -34,7 +35,6 @@ from d7yfs.inodes import Node
 from d7yfs.invalidation import Invalidator
 from d7yfs.latency import Histogram
 from d7yfs.logs import REQUEST
-from d7yfs.tree import Absent
 
 log = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mount.huge_directory import Running, huge_store, mount, name_of
 from tests.mount.libc_directory import LibcDirectory
 from tests.mount.mounted import Mounted, Mounter, in_background, until, within
 from tests.servers.faults import Hang, status
@@ -22,24 +23,11 @@ MIB = 1 << 20
 PAGE = 1000
 TIMEOUT_S = 60.0
 
-Running = InThread[VastStore]
-
-
-def name_of(number: int) -> str:
-    return f"photo-{number:07}.jpg"
-
 
 @pytest.fixture
 def store() -> Iterator[Running]:
-    keys = Keys((COUNT, lambda number: f"huge/{name_of(number)}"), (1, lambda _: "small.txt"))
-    with InThread(VastStore(keys)) as running:
+    with huge_store(COUNT) as running:
         yield running
-
-
-def mount(mounter: Mounter, running: Running, *options: str) -> Mounted:
-    url = f"s3://127.0.0.1:{running.server.port}/{BUCKET}"
-    # Without the log of each request, which is no part of what is measured.
-    return mounter.mount(url, "--anonymous", *options, log_level="info")
 
 
 @pytest.fixture

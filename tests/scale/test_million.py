@@ -10,32 +10,23 @@ from pathlib import Path
 
 import pytest
 
+from tests.mount.huge_directory import Running, huge_store, mount
 from tests.mount.mounted import Mounted, Mounter, in_background, until, within
-from tests.servers.in_thread import InThread
-from tests.servers.vast import BUCKET, Keys, VastStore
 
 COUNT = 1_000_000
 MIB = 1 << 20
 TIMEOUT_S = 600.0
 
-Running = InThread[VastStore]
-
-
-def name_of(number: int) -> str:
-    return f"photo-{number:07}.jpg"
-
 
 @pytest.fixture
 def store() -> Iterator[Running]:
-    keys = Keys((COUNT, lambda number: f"huge/{name_of(number)}"), (1, lambda _: "small.txt"))
-    with InThread(VastStore(keys)) as running:
+    with huge_store(COUNT) as running:
         yield running
 
 
 @pytest.fixture
 def mounted(mounter: Mounter, store: Running) -> Mounted:
-    url = f"s3://127.0.0.1:{store.server.port}/{BUCKET}"
-    return mounter.mount(url, "--anonymous", log_level="info")
+    return mount(mounter, store)
 
 
 def scan(path: Path, stop: int, *, attributes: bool) -> tuple[int, int]:
