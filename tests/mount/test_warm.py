@@ -107,7 +107,8 @@ def test_a_warm_up_that_is_interrupted_goes_on_later(mounter: Mounter, faulty: I
     held = "b/m/20"
     faulty.do(lambda: faulty.server.script(faults.Hang(), key=held, forever=True))
     mounted = mounter.mount(faulty_url(faulty, "m"), "--anonymous", "--read-timeout", "16s")
-    command = [*D7YFS, "warm", str(mounted.point)]
+    # Who runs the tests in the background of a shell has SIGINT ignored, and children inherit that.
+    command = ["env", "--default-signal=INT", *D7YFS, "warm", str(mounted.point)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         until(lambda: any(each["files_done"] == 59 for each in _running(mounted)), "all but one are there")
         process.send_signal(signal.SIGINT)
