@@ -76,6 +76,7 @@ class Commands:
     def snapshot(self) -> dict[str, Any]:
         """What `d7yfs status` and scrapes show (docs/status.md); nothing in it changes any more."""
         settings = self.settings()
+        in_use = self.cache.in_use()
         return {
             "schema": status.SCHEMA,
             "mountpoint": str(self.mountpoint),
@@ -87,7 +88,7 @@ class Commands:
             "log": logs.destination(),
             "log_level": logs.level(),
             "metrics": {"listens_on": self.monitoring.listens_on, "error": self.monitoring.trouble},
-            "repositories": [self._repository_status(each) for each in self.repositories],
+            "repositories": [self._repository_status(each, in_use) for each in self.repositories],
             "cache": asdict(self.cache.statistics()),
             "tree": self.filesystem.tree.statistics(),
             "kernel_notices": asdict(self.invalidator.counters),
@@ -97,7 +98,7 @@ class Commands:
             "warnings": list(settings.warnings),
         }
 
-    def _repository_status(self, repository: Repository) -> dict[str, Any]:
+    def _repository_status(self, repository: Repository, in_use: status.InUse) -> dict[str, Any]:
         name = repository.config.name
         late = self.late.get(name)
         failure = late.failure if late is not None else None
@@ -108,7 +109,7 @@ class Commands:
             self.filesystem.tree.hidden_by_reason(name),
             lister.unanswered_since,
             failure,
-            self.cache.in_use(),
+            in_use,
         )
         return described | {"listing": lister.describe(), "freshness": self.refreshers[name].describe()}
 
