@@ -32,6 +32,7 @@ import safetensors
 import safetensors.numpy
 
 from bench import dataset, reads, store
+from bench.catalog import BUCKET
 from bench.children import ReadError, in_child
 from bench.peers import PEERS, Mount, PeerError, Setting
 from bench.processes import drop_page_cache
@@ -167,7 +168,7 @@ def find_torch() -> Path | None:
 
 def make(directory: Path, size_bytes: int, torch: Path | None) -> None:
     """One file per format, of some `size_bytes` each; the weights of the ONNX model lie beside it."""
-    directory.mkdir()
+    directory.mkdir(parents=True)
     source = numpy.random.default_rng(7)
     dataset.write_weights(directory / WEIGHTS, size_bytes, source)
     numpy.save(directory / NUMPY, numpy.frombuffer(source.bytes(size_bytes), dtype=numpy.uint8))
@@ -268,7 +269,9 @@ def main() -> int:
     table = Table(arguments.size)
     size_bytes = arguments.size * MIB
     with (
-        store.running(lambda data: make(data, size_bytes, torch), 4 * size_bytes, arguments.scratch) as served,
+        store.running(
+            lambda buckets: make(buckets / BUCKET, size_bytes, torch), 4 * size_bytes, arguments.scratch
+        ) as served,
         tempfile.TemporaryDirectory(prefix="d7yfs-loaders-local-", dir=arguments.scratch) as name,
     ):
         local = Path(name) / "local"
