@@ -166,8 +166,9 @@ def find_torch() -> Path | None:
     return next((place / "python" for place in reversed(places) if (place / "python").exists()), None)
 
 
-def make(directory: Path, size_bytes: int, torch: Path | None) -> None:
+def make(buckets: Path, size_bytes: int, torch: Path | None) -> None:
     """One file per format, of some `size_bytes` each; the weights of the ONNX model lie beside it."""
+    directory = buckets / BUCKET
     directory.mkdir(parents=True)
     source = numpy.random.default_rng(7)
     dataset.write_weights(directory / WEIGHTS, size_bytes, source)
@@ -269,9 +270,7 @@ def main() -> int:
     table = Table(arguments.size)
     size_bytes = arguments.size * MIB
     with (
-        store.running(
-            lambda buckets: make(buckets / BUCKET, size_bytes, torch), 4 * size_bytes, arguments.scratch
-        ) as served,
+        store.running(lambda buckets: make(buckets, size_bytes, torch), 4 * size_bytes, arguments.scratch) as served,
         tempfile.TemporaryDirectory(prefix="d7yfs-loaders-local-", dir=arguments.scratch) as name,
     ):
         local = Path(name) / "local"

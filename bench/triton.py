@@ -247,7 +247,9 @@ def make(directory: Path, sizes_mib: Sequence[int], ways: Sequence[str]) -> None
             (version.parent / "config.pbtxt").write_text(_CONFIG)
 
 
-def _make_store(directory: Path, sizes_mib: Sequence[int], ways: Sequence[Way]) -> None:
+def make_store(buckets: Path, sizes_mib: Sequence[int], ways: Sequence[Way]) -> None:
+    """What the store serves: `make`, in its bucket."""
+    directory = buckets / BUCKET
     make(directory, sizes_mib, ["direct", *(way.name for way in ways)])
     # By which the store's ceiling is measured.
     (directory / dataset.LARGE).hardlink_to(
@@ -278,7 +280,7 @@ def main() -> int:
     table = Table()
     with (
         store.running(
-            lambda buckets: _make_store(buckets / BUCKET, sizes_mib, ways), sum(sizes_mib) * MIB, arguments.scratch
+            lambda buckets: make_store(buckets, sizes_mib, ways), sum(sizes_mib) * MIB, arguments.scratch
         ) as served,
         tempfile.TemporaryDirectory(prefix="d7yfs-bench-triton-", dir=arguments.scratch) as scratch,
     ):
