@@ -4,11 +4,12 @@
 #   docker run --device /dev/fuse --cap-add SYS_ADMIN --security-opt apparmor=unconfined \
 #       -v /var/cache/d7yfs:/var/cache/d7yfs -v /mnt/d7yfs:/mnt/d7yfs:rshared d7yfs mount s3://models/triton /mnt/d7yfs/models
 #
-# Python's packages are pinned by requirements/*.txt, with hashes. BASE pins the rest to the letter:
-#   docker build --build-arg BASE=debian:bookworm-slim@sha256:… -t d7yfs .
+# Pinned are the base, by its digest, and Python's packages, by requirements/*.txt with hashes; what apt installs is Debian's newest at the time
+# of the build. Another base, a newer one or one of your own: docker build --build-arg BASE=… -t d7yfs .
 
-# All stages are the same Debian, so that the environment built in one finds the same Python and libfuse3 in the other.
-ARG BASE=debian:bookworm-slim
+# bookworm-20260803-slim, for amd64, arm64, arm/v7, 386 and ppc64le. All stages are the same Debian, so that the environment built in one finds
+# the same Python and libfuse3 in the other.
+ARG BASE=debian:bookworm-slim@sha256:abd67ffcfa541b485a3dff59865ab629aa048a6c613e639d36e7456b0b229241
 
 FROM ${BASE} AS build
 RUN apt-get update \
@@ -34,8 +35,8 @@ COPY --from=build /opt/d7yfs /opt/d7yfs
 RUN ln -s /opt/d7yfs/bin/d7yfs /usr/local/bin/d7yfs && ln -s /opt/d7yfs/bin/mount.d7yfs /sbin/mount.d7yfs
 # A container's main process stays.
 ENV D7YFS_FOREGROUND=true
-# Docker alone heeds it; Kubernetes has probes of its own. Rests on --metrics-listen as it is by default, or 0.0.0.0:7717.
-HEALTHCHECK --interval=30s --timeout=15s --start-period=90s --retries=3 \
-    CMD ["/opt/d7yfs/bin/python3", "-I", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:7717/healthz', timeout=12)"]
+# Whether this container's daemon answers its mount, whatever its stores and the metrics' port do. Docker alone heeds it; Kubernetes has probes
+# of its own. d7yfs fuse-helper answers no mount: run it with --no-healthcheck.
+HEALTHCHECK --interval=30s --timeout=20s --start-period=90s --retries=3 CMD ["d7yfs", "health", "--alive"]
 ENTRYPOINT ["d7yfs"]
 CMD ["--help"]

@@ -7,7 +7,7 @@ ARGS ?=
 STORES ?=
 
 .PHONY: help setup demo test integration integration-dragonfly integration-scale integration-torchserve integration-triton \
-	integration-monitoring integration-container check format bench install lock clean
+	integration-monitoring integration-container integration-pipx check format bench install lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-23s %s\n", $$1, $$2}' Makefile
@@ -18,7 +18,8 @@ setup: ## .venv with the locked dependencies and .venv/bin/d7yfs; system package
 demo: setup ## mount a model repository from a real S3 server, check every byte, load a model, show times
 	@$(BIN)/python -m demo $(ARGS)
 
-test: setup ## the whole test suite with a real S3 server and real mounts; ARGS='-k name' picks some
+test: ## the whole test suite with a real S3 server and real mounts; ARGS='-k name' picks some
+	@scripts/setup.sh systemd:systemd-analyze
 	@$(BIN)/python -m pytest -p tests.plugins.no_skips -p tests.plugins.contract_table $(ARGS)
 
 integration: ## contract suite against Ceph RGW, MinIO and fake-gcs-server; STORES=s3-minio for one, ARGS='-x'
@@ -41,6 +42,9 @@ integration-monitoring: ## alert rules, dashboard and a live scrape by a real Pr
 
 integration-container: ## the image built and run as root, its mount seen outside and by a second container; manifests checked
 	@scripts/integration-container.sh $(ARGS)
+
+integration-pipx: ## d7yfs installed from this tree by pipx, with all clouds, and tried
+	@scripts/integration-pipx.sh
 
 check: setup ## ruff, mypy --strict, layer contracts
 	$(BIN)/ruff check

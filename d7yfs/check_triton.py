@@ -105,7 +105,7 @@ async def _look(repository: Repository, version: ObjectVersion) -> list[Finding]
         f"{name}: asks for Dragonfly's repository agent; Triton without the agent refuses the model, and with it the agent "
         "cannot fetch from a directory"
     )
-    return [Finding(_PROBE, Verdict.WARNING, said, f"remove {'; '.join(advice)}")]
+    return [Finding(_PROBE, Verdict.WARNING, said, f"remove {'; '.join(advice)}; see docs/migration.md")]
 
 
 async def _read(repository: Repository, version: ObjectVersion) -> bytes:

@@ -18,10 +18,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import trio
+
 from d7yfs import __version__, control, dropping, logs, status
 from d7yfs.cache.cache import Cache
 from d7yfs.config.schema import OPTIONS
-from d7yfs.config.sources import Settings
 from d7yfs.errors import Stopped, UsageError
 from d7yfs.filesystem import Filesystem
 from d7yfs.fuse.pyfuse3_adapter import Adapter
@@ -31,10 +32,13 @@ from d7yfs.latency import BOUNDS_S
 from d7yfs.monitoring import Monitoring
 from d7yfs.refresh import Refreshes
 from d7yfs.refreshing import Refresher
+from d7yfs.reloading import Reloader
 from d7yfs.repository import Repository
 from d7yfs.warm import WarmUps
 
 log = logging.getLogger(__name__)
+
+_NUMBERS = {"size": "size_bytes", "cached_bytes": "cached_bytes"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +46,8 @@ class Commands:
     """Those of one mount. Names of repositories are the keys of `late` and `refreshers`."""
 
     mountpoint: Path
-    settings: Callable[[], Settings]
-    """As they are now: SIGHUP may change them."""
+    reloader: Reloader
+    """Has the settings as they are now."""
     repositories: Sequence[Repository]
     late: Mapping[str, Latecomer]
     refreshers: Mapping[str, Refresher]
@@ -65,9 +69,11 @@ class Commands:
         """By the name of the command, for `control.serve`."""
         return {
             "status": self._status,
+            "health": self._health,
             "stat": self._stat,
             "warm": self.warm_ups.report,
             "refresh": self.refreshes.report,
+            "reload": self.reloader.report,
             "cache-drop": self._drop,
             "end-by-force": self._end_by_force,
             "log-level": self._log_level,
@@ -75,10 +81,10 @@ class Commands:
 
     def snapshot(self) -> dict[str, Any]:
         """What `d7yfs status` and scrapes show (docs/status.md); nothing in it changes any more."""
-        settings = self.settings()
+        settings = self.reloader.settings
         in_use = self.cache.in_use()
         return {
-            "schema": status.SCHEMA,
+            "schema": control.SCHEMA,
             "mountpoint": str(self.mountpoint),
             "pid": os.getpid(),
             "version": __version__,
@@ -95,6 +101,7 @@ class Commands:
             "warm_ups": self.warm_ups.running(),
             "fuse": self._fuse_status(),
             "settings": settings.describe(),
+            "last_reload": self.reloader.last,
             "warnings": list(settings.warnings),
         }
 
@@ -110,6 +117,7 @@ class Commands:
             lister.unanswered_since,
             failure,
             in_use,
+            self.filesystem.fullness[name].describe(trio.current_time()),
         )
         return described | {"listing": lister.describe(), "freshness": self.refreshers[name].describe()}
 
@@ -121,7 +129,8 @@ class Commands:
         return {
             "calls": {**counters.calls},
             "errors": {**counters.errors},
-            "in_flight": counters.in_flight,
+            "in_flight": len(counters.under_way),
+            "oldest_request_s": round(counters.oldest_s, 3),
             "latency_bounds_s": BOUNDS_S,
             "latency": latency,
             "open_files": self.filesystem.open_files,
@@ -131,15 +140,23 @@ class Commands:
     async def _status(self, _request: Mapping[str, Any]) -> dict[str, Any]:
         return self.snapshot()
 
+    async def _health(self, _request: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """A report, since a mount may take longer to answer than a command."""
+        yield {"mountpoint": str(self.mountpoint), **await self.monitoring.health()}
+
     async def _stat(self, request: Mapping[str, Any]) -> dict[str, Any]:
         path = str(request.get("path", ""))
         node = await self.filesystem.resolve(path)
-        described = {"path": path, "directory": node.is_directory, **self.filesystem.describe(node)}
+        described: dict[str, Any] = {"mountpoint": str(self.mountpoint), "path": path, "directory": node.is_directory}
+        for name, value in self.filesystem.describe(node).items():
+            # As extended attributes they are text.
+            number = _NUMBERS.get(name)
+            described[number or name] = int(value) if number else value
         task_id = await self.filesystem.task_id(node)
         return described | ({"task_id": task_id} if task_id else {})
 
     async def _drop(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        return await dropping.drop(request, self.filesystem, self.settings().config.cache_dir, self.forget_pages)
+        return await dropping.drop(request, self.filesystem, self.reloader.settings.config.cache_dir, self.forget_pages)
 
     async def _log_level(self, request: Mapping[str, Any]) -> dict[str, Any]:
         was, level = logs.level(), request.get("level")

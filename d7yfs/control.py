@@ -2,7 +2,8 @@
 
 One Unix socket per mount, in a directory of the user's own (0700; the socket 0600): root's daemons answer root, a user's their user. One
 JSON object with a `command` goes in, one JSON object comes out, or, from a command that reports, one per line as it goes on; then the
-connection ends. A report ends with the connection too: who asked and left wants no more of it. No reply holds a secret.
+connection ends. A report ends with the connection too: who asked and left wants no more of it. Each reply carries `schema`. No reply holds
+a secret.
 
 The server runs in `daemon`'s nursery; the client functions are synchronous, for the command line.
 """
@@ -16,19 +17,28 @@ import logging
 import math
 import os
 import socket
+import struct
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from d7yfs.errors import D7yfsError, MountError
+from d7yfs.errors import D7yfsError, MountError, UsageError
 
 log = logging.getLogger(__name__)
 
-REQUEST_BYTES = 64 << 10
+SCHEMA = 1
+"""Of what commands print with `--json`: raised when a field changes its meaning or goes; new ones may come without."""
+
+REQUEST_BYTES = 8 << 20
+"""More than a command line holds by default, however its paths are escaped: 2 MiB (execve(2))."""
 REPLY_BYTES = 16 << 20
+_CHUNK_BYTES = 64 << 10
 CLIENT_TIMEOUT_S = 10.0
+
+_CREDENTIALS = struct.Struct("3i")
+"""struct ucred: pid, uid, gid."""
 
 REPORT_PERIOD_S = 0.5
 """How often a report should give a line: much less than a client waits for one."""
@@ -116,7 +126,9 @@ async def _answer(stream: trio.SocketStream, handlers: Mapping[str, Handler]) ->
             except D7yfsError as error:
                 await _send(stream, {"error": error.message, "hint": error.hint})
             except (ValueError, AttributeError):
-                await _send(stream, {"error": "a request is one JSON object in one line"})
+                await _send(
+                    stream, {"error": f"a request is one JSON object in one line of up to {REQUEST_BYTES} bytes"}
+                )
             except trio.BrokenResourceError:
                 return
             except Exception as error:
@@ -126,7 +138,7 @@ async def _answer(stream: trio.SocketStream, handlers: Mapping[str, Handler]) ->
 
 async def _send(stream: trio.SocketStream, reply: Reply) -> None:
     with contextlib.suppress(trio.BrokenResourceError):
-        await stream.send_all(json.dumps(reply).encode() + b"\n")
+        await stream.send_all(json.dumps({"schema": SCHEMA, **reply}).encode() + b"\n")
 
 
 async def _report(stream: trio.SocketStream, replies: AsyncGenerator[Reply, None]) -> None:
@@ -134,7 +146,7 @@ async def _report(stream: trio.SocketStream, replies: AsyncGenerator[Reply, None
 
     async def until_gone(scope: trio.CancelScope) -> None:
         with contextlib.suppress(trio.BrokenResourceError):
-            while await stream.receive_some(REQUEST_BYTES):
+            while await stream.receive_some(_CHUNK_BYTES):
                 pass
         scope.cancel()
 
@@ -152,19 +164,27 @@ async def _report(stream: trio.SocketStream, replies: AsyncGenerator[Reply, None
 
 
 async def _line(stream: trio.SocketStream) -> bytes:
-    received = b""
-    while b"\n" not in received:
-        chunk = await stream.receive_some(REQUEST_BYTES)
+    received = bytearray()
+    while not received.endswith(b"\n"):
+        chunk = await stream.receive_some(_CHUNK_BYTES)
         if not chunk or len(received) > REQUEST_BYTES:
             raise ValueError("no whole line")
         received += chunk
-    return received.partition(b"\n")[0]
+    return bytes(received)
+
+
+class NoAnswer(MountError):
+    """Nobody answers on a control socket, or not in time; `reason` is what the system calls that."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"no answer from the daemon behind {path}: {reason}")
+        self.reason = reason
 
 
 def ask(path: Path, command: str, /, *, timeout_s: float = CLIENT_TIMEOUT_S, **arguments: Any) -> Reply:
     """Send one command to the daemon behind the socket `path` and return its reply.
 
-    Raises MountError when nobody answers in time, or with the daemon's own words.
+    Raises NoAnswer when nobody answers in time, MountError with the daemon's own words, UsageError when the request is too large.
     """
     with contextlib.closing(follow(path, command, timeout_s=timeout_s, **arguments)) as replies:
         return next(replies)
@@ -175,15 +195,23 @@ def follow(
 ) -> Generator[Reply, None, None]:
     """As `ask`, for a command that reports: each of its lines, as it comes. Close the generator to have it stopped.
 
-    Raises MountError when nobody answers, with the daemon's own words, or when it falls silent.
+    Raises as `ask`, and NoAnswer when it falls silent.
     """
+    request = json.dumps({"command": command, **arguments}).encode() + b"\n"
+    if len(request) > REQUEST_BYTES:
+        raise UsageError(
+            f"too much is asked for at once: {len(request)} bytes, at most {REQUEST_BYTES}",
+            hint="name fewer paths at a time, or directories above them",
+        )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(timeout_s)
         try:
             client.connect(str(path))
-            client.sendall(json.dumps({"command": command, **arguments}).encode() + b"\n")
+            client.sendall(request)
             with client.makefile("rb") as lines:
                 line = lines.readline(REPLY_BYTES)
+                if not line:
+                    raise NoAnswer(path, "it has hung up")
                 while True:
                     reply = json.loads(line)
                     if "error" in reply:
@@ -193,21 +221,36 @@ def follow(
                     if not (line := lines.readline(REPLY_BYTES)):
                         return
         except (OSError, ValueError) as error:
-            raise MountError(f"no answer from the daemon behind {path}: {error}") from error
+            raise NoAnswer(path, getattr(error, "strerror", None) or str(error)) from error
 
 
 def sockets() -> list[Path]:
-    """The control sockets of this user's mounts; those that a killed daemon left behind are removed."""
-    found = []
+    """The control sockets of this user's mounts; those that a killed daemon left behind are removed. Waits for nobody."""
+    return [path for path, _ in _listeners()]
+
+
+def socket_of(pid: int) -> Path:
+    """The control socket on which the process `pid` listens, whether it answers or not. Raises MountError when there is none."""
+    found = next((path for path, listener in _listeners() if listener == pid), None)
+    if found is None:
+        raise MountError(f"process {pid} is no daemon of yours behind a mount", hint="d7yfs status lists the mounts")
+    return found
+
+
+def _listeners() -> Generator[tuple[Path, int], None, None]:
+    """Sockets, and who listens on them; 0 where it has not taken up so many connections that it cannot be told."""
     for path in sorted(runtime_directory().glob("*.sock")):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-            client.settimeout(CLIENT_TIMEOUT_S)
+            client.setblocking(False)
             try:
                 client.connect(str(path))
             except ConnectionRefusedError:
                 path.unlink(missing_ok=True)
-                continue
+            except BlockingIOError:
+                yield path, 0
             except OSError:
                 continue
-        found.append(path)
-    return found
+            else:
+                # Whoever called listen(2): SO_PEERCRED in unix(7).
+                credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+                yield path, _CREDENTIALS.unpack(credentials)[0]

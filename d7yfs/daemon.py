@@ -8,6 +8,7 @@ Called by the command line, in the process that becomes the daemon.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import logging
@@ -47,11 +48,14 @@ from d7yfs.objects import ObjectVersion
 from d7yfs.readiness import Readiness
 from d7yfs.refresh import Refreshes
 from d7yfs.refreshing import Refresher
+from d7yfs.reloading import Reloader
 from d7yfs.repository import Repository, open_repositories
 from d7yfs.warm import WarmUps
 
 log = logging.getLogger(__name__)
 
+OOM_SCORE_ADJ = -800
+"""As the unit's; proc_pid_oom_score_adj(5)."""
 _BUSY_RETRY_S = 0.2
 _LAST_NOTICE_S = 1.0
 _GARBAGE_THRESHOLD = 5000
@@ -76,6 +80,7 @@ async def run(
     )
     directory.prepare()
     _raise_descriptor_limit()
+    ask_to_be_spared()
     for warning in settings.warnings:
         log.warning("%s", warning)
     repositories = open_repositories(settings)
@@ -98,6 +103,16 @@ def _spare_collector() -> None:
     gc.set_threshold(_GARBAGE_THRESHOLD)
 
 
+def ask_to_be_spared(path: Path = Path("/proc/self/oom_score_adj")) -> None:
+    """Be among the last that the kernel picks when memory is short, if we may: every reader of the mount ends with this process.
+
+    What systemd, the kubelet or choom(1) has set is left as it is.
+    """
+    with contextlib.suppress(OSError):
+        if path.read_text().strip() == "0":
+            path.write_text(str(OOM_SCORE_ADJ))
+
+
 def _raise_descriptor_limit() -> None:
     """An open file of the mount takes two descriptors, so take what the system allows."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -118,7 +133,7 @@ class _Mount:
         read_again: Callable[[], Settings],
         stderr: Path | None,
     ) -> None:
-        self._settings = settings
+        self._given = settings
         self._read_again = read_again
         self._mountpoint = mountpoint
         self._repositories = repositories
@@ -132,6 +147,7 @@ class _Mount:
         self._refreshers: dict[str, Refresher]
         self._adapter: Adapter
         self._commands: Commands
+        self._reloader: Reloader
         self._handed: HandedMount | None = None
         self._session_scope = trio.CancelScope()
         probe = Probe(mountpoint if HandedMount.from_path(mountpoint) is None else None)
@@ -140,6 +156,9 @@ class _Mount:
     async def serve(self) -> None:
         """From mount(2) to the end."""
         async with trio.open_nursery() as nursery:
+            self._reloader = Reloader(
+                self._mountpoint, self._given, self._read_again, self._heed, self._readiness, nursery
+            )
             self._build(nursery)
             nursery.start_soon(self._cache.run)
             nursery.start_soon(self._invalidator.run)
@@ -165,7 +184,7 @@ class _Mount:
                     self._session_scope = session.cancel_scope
                     session.start_soon(self._session, session.cancel_scope)
                     session.start_soon(self._until_signalled, session.cancel_scope)
-                    session.start_soon(self._reload_when_signalled)
+                    session.start_soon(self._reloader.run)
                     await self._announce()
                     session.start_soon(self._monitoring.run, self._config.metrics_listen)
             finally:
@@ -177,7 +196,7 @@ class _Mount:
 
     @property
     def _config(self) -> Config:
-        return self._settings.config
+        return self._reloader.settings.config
 
     def _build(self, nursery: trio.Nursery) -> None:
         config = self._config
@@ -201,7 +220,7 @@ class _Mount:
         self._adapter = Adapter(self._filesystem, self._invalidator, appearance, deadline_s=config.read_timeout_s)
         self._commands = Commands(
             mountpoint=self._mountpoint,
-            settings=lambda: self._settings,
+            reloader=self._reloader,
             repositories=[each for each, _ in self._repositories],
             late=self._late,
             refreshers=self._refreshers,
@@ -307,26 +326,15 @@ class _Mount:
                 scope.cancel()
                 return
 
-    async def _reload_when_signalled(self) -> None:
-        with trio.open_signal_receiver(signal.SIGHUP) as signals:
-            async for _ in signals:
-                self._readiness.notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
-                try:
-                    await self._reload()
-                except D7yfsError as error:
-                    log.error("SIGHUP: settings stay as they are: %s", error)
-                except Exception:  # whatever it is, it is no reason to end the mount
-                    log.exception("SIGHUP: reading the settings again failed unexpectedly")
-                self._readiness.notify("READY=1")
-
-    async def _reload(self) -> None:
-        """Read the settings again; what can change in a running mount changes."""
-        logs.reopen()
-        found = reload.changes(self._settings, await trio.to_thread.run_sync(self._read_again))
-        self._settings, config = found.settings, found.settings.config
+    async def _heed(self, found: reload.Changes) -> dict[str, str]:
+        """What has changed takes effect; why credentials could not be had, by repository."""
+        config = found.settings.config
         if "log_level" in found.live:
             logs.set_level(config.log_level)
-        self._filesystem.tree.set_ttls(metadata_ttl_s=config.metadata_ttl_s, negative_ttl_s=config.negative_ttl_s)
+        self._monitoring.listen_now()
+        known = self._filesystem.tree
+        known.set_ttls(metadata_ttl_s=config.metadata_ttl_s, negative_ttl_s=config.negative_ttl_s)
+        known.set_max_entries(config.max_inodes)
         for refresher in self._refreshers.values():
             refresher.set_ttl(config.metadata_ttl_s)
         self._cache.set_limits(
@@ -334,23 +342,24 @@ class _Mount:
             min_free_bytes=config.cache_min_free_bytes,
             memory_buffer_bytes=config.memory_buffer_bytes,
         )
-        for repository, _ in self._repositories:
-            name = repository.config.name
-            repository.fetcher.set_connections(config.max_connections)
+        for each in config.repositories:
+            self._filesystem.listers[each.name].set_limit(each.listing_limit)
+        refused: dict[str, str] = {}
+
+        async def renew(repository: Repository, name: str) -> None:
             try:
                 if name in found.credentials:
                     await repository.replace_credentials(found.settings.credentials[name])
                 await repository.fetcher.renew_credentials()
             except D7yfsError as error:
-                log.warning("SIGHUP: %s: the credentials: %s", repository.config.url, error)
-        said = [f"{name} = {value}" for name, value in found.live.items()]
-        said += [f"credentials of {name or 'the repository'}" for name in found.credentials]
-        log.info(
-            "SIGHUP: %s",
-            "changed: " + ", ".join(said) if said else "no setting has changed; credentials were looked at",
-        )
-        if found.later:
-            log.warning("SIGHUP: takes effect at the next mount: %s", ", ".join(found.later))
+                refused[name] = str(error)
+
+        async with trio.open_nursery() as nursery:
+            for repository, _ in self._repositories:
+                repository.fetcher.set_connections(config.max_connections)
+                repository.fetcher.models.limit = config.metrics_per_model
+                nursery.start_soon(renew, repository, repository.config.name)
+        return refused
 
     async def _unmount(self) -> None:
         """Unmount once nobody reads any more; lazily after the deadline, and then answer whoever still waits."""

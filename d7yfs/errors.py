@@ -10,7 +10,7 @@ a signed URL or a header value: callers name objects by `s3://bucket/key`, never
 from __future__ import annotations
 
 import errno
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class D7yfsError(Exception):
@@ -24,6 +24,13 @@ class D7yfsError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.facts: dict[str, str] = {}
+        """What it is about, as far as that is known, for logs that machines read: `object`, `repository`, `store_request`. No secrets."""
+
+    def about(self, **facts: str) -> Self:
+        """Add to its facts: who is nearer to the failure has said it first, and knows better. Empty ones are left out."""
+        self.facts = {name: value for name, value in facts.items() if value} | self.facts
+        return self
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message

@@ -22,9 +22,11 @@ from d7yfs.cache.version import CachedVersion
 from d7yfs.density import Density
 from d7yfs.directory_stream import DirectoryStream, Page, Unseen
 from d7yfs.errors import D7yfsError, IsADirectory, NotFound, ObjectArchived
+from d7yfs.fullness import Fullness
 from d7yfs.inodes import Directory, File, Node
 from d7yfs.lister import LIMIT, Lister
 from d7yfs.listings import Listings, Mode
+from d7yfs.logs import fields_of
 from d7yfs.models import Model, Models
 from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.readahead import Window
@@ -111,12 +113,13 @@ class Filesystem:
                 url=source.url,
                 mode=source.listing,
                 limit=source.listing_limit,
-                changed=changed,
+                changed=self._changed,
             )
             for name, source in sources.items()
         }
         self._sources = sources
         self._cache = cache
+        self._tell_changed = changed
         self._forget_names = forget_names
         self._numbers = itertools.count(1)
         self._handles: dict[int, _Handle] = {}
@@ -125,9 +128,18 @@ class Filesystem:
         self._walks: WeakKeyDictionary[Directory, tuple[dict[str, Node], Walk]] = WeakKeyDictionary()
         """By directory, with the children that the walk is about: another listing has others."""
         self.served = {name: Served() for name in sources}
+        self.fullness = {name: Fullness(each.models, self._cached_bytes_in(each)) for name, each in sources.items()}
         self.idle = trio.Event()
         """Set while no file is open; replaced when one is opened."""
         self.idle.set()
+
+    def _cached_bytes_in(self, source: Source) -> Callable[[ObjectVersion], int]:
+        return lambda version: self._cache.cached_bytes(source.identity, version)
+
+    def _changed(self, directory: Directory, changes: Changes) -> None:
+        if names := {*changes.removed, *changes.replaced}:
+            self.fullness[directory.repository or ""].forget(directory.prefix, names)
+        self._tell_changed(directory, changes)
 
     # --- names and attributes ---
 
@@ -165,7 +177,8 @@ class Filesystem:
             if await lister.refresh_entry(directory, name):
                 await lister.refresh(directory)
         except D7yfsError as error:
-            log.warning("%s/%s%s is shown as it is known: %s", source.url, directory.prefix, name, error)
+            shown = f"{source.url}/{directory.prefix}{name}"
+            log.warning("%s is shown as it is known: %s", shown, error, extra=fields_of(error, object=shown))
 
     async def _ask(self, parent: int, name: str, asked_at: float) -> Found | Absent:
         while True:
@@ -325,6 +338,8 @@ class Filesystem:
         model = self._sources[node.repository].models.of(node.version.key)
         model.opens += 1
         self._handles[handle] = _Handle(node, cached, Window(node.size_bytes), model)
+        if cached is not None:
+            self._note_open(node, cached)
         if self.idle.is_set():
             self.idle = trio.Event()
         return handle
@@ -339,6 +354,15 @@ class Filesystem:
             )
         return self._cache.open(source.identity, node.version, source.new_filler) if node.size_bytes else None
 
+    def _note_open(self, node: File, cached: CachedVersion) -> None:
+        fullness, version = self.fullness[node.repository], node.version
+        if fullness.opened(version, trio.current_time(), whole=cached.is_whole):
+            cached.when_whole(lambda: fullness.whole(version, trio.current_time()))
+
+    def _drop(self, node: File, cached: CachedVersion) -> None:
+        self.fullness[node.repository].closed(node.version, trio.current_time())
+        cached.drop()
+
     async def fill(self, node: File) -> None:
         """Have all of a file brought into the cache, behind whatever readers wait for; returns when it is there.
 
@@ -346,10 +370,11 @@ class Filesystem:
         """
         cached = self._open(node)
         if cached is not None:
+            self._note_open(node, cached)
             try:
                 await cached.fill_whole()
             finally:
-                cached.drop()
+                self._drop(node, cached)
 
     def cached_bytes(self, node: File) -> int:
         """How much of a file is in the cache."""
@@ -377,7 +402,12 @@ class Filesystem:
         if self._densities[cached].touch(wanted):
             cached.fill()
         was_there = cached.has(wanted)
-        data = await cached.read(wanted, ahead)
+        try:
+            data = await cached.read(wanted, ahead)
+        except D7yfsError as error:
+            name = f"{self._sources[opened.node.repository].url}/{opened.node.version.key}"
+            error.about(object=name, repository=opened.node.repository)
+            raise
         assert len(data) == wanted.size
         served = self.served[opened.node.repository]
         cache_bytes = len(data) if was_there else 0
@@ -413,7 +443,7 @@ class Filesystem:
         if opened is None:
             return
         if opened.cached is not None:
-            opened.cached.drop()
+            self._drop(opened.node, opened.cached)
         self.tree.forget(opened.node.inode)
         if not self._handles:
             self.idle.set()

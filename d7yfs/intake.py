@@ -34,9 +34,14 @@ class Counters:
 
     scans: int = 0
     """Flat listings, those that were given up included."""
+    scan_pages: int = 0
+    """Requests that these took."""
     listings: int = 0
     """Of single directories."""
+    listing_pages: int = 0
+    """Requests that these took."""
     exact_lookups: int = 0
+    """Of one name each, by up to two requests."""
     streamed_pages: int = 0
 
 
@@ -72,13 +77,23 @@ class Intake:
         """Why the repository is not listed whole, in words."""
         self.unanswered_since: float | None = None
         """Since when each question has failed, in trio's seconds; None while they succeed."""
+        self.answered_at: float | None = None
+        """When one was answered last; None before the first."""
         self._tree = tree
         self._repository = repository
         self._listings = listings
         self._url = url
         self._mode = mode
-        self._limit = limit
+        self.limit = limit
+        """As `Lister`."""
+        self._is_too_large = False
         self._changed = changed
+
+    def set_limit(self, limit: int) -> None:
+        """As `Lister`. A repository that was too large for the old one may be listed whole again."""
+        if limit != self.limit and self._is_too_large:
+            self.not_whole, self._is_too_large = "", False
+        self.limit = limit
 
     async def scan(self, asking: Asking, scan: Scan) -> None:
         """Take a flat listing. One that turns out to be too long, or of no use, leaves nothing behind but `not_whole`."""
@@ -86,10 +101,12 @@ class Intake:
         try:
             async with aclosing(self._listings.pages(scan.prefix, delimiter="")) as pages:
                 async for page in pages:
-                    self.unanswered_since = None
+                    self._answered()
+                    self.counters.scan_pages += 1
                     scan.add(page)
-                    if scan.objects > self._limit and self._mode is Mode.AUTO:
-                        self._give_up(f"it has more than {self._limit} objects")
+                    if scan.objects > self.limit and self._mode is Mode.AUTO:
+                        self._is_too_large = True
+                        self._give_up(f"it has more than {self.limit} objects")
                         return
                     asking.came(more=bool(page.next_token))
         except Unordered:
@@ -123,10 +140,11 @@ class Intake:
         self.counters.listings += 1
         async with aclosing(self._listings.pages(listing.prefix)) as pages:
             async for page in pages:
-                self.unanswered_since = None
+                self._answered()
+                self.counters.listing_pages += 1
                 listing.add(page)
-                if page.next_token and len(listing.entries) > self._limit and self._mode is not Mode.WHOLE:
-                    log.info("%s/%s has more than %d entries", self._url, listing.prefix, self._limit)
+                if page.next_token and len(listing.entries) > self.limit and self._mode is not Mode.WHOLE:
+                    log.info("%s/%s has more than %d entries", self._url, listing.prefix, self.limit)
                     directory.huge = True
                     return
                 asking.came(more=bool(page.next_token))
@@ -161,7 +179,7 @@ class Intake:
             # Only where directories can be told in no other way, and never instead of a file that is known.
             trusting = self._mode is Mode.EXACT and not isinstance(directory.entry(name), File)
             answer = await ask(self._listings, f"{directory.prefix}{name}", trusting=trusting)
-            self.unanswered_since = None
+            self._answered()
         return self.admit(directory, name, answer, asked_at)
 
     def admit(self, directory: Directory, name: str, answer: Answer, asked_at: float, took_s: float = 0.0) -> Changes:
@@ -176,14 +194,18 @@ class Intake:
         """One page of a huge directory, for its stream; nothing of it goes into the tree."""
         self.counters.streamed_pages += 1
         page = await self._listings.page(directory.prefix, token)
-        self.unanswered_since = None
+        self._answered()
         listing = DirectoryListing(directory.prefix)
         listing.add(page)
         self._log_hidden(self._tree.report(self._repository, listing))
         return listing, page.next_token
 
+    def _answered(self) -> None:
+        self.unanswered_since, self.answered_at = None, trio.current_time()
+
     def failed(self, error: D7yfsError) -> None:
         """A question has failed: that there is no such thing is an answer, though."""
+        error.about(repository=self._repository)
         if self.unanswered_since is None and not isinstance(error, NotFound):
             self.unanswered_since = trio.current_time()
 

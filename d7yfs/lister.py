@@ -26,6 +26,7 @@ from d7yfs.inodes import Directory
 from d7yfs.intake import Intake
 from d7yfs.listing import DirectoryListing
 from d7yfs.listings import Listings, Mode
+from d7yfs.logs import fields_of
 from d7yfs.scan import Scan
 from d7yfs.tree import Tree
 
@@ -73,13 +74,16 @@ class Lister:
         self._nursery = nursery
         self._url = url
         self._mode = mode
-        self._limit = limit
         self._scanning: Asking | None = None
         self._listed: dict[int, Asking] = {}
         self._exact: dict[tuple[int, str], Asking] = {}
         self._scan_again_at = -math.inf
         self._denied: WeakKeyDictionary[Directory, float] = WeakKeyDictionary()
         self._streams = Streams(self._intake.page, nursery, tree.lives_until)
+
+    def set_limit(self, limit: int) -> None:
+        """Of objects that are listed whole, and entries of a directory that are kept: another one from now on."""
+        self._intake.set_limit(limit)
 
     # --- questions ---
 
@@ -105,7 +109,7 @@ class Lister:
     async def list(self, directory: Directory, asked_at: float) -> None:
         """Return when `tree.listed` for this question, or when `directory.huge`: then it is not kept whole. Raises as `lookup`."""
         entries = self._streams.entries(directory) if directory.huge else None
-        if entries is not None and entries <= self._limit:
+        if entries is not None and entries <= self._intake.limit:
             directory.huge = False  # it has shrunk
         listing: Asking | None = None
         race_at = trio.current_time() + RACE_AFTER_S
@@ -267,7 +271,8 @@ class Lister:
             return  # a refresh ahead of time; or its listing will tell
         try:
             if self._tree.extend_stale(directory.inode, now, STALE_RETRY_S, name=name):
-                log.warning("%s; serving the last listing of %s/%s", error.message, self._url, directory.prefix)
+                listed = f"{self._url}/{directory.prefix}"
+                log.warning("%s; serving the last listing of %s", error.message, listed, extra=fields_of(error))
                 return
         except D7yfsError:
             return  # the directory itself is gone: the error says more
@@ -380,6 +385,7 @@ class Lister:
     def describe(self) -> dict[str, Any]:
         """For `status`: the way in use and why, and what was asked since start."""
         in_use, reason, last = Mode.WHOLE, self._intake.not_whole, self._intake.last_scan
+        answered_at = self._intake.answered_at
         if self._mode is Mode.EXACT:
             in_use = Mode.EXACT
         elif reason:
@@ -392,13 +398,14 @@ class Lister:
             "mode": str(self._mode),
             "in_use": str(in_use),
             "reason": reason,
-            "limit": self._limit,
+            "limit": self._intake.limit,
             "last_scan": {
                 "objects": last.objects,
                 "directories": last.directories,
                 "pages": last.pages,
                 "took_s": round(last.took_s, 3),
             },
+            "answered_s": None if answered_at is None else round(trio.current_time() - answered_at, 3),
             **asdict(self._intake.counters),
         }
 

@@ -4,22 +4,33 @@ Lines for people on stderr or in a file that is rotated, one JSON object per lin
 has neither. Where stderr is the journal (a service), lines carry their priority and leave the time to it. Libraries speak only from
 warnings on: at debug level the provider's SDK prints headers with signatures.
 
-What is logged on behalf of a request of the kernel carries that request's number, also from the transfers that it set off. A place in the
-program that says more than `_BURST` lines within a minute is silenced for the rest of it and says afterwards how many were left out; lines
-that carry fields (`fields`) and debug lines are never.
+What is logged on behalf of a request of the kernel carries that request's number, also from the transfers that it set off. A line about a
+failure carries what it is about in fields (`fields_of`).
+
+Repeats are left out (`Repeats`): the same line, lines about one object, lines of one place in the program, beyond so many within a minute.
+How many is told with the first line of the next minute, whatever it is about, by `tell_left_out`, which a daemon calls every minute, and
+at exit. Debug lines are never left out.
 """
 
 from __future__ import annotations
 
+import atexit
+import errno
 import json
 import logging
 import logging.handlers
+import math
 import os
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
+from dataclasses import dataclass
 from pathlib import Path
+
+from d7yfs.errors import D7yfsError
 
 SYSTEM_LOG = Path("/dev/log")
 REQUEST: ContextVar[int] = ContextVar("request", default=0)
@@ -29,13 +40,20 @@ _TEXT = "%(asctime)s %(levelname)-7s %(message)s"
 _FIELDS = "d7yfs_fields"
 _ROTATE_BYTES = 16 << 20
 _ROTATE_KEEP = 3
-_BURST = 100
-_PERIOD_S = 60.0
+
+PERIOD_S = 60.0
+_PLACE_BURST, _OBJECT_BURST, _SAME_BURST = 100, 20, 3
+"""Lines within a period that come from one place in the program; of these, that are about one object; of these, with the same words."""
 
 
 def fields(values: Mapping[str, object]) -> dict[str, object]:
     """The argument `extra` of a log call by which `values` stand in fields of their own where lines are JSON."""
     return {_FIELDS: dict(values)}
+
+
+def fields_of(error: D7yfsError, **more: str) -> dict[str, object]:
+    """The same for a line about an expected failure: its kind, the errno that a reader gets for it, what it is about, and `more`."""
+    return fields({"error": type(error).__name__, "errno": errno.errorcode[error.errno], **error.facts, **more})
 
 
 class JsonFormatter(logging.Formatter):
@@ -79,31 +97,87 @@ class JournalFormatter(logging.Formatter):
 
 
 class Repeats(logging.Filter):
-    """Silences a place that says too much. Its clock is the records' own time."""
+    """Leaves out what one place in the program says too often, and has `handler` tell how much. Its clock is the records' own time.
 
-    def __init__(self) -> None:
+    Bounded: per place it remembers one line that was left out, and at most as many others as were written in this period. Any thread's.
+    """
+
+    def __init__(self, handler: logging.Handler) -> None:
         super().__init__()
-        self._seen: dict[tuple[str, int], tuple[float, int]] = {}
-        """By place in the program: since when is counted, and how many lines."""
+        self._handler = handler
+        self._lock = threading.Lock()
+        self._since = -math.inf
+        """When this period began."""
+        self._written: Counter[tuple[object, ...]] = Counter()
+        """Lines in this period by place, by place and object, and by place and words."""
+        self._left_out: dict[tuple[object, ...], _LeftOut] = {}
+        """By place, what nobody has been told of."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line is to be written; it may get a word about others that were not."""
-        if record.levelno <= logging.DEBUG or hasattr(record, _FIELDS):
+        """Whether the line is to be written; it may get a word about others that will not be."""
+        if record.levelno <= logging.DEBUG or isinstance(record, _Count):
             return True
+        try:
+            said = record.getMessage()
+        except Exception:
+            return True  # what is wrong with it is the handler's to tell
         place = (record.pathname, record.lineno)
-        since, count = self._seen.get(place, (record.created, 0))
-        if not 0 <= record.created - since < _PERIOD_S:
-            if count > _BURST:
-                _add(record, f"{count - _BURST} lines like this one were left out before it")
-            since, count = record.created, 0
-        self._seen[place] = (since, count + 1)
-        if count + 1 == _BURST:
-            _add(record, f"more like this one are left out for {_PERIOD_S - (record.created - since):.0f} s")
-        return count < _BURST
+        about = getattr(record, _FIELDS, {}).get("object", "")
+        kind = record.exc_info[0] if record.exc_info else None
+        limits: dict[tuple[object, ...], int] = {place: _PLACE_BURST, (*place, hash((said, kind))): _SAME_BURST}
+        if about:
+            limits[*place, "object", about] = _OBJECT_BURST
+        with self._lock:
+            if is_over := not 0 <= record.created - self._since < PERIOD_S:
+                self._since = record.created
+                self._written.clear()
+            rest_s = self._since + PERIOD_S - record.created
+            room = min(limit - self._written[key] for key, limit in limits.items())
+            if room:
+                self._written.update(limits.keys())
+            else:
+                before = self._left_out.get(place)
+                count = before.count + 1 if before is not None else 1
+                self._left_out[place] = _LeftOut(count, record.name, record.levelno, said)
+        if is_over:
+            self.tell()
+        if room == 1:
+            record.msg, record.args = f"{said} (more like this one are left out for {rest_s:.0f} s)", ()
+        return room > 0
+
+    def tell(self) -> None:
+        """Have written how many lines were left out since that was told last."""
+        with self._lock:
+            left_out, self._left_out = self._left_out, {}
+        for each in left_out.values():
+            # Not as the request of the kernel that happens to be answered now.
+            Context().run(self._handler.handle, _Count(each))
 
 
-def _add(record: logging.LogRecord, said: str) -> None:
-    record.msg, record.args = f"{record.getMessage()} ({said})", ()
+@dataclass(frozen=True, slots=True)
+class _LeftOut:
+    count: int
+    logger: str
+    level: int
+    last: str
+    """The words of the last one."""
+
+
+class _Count(logging.LogRecord):
+    """A line that says how many others were left out."""
+
+    def __init__(self, left_out: _LeftOut) -> None:
+        said = f"left out {left_out.count} like this: {left_out.last}"
+        super().__init__(left_out.logger, left_out.level, __file__, 0, said, (), None)
+        self.__dict__.update(fields({"left_out": left_out.count}))
+
+
+def tell_left_out() -> None:
+    """Have every log of this process say how many lines were left out, if any were, and nobody has been told."""
+    for handler in logging.getLogger().handlers:
+        for each in handler.filters:
+            if isinstance(each, Repeats):
+                each.tell()
 
 
 def configure(level: str, log_format: str, log_file: Path | None, *, background: Path | None = None) -> None:
@@ -129,7 +203,7 @@ def configure(level: str, log_format: str, log_file: Path | None, *, background:
             text = "%(message)s"
     formatter = JsonFormatter() if log_format == "json" else TextFormatter(text)
     handler.setFormatter(JournalFormatter(formatter) if in_journal else formatter)
-    handler.addFilter(Repeats())
+    handler.addFilter(Repeats(handler))
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)
@@ -137,6 +211,8 @@ def configure(level: str, log_format: str, log_file: Path | None, *, background:
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
     set_level(level)
+    atexit.unregister(tell_left_out)  # lest it is called twice
+    atexit.register(tell_left_out)
 
 
 def _is_journal(fd: int) -> bool:

@@ -13,6 +13,7 @@ import json
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import h11
@@ -45,21 +46,26 @@ Handler = Callable[[], Awaitable[Page]]
 
 
 def listen(address: str) -> trio.SocketListener:
-    """Listen on `IP:PORT` (config.kinds.LISTEN). Raises MountError when that cannot be."""
+    """Listen on `IP:PORT` (config.kinds.LISTEN); `[::]` means IPv4 too, whatever the system's default is. Raises MountError."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
-    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((host, int(port)))
-        made.listen(_CONNECTIONS)
+    with ExitStack() as stack:
+        try:
+            made = stack.enter_context(
+                socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+            )
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if made.family is socket.AF_INET6:
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            made.bind((host, int(port)))
+            made.listen(_CONNECTIONS)
+        except OSError as error:
+            raise MountError(
+                f"no metrics: {address} cannot be listened on: {error.strerror}",
+                hint="another mount may have it: give each one an address of its own (--metrics-listen)",
+            ) from error
+        stack.pop_all()
         return trio.SocketListener(trio.socket.from_stdlib_socket(made))
-    except OSError as error:
-        made.close()
-        raise MountError(
-            f"no metrics: {address} cannot be listened on: {error.strerror}",
-            hint="another mount may have it: give each one an address of its own (--metrics-listen)",
-        ) from error
 
 
 async def serve(listener: trio.SocketListener, handlers: Mapping[str, Handler]) -> None:

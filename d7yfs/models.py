@@ -52,7 +52,8 @@ class Models:
     def __init__(self, prefix: str = "", *, limit: int = 0) -> None:
         """`prefix`: where in the bucket the repository lies, without a slash at its end."""
         self._above = f"{prefix}/" if prefix else ""
-        self._limit = limit
+        self.limit = limit
+        """May change: what has counters of its own keeps them."""
         self._models: dict[str, Model] = {}
         self._other = Model()
 
@@ -71,7 +72,7 @@ class Models:
         model = self._models.get(name)
         if model is not None:
             return model
-        if len(self._models) >= self._limit:
+        if len(self._models) >= self.limit:
             return self._other
         model = self._models[name] = Model()
         return model

@@ -69,7 +69,7 @@ class Readiness:
             return
         # A name that begins with @ is in the abstract namespace.
         address = "\0" + self._notify_socket[1:] if self._notify_socket.startswith("@") else self._notify_socket
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
             client.sendto(message.encode(), address)
 
     def _tell(self, message: dict[str, Any]) -> None:

@@ -117,15 +117,13 @@ class Refreshes:
             nearest = self._nearest(path)
             for each in [nearest] if nearest.repository is not None else map(self._tree.top, self._listers):
                 found[each.inode] = each
-        return [
-            each
-            for each in found.values()
-            if not any(
-                other.repository == each.repository and each.prefix.startswith(other.prefix)
-                for other in found.values()
-                if other is not each
-            )
-        ]
+        outermost: list[Directory] = []
+        # By their prefixes what lies below a directory comes right behind it.
+        for each in sorted(found.values(), key=lambda each: each.identity):
+            above = outermost[-1] if outermost else None
+            if above is None or above.repository != each.repository or not each.prefix.startswith(above.prefix):
+                outermost.append(each)
+        return outermost
 
     def _nearest(self, path: str) -> Directory:
         names = [name for name in path.split("/") if name]

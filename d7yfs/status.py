@@ -18,13 +18,11 @@ from d7yfs.fetch.handover import HandoverCounters
 from d7yfs.fetch.proxies import Proxies
 from d7yfs.fetch.traffic import Traffic
 from d7yfs.filesystem import Served
+from d7yfs.fullness import Full
 from d7yfs.models import Model, Models
 from d7yfs.objects import ObjectVersion
 from d7yfs.repository import Repository
 from d7yfs.visibility import EXCLUDED, NAME, UNPUBLISHED
-
-SCHEMA = 1
-"""Raised when a field changes its meaning or goes; new ones may come without."""
 
 REACHABLE, STALE, UNREACHABLE = "reachable", "stale", "unreachable"
 """How a repository is: its store answers; it does not, and what was listed before is served; it has not answered yet."""
@@ -40,11 +38,12 @@ def describe(
     unanswered_since: float | None,
     failure: D7yfsError | None,
     in_use: InUse,
+    full: Mapping[str, Full],
 ) -> dict[str, Any]:
     """As JSON.
 
     `hidden`: entries that are not shown, by reason; `unanswered_since`: from when on its store has not answered questions about names, in
-    trio's seconds; `failure`: why it cannot be read for now.
+    trio's seconds; `failure`: why it cannot be read for now; `full`: how full its models are.
     """
     fetcher = repository.fetcher
     counted = _traffic(repository, served)
@@ -70,20 +69,26 @@ def describe(
         "read_bytes": served.read_bytes,
         "traffic": asdict(counted),
         "fills": fetcher.journal.describe(),
-        "models": _models(fetcher.models, repository, in_use),
+        "models": _models(fetcher.models, repository, in_use, full),
         "warnings": [warning] if warning else [],
     }
 
 
-def _models(models: Models, repository: Repository, in_use: InUse) -> dict[str, dict[str, Any]]:
+def _models(
+    models: Models, repository: Repository, in_use: InUse, full: Mapping[str, Full]
+) -> dict[str, dict[str, Any]]:
     """By name; those that were touched, as far as they have counters of their own."""
-    shown: dict[str, dict[str, Any]] = {
-        name: asdict(model) | {"open_bytes": 0, "open_cached_bytes": 0} for name, model in models.all().items()
-    }
+    counted = models.all()
+
+    def empty(name: str) -> dict[str, Any]:
+        held = asdict(counted.get(name) or Model()) | asdict(full.get(name) or Full())
+        return held | {"open_bytes": 0, "open_cached_bytes": 0}
+
+    shown = {name: empty(name) for name in (*counted, *full)}
     for identity, version, cached_bytes in in_use:
         if identity == repository.origin.identity and models.holds(version.key):
-            empty = asdict(Model()) | {"open_bytes": 0, "open_cached_bytes": 0}
-            model = shown.setdefault(models.label_of(version.key), empty)
+            name = models.label_of(version.key)
+            model = shown.setdefault(name, empty(name))
             model["open_bytes"] += version.size_bytes
             model["open_cached_bytes"] += cached_bytes
     return shown

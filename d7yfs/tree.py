@@ -262,6 +262,10 @@ class Tree:
         self._metadata_ttl_s = metadata_ttl_s
         self._negative_ttl_s = negative_ttl_s
 
+    def set_max_entries(self, max_entries: int) -> None:
+        """From now on; what is too much then makes room when entries are next learnt."""
+        self._table.max_entries = max_entries
+
     # -- lookup counts
 
     def remember(self, inode: int, count: int = 1) -> None:

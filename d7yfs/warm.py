@@ -38,6 +38,7 @@ _FILES_AT_ONCE = 32
 """Enough to hide the round trips of small files; each has two descriptors."""
 _LARGE_FILES_AT_ONCE = 4
 """Of these: one alone may fill the link, and what is finished survives being stopped."""
+_NAMED_PATHS = 100
 _NAMED_FAILURES = 100
 """The others are counted, and in the log."""
 
@@ -78,6 +79,7 @@ class Progress:
 
     id: int
     paths: tuple[str, ...]
+    """The first hundred."""
     background: bool
     state: State
     files: int
@@ -104,10 +106,11 @@ class Progress:
 def outermost(paths: Iterable[str]) -> tuple[str, ...]:
     """`paths` in normal form, relative to the mount, without those that lie below another. Raises UsageError for one that leaves it."""
     kept: list[PurePosixPath] = []
-    for path in sorted({PurePosixPath(path.strip("/")) for path in paths}):
+    # By their parts what lies below a path comes right behind it.
+    for path in sorted({PurePosixPath(path.strip("/")) for path in paths}, key=lambda path: path.parts):
         if ".." in path.parts:
             raise UsageError(f"{path}: a path to warm must not leave the mount")
-        if not any(path.is_relative_to(above) for above in kept):
+        if not kept or not path.is_relative_to(kept[-1]):
             kept.append(path)
     return tuple("" if path == PurePosixPath() else str(path) for path in kept)
 
@@ -261,7 +264,7 @@ class WarmUp:
         rest_bytes = max(0, plan.missing_bytes - fetched_bytes)
         return Progress(
             id=self._number,
-            paths=self._paths,
+            paths=self._paths[:_NAMED_PATHS],
             background=self._background,
             state=self.state,
             files=plan.files,

@@ -3,8 +3,8 @@
 #
 # usage: scripts/integration-monitoring.sh [PYTEST-ARGUMENTS…]
 #
-# As root, for the mount. Everything listens on loopback and is gone afterwards. D7YFS_TEST_MONITORING_PLOT=FILE.png draws the dashboard's
-# panels from what was scraped.
+# As root, for the mount. Everything listens on loopback and is gone afterwards. D7YFS_TEST_MONITORING_PLOT=docs/monitoring.png draws the
+# dashboard's panels anew, from two minutes of a mount that is used and in trouble.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv: Python environment with every locked dependency and d7yfs itself, editable, so .venv/bin/d7yfs runs this tree.
 #
-# usage: scripts/setup.sh [COMMAND…]     commands needed besides, each in the Debian package of the same name (s3fs, curl)
+# usage: scripts/setup.sh [COMMAND…]     commands needed besides, each in the Debian package of the same name (s3fs, curl), or PACKAGE:COMMAND
 #
 # Missing Debian/Ubuntu packages are installed when root runs it; otherwise it prints the line that installs them.
 # Does nothing when nothing changed. PYTHON=… chooses the interpreter.
@@ -35,7 +35,7 @@ missing_packages() {
     "$python" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' ||
         echo "$version-dev"
     for command in "$@"; do
-        command -v "$command" >/dev/null || echo "$command"
+        command -v "${command#*:}" >/dev/null || echo "${command%%:*}"
     done
 }
 

@@ -32,12 +32,14 @@ async def triton_findings(store: S3Faults, tmp_path: Path) -> list[Finding]:
 async def test_each_model_that_asks_for_the_agent_is_named(store: S3Faults, tmp_path: Path) -> None:
     store.put("b/models/b/config.pbtxt", ASKING)
     store.put("b/models/c/configs/gpu.pbtxt", b"\xef\xbb\xbf# \xff\n" + ASKING)
+    store.put("b/models/d/config.pbtxt", ASKING.replace(b"\n", b" "))
     found = await triton_findings(store, tmp_path)
-    assert [each.verdict for each in found] == [Verdict.WARNING] * 2
+    assert [each.verdict for each in found] == [Verdict.WARNING] * 3
     assert "b/models/b/config.pbtxt: asks for" in found[0].said
     assert "b/models/c/configs/gpu.pbtxt: asks for" in found[1].said
-    assert found[0].hint == "remove line 2, model_repository_agents with all in it"
-    assert found[1].hint == "remove line 3, model_repository_agents with all in it"
+    assert found[0].hint == "remove line 2, model_repository_agents with all in it; see docs/migration.md"
+    assert found[1].hint == "remove line 3, model_repository_agents with all in it; see docs/migration.md"
+    assert "remove from line 1 only the part from model_repository_agents to its closing bracket" in found[2].hint
 
 
 async def test_none_asks_for_it(store: S3Faults, tmp_path: Path) -> None:

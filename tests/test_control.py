@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -15,7 +16,8 @@ import pytest
 import trio
 
 from d7yfs import control
-from d7yfs.errors import MountError, NotFound
+from d7yfs.control import NoAnswer
+from d7yfs.errors import MountError, NotFound, UsageError
 
 
 @pytest.fixture
@@ -66,7 +68,19 @@ async def _raw(path: Path, data: bytes) -> bytes:
 async def test_a_command_and_its_arguments(runtime: Path, nursery: trio.Nursery) -> None:
     path = control.socket_path(Path("/mnt/models"))
     await _serving(nursery, path)
-    assert await ask(path, "echo", path="a/ü") == {"heard": {"command": "echo", "path": "a/ü"}}
+    assert await ask(path, "echo", path="a/ü") == {"schema": 1, "heard": {"command": "echo", "path": "a/ü"}}
+
+
+async def test_a_request_may_hold_a_whole_command_line(runtime: Path, nursery: trio.Nursery) -> None:
+    path = control.socket_path(Path("/mnt/models"))
+    await _serving(nursery, path)
+    paths = [f"models/größe/{number:07}" for number in range(100_000)]
+    assert sum(len(each.encode()) for each in paths) > 2 << 20
+    heard = await ask(path, "echo", paths=paths)
+    assert heard["heard"]["paths"] == paths
+    with pytest.raises(UsageError, match="too much is asked for at once") as caught:
+        await ask(path, "echo", paths=["x" * control.REQUEST_BYTES])
+    assert "fewer paths" in caught.value.hint
 
 
 async def test_only_its_user_may_speak_to_it(runtime: Path, nursery: trio.Nursery) -> None:
@@ -97,7 +111,7 @@ async def test_a_report_is_many_lines_and_ends(runtime: Path, nursery: trio.Nurs
     path = control.socket_path(Path("/mnt/models"))
     await _serving(nursery, path)
     lines = await trio.to_thread.run_sync(lambda: list(control.follow(path, "count", to=3)))
-    assert lines == [{"number": 0}, {"number": 1}, {"number": 2}]
+    assert lines == [{"schema": 1, "number": 0}, {"schema": 1, "number": 1}, {"schema": 1, "number": 2}]
 
     heard: list[dict[str, Any]] = []
 
@@ -124,7 +138,7 @@ async def test_a_report_ends_when_its_client_leaves(runtime: Path, nursery: trio
 
     def look_once() -> None:
         report = control.follow(path, "endless")
-        assert next(report) == {"number": 0}
+        assert next(report)["number"] == 0
         report.close()
 
     await trio.to_thread.run_sync(look_once)
@@ -133,7 +147,11 @@ async def test_a_report_ends_when_its_client_leaves(runtime: Path, nursery: trio
 
 
 @pytest.mark.parametrize(
-    "data", [b"rubbish\n", b"[1]\n", b'"text"\n', b'{"command": 1}\n', b'{"command": "echo"', b"", b"x" * 200_000]
+    "data",
+    [
+        *(b"rubbish\n", b"[1]\n", b'"text"\n', b'{"command": 1}\n', b'{"command": "echo"', b"", b"x" * 200_000),
+        pytest.param(b"x" * (control.REQUEST_BYTES + (1 << 20)), id="endless"),
+    ],
 )
 async def test_rubbish_is_answered_and_survived(runtime: Path, nursery: trio.Nursery, data: bytes) -> None:
     path = control.socket_path(Path("/mnt/models"))
@@ -169,6 +187,44 @@ async def test_what_a_killed_daemon_left_is_replaced_and_not_listed(runtime: Pat
         left.bind(str(dead))
     await _serving(nursery, dead)
     assert sorted(await trio.to_thread.run_sync(control.sockets)) == sorted([alive, dead])
+
+
+async def test_a_daemon_that_takes_up_no_connection_is_listed_and_not_waited_for(runtime: Path) -> None:
+    path = control.socket_path(Path("/mnt/hangs"))
+    runtime.mkdir()
+    with socket.socket(socket.AF_UNIX) as hangs, contextlib.ExitStack() as waiting:
+        hangs.bind(str(path))
+        hangs.listen(0)
+        assert control.socket_of(os.getpid()) == path
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                client = waiting.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                client.connect(str(path))
+        assert control.sockets() == [path]
+        with pytest.raises(MountError, match="is no daemon of yours"):
+            control.socket_of(os.getpid())
+
+
+async def test_a_daemon_that_hangs_up_has_not_answered(runtime: Path, nursery: trio.Nursery) -> None:
+    path = control.socket_path(Path("/mnt/models"))
+    await nursery.start(control.serve, path, {"leave": _leave})
+    with pytest.raises(NoAnswer, match="it has hung up") as caught:
+        await ask(path, "leave")
+    assert caught.value.reason == "it has hung up"
+
+
+async def _leave(_request: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+    for _ in ():
+        yield {}
+
+
+async def test_a_daemon_is_found_by_its_process(runtime: Path, nursery: trio.Nursery) -> None:
+    path = control.socket_path(Path("/mnt/models"))
+    await _serving(nursery, path)
+    assert await trio.to_thread.run_sync(control.socket_of, os.getpid()) == path
+    with pytest.raises(MountError, match="process 1 is no daemon of yours"):
+        await trio.to_thread.run_sync(control.socket_of, 1)
 
 
 async def test_a_runtime_directory_that_others_may_enter_is_refused(runtime: Path) -> None:

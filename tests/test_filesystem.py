@@ -29,6 +29,7 @@ from d7yfs.errors import (
 )
 from d7yfs.filesystem import Filesystem, Source
 from d7yfs.lister import STALE_RETRY_S
+from d7yfs.models import OTHER
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 from d7yfs.tree import ROOT_INODE, Repository, Tree
 from tests.cache.doubles import steady_pace
@@ -543,3 +544,29 @@ async def test_what_was_there_before_it_was_asked_for_is_counted(tmp_path: Path)
         assert (served.read_bytes, served.cache_bytes) == (3 * BLOCK_BYTES, 2 * BLOCK_BYTES)
         assert filesystem.served["right"].read_bytes == 0
         assert filesystem.read_bytes == 3 * BLOCK_BYTES
+
+
+async def test_how_full_a_model_is(tmp_path: Path, autojump_clock: MockClock) -> None:
+    store = Store(llm__a=bytes(2 * BLOCK_BYTES), llm__b=b"b")
+    async with mounted(tmp_path, store) as filesystem:
+
+        def full() -> tuple[int, int, int]:
+            found = filesystem.fullness[""].describe(trio.current_time())[OTHER]
+            return found.files, found.size_bytes, found.cached_bytes
+
+        inode = await inode_of(filesystem, "llm/a")
+        first, second = filesystem.open(inode), filesystem.open(inode)
+        assert full() == (1, 2 * BLOCK_BYTES, 0)
+        await trio.sleep(1)
+        await filesystem.read(first, 0, BLOCK_BYTES)
+        assert full() == (1, 2 * BLOCK_BYTES, BLOCK_BYTES)
+        await trio.sleep(2)
+        await filesystem.read(second, BLOCK_BYTES, BLOCK_BYTES)
+        filesystem.release(first)
+        filesystem.release(second)
+        assert full() == (1, 2 * BLOCK_BYTES, 2 * BLOCK_BYTES)
+        assert filesystem.fullness[""].describe(trio.current_time())[OTHER].load_s == 3
+        store.put("llm/a", b"another")
+        await trio.sleep(TTL_S)
+        await filesystem.resolve("llm/a")
+        assert full() == (0, 0, 0)

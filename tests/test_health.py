@@ -24,7 +24,7 @@ async def test_all_who_ask_at_once_share_a_child(tmp_path: Path, monkeypatch: py
     probe, sent = Probe(tmp_path), 0
     send = Probe._sent
 
-    async def counted(self: Probe, question: str, timeout_s: float) -> bool:
+    async def counted(self: Probe, question: str, timeout_s: float) -> bool | None:
         nonlocal sent
         sent += 1
         return await send(self, question, timeout_s)
@@ -62,4 +62,9 @@ async def test_a_host_that_is_full_says_nothing_about_the_mount(
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(subprocess, "Popen", full)
-    assert await Probe(tmp_path).answers()
+    assert await Probe(tmp_path).answers() is None
+
+
+async def test_of_a_mount_that_is_elsewhere_nothing_is_claimed() -> None:
+    assert await Probe(None).answers() is None
+    assert await Probe(None).serves() is None

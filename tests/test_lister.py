@@ -115,6 +115,18 @@ async def test_find_costs_a_request_per_thousand_objects_once(autojump_clock: Mo
         assert listings.requests == ["scan "] * 8
 
 
+async def test_what_was_asked_is_counted(autojump_clock: MockClock) -> None:
+    listings = MemoryListings(*many(50, 70))
+    async with scene(listings, limit=1500) as it:
+        assert it.lister.describe()["answered_s"] is None
+        assert await it.find() == 3500
+        await trio.sleep(2)
+        said = it.lister.describe()
+        assert (said["scans"], said["scan_pages"]) == (1, listings.requests.count("scan ")) == (1, 2)
+        assert said["listings"] == said["listing_pages"] == 51
+        assert said["answered_s"] == pytest.approx(2.0)
+
+
 async def test_a_lookup_is_answered_by_the_pages_that_have_come(autojump_clock: MockClock) -> None:
     listings = MemoryListings("a", "b/x", "c", "d", page_size=2)
     listings.delays_s["scan"] = 10.0
@@ -240,6 +252,23 @@ async def test_beyond_the_limit_it_goes_directory_by_directory(
         assert (said["in_use"], said["reason"]) == ("directory", "it has more than 120 objects")
         assert said["scans"] == 1
         assert caplog.text.count("directory by directory") == 1
+
+
+async def test_the_limit_may_change(autojump_clock: MockClock) -> None:
+    listings = MemoryListings(*many(10, 30), page_size=50)
+    async with scene(listings, limit=120) as it:
+        assert await it.find() == 300
+        it.lister.set_limit(120)
+        assert it.lister.describe()["in_use"] == "directory", "which is no other limit"
+        it.lister.set_limit(300)
+        await trio.sleep(TTL_S + 1)
+        listings.requests.clear()
+        assert await it.find() == 300
+        assert listings.requests == ["scan "] * 6
+        it.lister.set_limit(200)
+        await trio.sleep(TTL_S + 1)
+        assert await it.find() == 300
+        assert it.lister.describe()["reason"] == "it has more than 200 objects"
 
 
 async def test_whole_knows_no_limit(autojump_clock: MockClock) -> None:

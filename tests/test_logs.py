@@ -6,6 +6,7 @@ import contextvars
 import json
 import logging
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,37 +14,149 @@ from pathlib import Path
 import pytest
 
 from d7yfs import logs
+from d7yfs.errors import AccessDenied
 
 
-def record(message: str = "said %d", *args: object, at: float = 1000.0, level: int = logging.INFO) -> logging.LogRecord:
-    made = logging.LogRecord("d7yfs.x", level, "x.py", 7, message, args, None)
+class Written(logging.Handler):
+    """Remembers what it was to write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.as_json: list[dict[str, object]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+        self.as_json.append(json.loads(logs.JsonFormatter().format(record)))
+
+
+@pytest.fixture
+def written() -> Written:
+    handler = Written()
+    handler.addFilter(logs.Repeats(handler))
+    return handler
+
+
+def tell(handler: Written) -> None:
+    (repeats,) = (each for each in handler.filters if isinstance(each, logs.Repeats))
+    repeats.tell()
+
+
+def record(
+    message: str = "said %d",
+    *args: object,
+    at: float = 1000.0,
+    level: int = logging.INFO,
+    line: int = 7,
+    about: str = "",
+) -> logging.LogRecord:
+    made = logging.LogRecord("d7yfs.x", level, "x.py", line, message, args, None)
     made.created = at
+    if about:
+        made.__dict__.update(logs.fields({"object": about}))
     return made
 
 
-def said(repeats: logs.Repeats, made: logging.LogRecord) -> str | None:
-    return made.getMessage() if repeats.filter(made) else None
+def test_a_place_says_so_much_a_minute_and_what_was_left_out_is_counted(written: Written) -> None:
+    for number in range(150):
+        written.handle(record("said %d", number))
+    assert written.lines[:99] == [f"said {number}" for number in range(99)]
+    assert written.lines[99:] == ["said 99 (more like this one are left out for 60 s)"]
+    written.handle(record("another place", line=8))
+    assert written.lines[100:] == ["another place"]
+    written.handle(record("said %d", 150, at=1059.9))
+    assert len(written.lines) == 101
+    written.handle(record("something else", at=1060.0, line=9))
+    assert written.lines[101:] == ["left out 51 like this: said 150", "something else"]
+    written.handle(record("said %d", 151, at=1061.0))
+    written.handle(record("said %d", 152, at=2000.0))
+    assert written.lines[103:] == ["said 151", "said 152"], "nothing was left out"
 
 
-def test_repeats_are_left_out_and_counted() -> None:
-    repeats = logs.Repeats()
-    lines = [said(repeats, record("said %d", number)) for number in range(150)]
-    assert lines[:99] == [f"said {number}" for number in range(99)]
-    assert lines[99] == "said 99 (more like this one are left out for 60 s)"
-    assert set(lines[100:]) == {None}
-    assert said(repeats, record("said %d", 7, at=1059.9)) is None
-    assert said(repeats, record("said %d", 8, at=1060.0)) == "said 8 (51 lines like this one were left out before it)"
-    assert said(repeats, record("said %d", 9, at=1061.0)) == "said 9"
-    assert said(repeats, record("said %d", 9, at=2000.0)) == "said 9", "nothing was left out"
+def test_the_same_line_is_written_three_times_a_minute_and_hides_no_other(written: Written) -> None:
+    for number in range(1000):
+        written.handle(record("read: %s: refused", "s3://b/a", at=1000.0 + number / 100))
+    written.handle(record("read: %s: refused", "s3://b/b", at=1010.0))
+    assert written.lines == [
+        *["read: s3://b/a: refused"] * 2,
+        "read: s3://b/a: refused (more like this one are left out for 60 s)",
+        "read: s3://b/b: refused",
+    ]
 
 
-def test_facts_and_debug_lines_are_never_left_out() -> None:
-    repeats = logs.Repeats()
+def test_what_is_said_of_one_object_hides_no_other(written: Written) -> None:
+    for number in range(1000):
+        written.handle(record("s3://b/a: reading on at %d", number, about="s3://b/a"))
+    written.handle(record("s3://b/b: reading on at %d", 0, about="s3://b/b"))
+    assert len(written.lines) == 21
+    assert written.lines[-2:] == [
+        "s3://b/a: reading on at 19 (more like this one are left out for 60 s)",
+        "s3://b/b: reading on at 0",
+    ]
+
+
+def test_another_failure_in_the_same_words_is_written(written: Written) -> None:
+    for error in (ValueError(), ValueError(), ValueError(), ValueError(), KeyError()):
+        made = record("read failed unexpectedly")
+        made.exc_info = (type(error), error, None)
+        written.handle(made)
+    assert len(written.lines) == 4
+
+
+def test_what_was_left_out_is_told_though_nothing_more_is_said(written: Written) -> None:
+    for _ in range(5):
+        written.handle(record("the same", level=logging.WARNING))
+    tell(written)
+    assert written.lines[3:] == ["left out 2 like this: the same"]
+    assert (written.as_json[3]["left_out"], written.as_json[3]["level"]) == (2, "warning")
+    tell(written)
+    assert len(written.lines) == 4, "told once"
+
+
+def test_the_count_belongs_to_no_request(written: Written) -> None:
+    def as_request() -> None:
+        logs.REQUEST.set(12)
+        for _ in range(4):
+            written.handle(record("the same"))
+        written.handle(record("the same", at=1060.0))
+
+    contextvars.copy_context().run(as_request)
+    assert [each.get("request") for each in written.as_json] == [12, 12, 12, None, 12]
+
+
+def test_debug_lines_are_never_left_out(written: Written) -> None:
     for _ in range(150):
-        fact = record()
-        fact.__dict__.update(logs.fields({"object": "o"}))
-        assert repeats.filter(fact)
-        assert repeats.filter(record(level=logging.DEBUG))
+        written.handle(record("the same", level=logging.DEBUG))
+    assert len(written.lines) == 150
+
+
+def test_a_flood_takes_no_memory() -> None:
+    repeats = logs.Repeats(logging.NullHandler())
+    for number in range(10_000):
+        repeats.filter(record("said %d", number, about=f"s3://b/{number}"))
+    assert len(repeats._written) < 300
+    assert len(repeats._left_out) == 1
+
+
+def test_a_line_that_cannot_be_put_together_is_its_handlers_trouble(written: Written) -> None:
+    (repeats,) = (each for each in written.filters if isinstance(each, logs.Repeats))
+    assert repeats.filter(record("said %d %d", 1))
+
+
+def test_a_failures_line_says_what_it_is_about() -> None:
+    error = AccessDenied("s3://b/k: refused").about(object="s3://b/k", store_request="4BM", repository="")
+    error.about(object="somebody further away", repository="llm")
+    made = record("read: %s", error)
+    made.__dict__.update(logs.fields_of(error, operation="read"))
+    shown = json.loads(logs.JsonFormatter().format(made))
+    assert {name: value for name, value in shown.items() if name not in ("time", "level", "logger", "message")} == {
+        "error": "AccessDenied",
+        "errno": "EACCES",
+        "object": "s3://b/k",
+        "repository": "llm",
+        "store_request": "4BM",
+        "operation": "read",
+    }
 
 
 def test_lines_carry_the_number_of_the_request_they_belong_to() -> None:
@@ -102,4 +215,23 @@ def test_the_level_and_the_file_change_while_it_runs(tmp_path: Path) -> None:
     logs.reopen()
     log.info("anew")
     assert [json.loads(line)["message"] for line in (tmp_path / "moved").read_text().splitlines()] == ["heard"]
-    assert [json.loads(line)["message"] for line in path.read_text().splitlines()] == ["anew"]
+    for _ in range(5):
+        log.info("repeated")
+    logs.tell_left_out()
+    *_, before, last = [json.loads(line)["message"] for line in path.read_text().splitlines()]
+    assert before.startswith("repeated (more like this one")
+    assert last == "left out 2 like this: repeated"
+    assert path.read_text().count("anew") == 1
+
+
+def test_what_was_left_out_is_told_at_the_end(tmp_path: Path) -> None:
+    program = """
+import logging, pathlib, sys
+from d7yfs import logs
+from d7yfs.errors import AccessDenied
+logs.configure("info", "text", pathlib.Path(sys.argv[1]))
+for _ in range(10):
+    logging.getLogger("d7yfs.x").info("the same")
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "log")], check=True, timeout=60)
+    assert (tmp_path / "log").read_text().splitlines()[-1].endswith("left out 7 like this: the same")

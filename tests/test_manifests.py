@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
@@ -16,6 +16,23 @@ from d7yfs.config.sources import MOUNTPOINT_VARIABLE, SOURCE_VARIABLE
 
 KUBERNETES = Path(__file__).parent.parent / "deploy" / "kubernetes"
 VARIABLES = {option.variable: option for option in OPTIONS.values()}
+
+
+def read(path: str) -> list[Any]:
+    """The documents of one file, by its path in deploy/kubernetes."""
+    return list(yaml.safe_load_all((KUBERNETES / path).read_text()))
+
+
+def source_of(directory: str) -> str:
+    """What a directory's own kustomization sets to be mounted."""
+    (kustomization,) = read(f"{directory}/kustomization.yaml")
+    (found,) = (
+        literal.partition("=")[2]
+        for generator in kustomization["configMapGenerator"]
+        for literal in generator["literals"]
+        if literal.startswith(f"{SOURCE_VARIABLE}=")
+    )
+    return str(found)
 
 
 def objects(value: Any) -> Iterator[dict[str, Any]]:
@@ -64,6 +81,13 @@ def test_what_is_set_are_settings() -> None:
             VARIABLES[name].kind.parse(value.replace("$(HOST_IP)", "10.0.0.1"))
 
 
+@pytest.mark.parametrize(("name", "value"), [("METRICS_LISTEN", "[::]:7717"), ("PROXY", "http://[$(HOST_IP)]:4001")])
+def test_what_is_said_for_ipv6_alone_are_settings(name: str, value: str) -> None:
+    assert any(value in path.read_text() for path in KUBERNETES.rglob("kustomization.yaml"))
+    value = value.replace("$(HOST_IP)", "fd00::a")
+    assert VARIABLES[f"D7YFS_{name}"].kind.parse(value) == value
+
+
 def test_what_is_run_exists() -> None:
     for path, container in containers():
         if "command" in container or "args" in container:
@@ -110,6 +134,78 @@ def test_only_the_helper_of_the_unprivileged_form_is_privileged() -> None:
     privileged = {
         container["name"]: container["securityContext"].get("privileged", False)
         for path, container in containers()
-        if path.startswith("overlays/unprivileged")
+        if path.startswith("components/sidecar-unprivileged")
     }
     assert privileged == {"fuse-helper": True, "d7yfs": False}
+
+
+def test_kserve_reads_what_the_node_mounts() -> None:
+    (node,) = read("base/node/daemonset.yaml")
+    pod = node["spec"]["template"]["spec"]
+    (daemon,) = pod["containers"]
+    (point,) = (each["value"] for each in daemon["env"] if each["name"] == MOUNTPOINT_VARIABLE)
+    (shared,) = (each for each in daemon["volumeMounts"] if each.get("mountPropagation") == "Bidirectional")
+    (host,) = (each["hostPath"]["path"] for each in pod["volumes"] if each["name"] == shared["name"])
+    mounted = PurePath(point).relative_to(shared["mountPath"])
+    assert mounted.parts, "a directory in the volume, not its root"
+    source = source_of("overlays/node")
+    services = read("kserve/inferenceservices.yaml")
+    assert len(services) == 2
+    for service in services:
+        predictor = service["spec"]["predictor"]
+        (server,) = predictor.get("containers") or [predictor["model"]]
+        (volume,) = predictor["volumes"]
+        assert volume["hostPath"] == {"path": host, "type": "Directory"}
+        (mount,) = server["volumeMounts"]
+        assert (mount["name"], mount["mountPropagation"]) == (volume["name"], "HostToContainer")
+        (path,) = (
+            each.partition("=")[2] for each in server["args"] if each.startswith(("--model-repository", "--model_dir"))
+        )
+        directory = PurePath(path).relative_to(PurePath(mount["mountPath"]) / mounted)
+        assert str(directory) == service["metadata"]["name"]
+        assert "storageUri" not in server
+        if directory.name == "triton":
+            assert f"{source}/{directory}" == source_of("base/settings"), "the same models as beside Triton"
+            # To a `model:` KServe adds the args of its own runtime, which name a repository that is not there.
+            assert "model" not in predictor
+
+
+def test_dfdaemon_and_the_node_share_storage_and_socket() -> None:
+    (values,) = read("dragonfly/values.yaml")
+    client = values["client"]
+    (node,) = read("base/node/daemonset.yaml")
+    pod = node["spec"]["template"]["spec"]
+    (daemon,) = pod["containers"]
+    ours = {each["mountPath"]: each["name"] for each in daemon["volumeMounts"]}
+    on_host = {each["name"]: each["hostPath"]["path"] for each in pod["volumes"] if "hostPath" in each}
+    # What client-daemonset.yaml of the chart mounts whatever the values say, from 1.3.3 on: its own configuration and the host's socket.
+    charts = {"/etc/dragonfly": "config", "/var/run/dragonfly": "socket-dir"}
+    theirs = {each["mountPath"]: each["name"] for each in client["extraVolumeMounts"]}
+    assert not {path.rstrip("/") for path in theirs} & set(charts), "a path that is mounted twice is refused"
+    assert not set(theirs.values()) & set(charts.values()), "so is a volume of the same name"
+    extra = {each["name"]: each["hostPath"]["path"] for each in client["extraVolumes"]}
+    assert set(extra) == set(theirs.values())
+    ((path, name),) = theirs.items()
+    assert on_host[ours[path]] == extra[name] == path, "one volume at one path"
+    variables = {each["name"]: each.get("value", "") for each in daemon["env"]}
+    for inside in (client["config"]["storage"]["dir"], variables["D7YFS_CACHE_DIR"]):
+        assert PurePath(inside).is_relative_to(path)
+        assert PurePath(inside) != PurePath(path)
+    socket = client["config"]["download"]["server"]["socketPath"]
+    assert variables["D7YFS_DFDAEMON_SOCKET"] == f"unix://{socket}"
+    assert on_host[ours[str(PurePath(socket).parent)]] == str(PurePath(socket).parent)
+    assert str(PurePath(socket).parent) in charts
+
+
+def test_a_changed_secret_reaches_the_file_that_is_read() -> None:
+    readers = [(path, each) for path, each in containers() if "envFrom" in each]
+    assert len(readers) == 4
+    for path, container in readers:
+        (document,) = read(path)
+        (file,) = (each["value"] for each in container["env"] if each["name"] == "AWS_SHARED_CREDENTIALS_FILE")
+        (mount,) = (each for each in container["volumeMounts"] if each["mountPath"] == str(PurePath(file).parent))
+        assert "subPath" not in mount, "the kubelet does not renew those"
+        (volume,) = (each for each in document["spec"]["template"]["spec"]["volumes"] if each["name"] == mount["name"])
+        secret = {"secretName": "d7yfs-credentials", "optional": True}
+        assert volume["secret"] == secret
+        assert {"secretRef": {"name": secret["secretName"], "optional": True}} in container["envFrom"]

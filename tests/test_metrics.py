@@ -3,61 +3,125 @@
 from __future__ import annotations
 
 import copy
+import re
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from d7yfs import metrics
+from d7yfs import intake, invalidation, metrics, refreshing
+from d7yfs.cache.cache import CacheStatistics
+from d7yfs.fetch import counters, handover, traffic
+from d7yfs.fullness import Full
+from d7yfs.fuse.pyfuse3_adapter import OperationCounters
 from d7yfs.latency import BOUNDS_S
+from d7yfs.metrics.data import SOURCES
+from d7yfs.models import Model
+from d7yfs.tree import Repository, Tree
+from d7yfs.warm import Progress, State
+from tests.status_numbers import LEFT_OUT, left_out, unshown
 
-TRAFFIC = {
-    "cache_bytes": 1,
-    "proxy_bytes": 2,
-    "local_peer_bytes": 3,
-    "remote_peer_bytes": 4,
-    "back_to_source_bytes": 5,
-    "direct_bytes": 6,
-}
+TRAFFIC = asdict(
+    traffic.Traffic(
+        cache_bytes=1,
+        proxy_bytes=2,
+        local_peer_bytes=3,
+        remote_peer_bytes=4,
+        back_to_source_bytes=5,
+        direct_bytes=6,
+        direct_bytes_by_reason={"small file": 4, "fallback": 2},
+    )
+)
 REPOSITORY: dict[str, Any] = {
     "name": "",
     "url": "s3://b/llm",
     "state": "reachable",
     "unlisted_s": 0.0,
     "credentials_expire_at": 1234.5,
-    "read_bytes": 7,
-    "traffic": TRAFFIC | {"direct_bytes_by_reason": {"small file": 4, "fallback": 2}},
-    "fetched": {"direct_requests": 8, "proxy_requests": 9, "retries": {"BadReply": 1}},
-    "load": {"transfers": 1, "transfers_limit": 32, "transfers_queued": 2, "prefetches": 1, "prefetches_queued": 0},
+    "listing": {
+        "mode": "auto",
+        "in_use": "directory",
+        "limit": 20_000,
+        "last_scan": {"objects": 11, "directories": 12, "pages": 13, "took_s": 1.5},
+        "answered_s": 2.5,
+        **asdict(
+            intake.Counters(scans=1, scan_pages=3, listings=4, listing_pages=5, exact_lookups=6, streamed_pages=7)
+        ),
+    },
+    "freshness": asdict(refreshing.Counters(8, 1, 9, 0.5)),
+    "hidden": {"name": 1, "excluded": 2, "unpublished": 3},
+    "proxy_trips": 3,
     "proxies": [{"url": "http://h:4001", "breaker": "open", "trips": 3}],
-    "handover": None,
+    "handover": {"socket": "unix:///run/d.sock", "state": "in use", **asdict(handover.HandoverCounters(handovers=2))},
+    "fetched": asdict(
+        counters.Counters(
+            direct_requests=8, proxy_requests=9, direct_bytes_by_reason={"fallback": 2}, retries={"BadReply": 1}
+        )
+    ),
+    "load": {
+        "transfers": 1,
+        "transfers_limit": 32,
+        "transfers_queued": 2,
+        "prefetches": 1,
+        "prefetches_limit": 24,
+        "prefetches_queued": 0,
+    },
+    "read_bytes": 7,
+    "traffic": TRAFFIC,
+    "fills": [{"object": "s3://b/llm/a", "size_bytes": 10, "fetched_bytes": 10, "seconds": 0.5}],
     "models": {
-        'odd "name"\n': TRAFFIC
-        | {"opens": 2, "read_bytes": 3, "fills": 1, "fill_s": 2.5, "open_bytes": 10, "open_cached_bytes": 5}
+        'odd "name"\n': asdict(Model(opens=2, read_bytes=3, direct_bytes=6, fills=1, fill_s=2.5))
+        | asdict(Full(files=2, size_bytes=20, cached_bytes=15, loads=1, load_s=12.5))
+        | {"open_bytes": 10, "open_cached_bytes": 5}
     },
 }
 STATUS: dict[str, Any] = {
+    "schema": 1,
+    "pid": 42,
+    "started_at": 1_700_000_000.0,
+    "uptime_s": 12.0,
+    "rss_bytes": 1 << 26,
     "version": "1.2.3",
     "mountpoint": "/mnt/models",
     "repositories": [REPOSITORY],
-    "cache": {
-        "used_bytes": 1,
-        "limit_bytes": 2,
-        "memory_bytes": 0,
-        "memory_limit_bytes": 4,
-        "open_versions": 1,
-        **dict.fromkeys(metrics._CACHE_COUNTERS, 0),
-        "evicted_files": 5,
-    },
-    "tree": {"inodes": 3, "inodes_limit": 9, **dict.fromkeys(metrics._TREE_COUNTERS, 0)},
+    "cache": asdict(CacheStatistics("/c", 1, 2, 0, 4, 1, 0, 0, 0, 0, 5, 0, 0, 0)),
+    "tree": Tree([Repository("", "")], metadata_ttl_s=60, negative_ttl_s=5, created_ns=1).statistics(),
+    "kernel_notices": asdict(invalidation.Counters(3, 2, 1)),
     "fuse": {
-        "errors": {"read": 2},
+        "calls": {"read": 4},
+        "errors": OperationCounters().errors | {"read": 2},
         "in_flight": 1,
+        "oldest_request_s": 7.5,
         "open_files": 4,
+        "read_bytes": 7,
         "latency_bounds_s": list(BOUNDS_S),
         "latency": {"read": {"counts": [1, 0, 2, *[0] * (len(BOUNDS_S) - 3), 1], "sum_s": 70.5}},
     },
-    "warm_ups": [{"missing_bytes": 10, "fetched_bytes": 4}],
+    "warm_ups": [
+        asdict(
+            Progress(
+                id=1,
+                paths=("llm",),
+                background=True,
+                state=State.RUNNING,
+                files=3,
+                files_done=1,
+                size_bytes=12,
+                missing_bytes=10,
+                fetched_bytes=4,
+                fits=True,
+                room_bytes=100,
+                files_left_out=0,
+                files_failed=1,
+                failures={"llm/a": "gone"},
+                elapsed_s=1.0,
+                rate_bytes_s=4.0,
+                eta_s=1.5,
+            )
+        )
+    ],
+    "last_reload": {"at": 1_700_000_001.0, "error": "", "refused": {}},
 }
 
 
@@ -85,14 +149,41 @@ def test_requests_by_duration() -> None:
     assert value(f"{name}_bucket", operation="read", le="+Inf") == 4
     assert value(f"{name}_count", operation="read") == 4
     assert value(f"{name}_sum", operation="read") == 70.5
+    assert value("d7yfs_fuse_oldest_request_age_seconds") == 7.5
+
+
+def test_errors_are_shown_of_every_operation_before_there_are_any() -> None:
     assert value("d7yfs_fuse_errors_total", operation="read") == 2
+    for operation in ("lookup", "getattr", "opendir", "readdir", "open", "release", "statfs", "getxattr"):
+        assert value("d7yfs_fuse_errors_total", operation=operation) == 0
+
+
+def test_no_number_of_a_status_is_missing_but_for_a_reason() -> None:
+    found = unshown(STATUS)
+    assert found - left_out(found) == set()
+    for pattern in LEFT_OUT:
+        assert any(re.fullmatch(pattern, path) for path in found), f"{pattern}: shown, or not there any more"
+
+
+def test_how_names_are_learnt() -> None:
+    repository = "s3://b/llm"
+    kinds = ("whole", "directory", "stream", "name")
+    asked = {kind: value("d7yfs_listing_requests_total", repository=repository, kind=kind) for kind in kinds}
+    assert asked == {"whole": 3, "directory": 5, "stream": 7, "name": 6}
+    modes = {mode: value("d7yfs_listing_mode", repository=repository, mode=mode) for mode in ("whole", "directory")}
+    assert modes == {"whole": 0, "directory": 1}
+    assert value("d7yfs_last_scan_seconds", repository=repository) == 1.5
+    assert value("d7yfs_refreshes_failed_total", repository=repository) == 1
+    assert value("d7yfs_hidden_entries", repository=repository, reason="unpublished") == 3
+    never = copy.deepcopy(STATUS)
+    never["repositories"][0]["listing"]["answered_s"] = None
+    with pytest.raises(KeyError):
+        value("d7yfs_listing_age_seconds", never, repository=repository)
 
 
 def test_bytes_by_source() -> None:
     repository = "s3://b/llm"
-    found = {
-        source: value("d7yfs_source_bytes_total", repository=repository, source=source) for source in metrics._SOURCES
-    }
+    found = {source: value("d7yfs_source_bytes_total", repository=repository, source=source) for source in SOURCES}
     assert found == {
         "cache": 1,
         "proxy": 2,
@@ -111,6 +202,9 @@ def test_a_models_name_is_anything() -> None:
     assert value("d7yfs_model_source_bytes_total", **labels, source="origin") == 6
     assert value("d7yfs_model_open_cached_bytes", **labels) == 5
     assert value("d7yfs_model_fill_seconds_total", **labels) == 2.5
+    assert value("d7yfs_model_bytes", **labels) == 20
+    assert value("d7yfs_model_cached_bytes", **labels) == 15
+    assert value("d7yfs_model_load_seconds", **labels) == 12.5
 
 
 def test_breakers_and_credentials() -> None:
@@ -136,5 +230,8 @@ def test_the_mount_and_its_process() -> None:
     assert value("d7yfs_info", version="1.2.3", mountpoint="/mnt/models") == 1
     assert value("d7yfs_cache_evicted_files_total") == 5
     assert value("d7yfs_warm_up_rest_bytes") == 6
+    assert value("d7yfs_kernel_notices_overflow_total") == 1
+    assert value("d7yfs_tree_inodes") == 1
+    assert value("d7yfs_config_last_reload_successful") == 1
     assert value("process_resident_memory_bytes") > 1 << 20
     assert value("process_open_fds") > 0

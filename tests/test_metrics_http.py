@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import socket
+from pathlib import Path
 
 import pytest
 import trio
 
 from d7yfs import metrics_http
+from d7yfs.config.schema import OPTIONS
 from d7yfs.errors import MountError
 from d7yfs.metrics_http import Page
 
@@ -89,3 +92,29 @@ def test_a_port_that_is_taken() -> None:
         with pytest.raises(MountError, match=f"{address} cannot be listened on") as caught:
             metrics_http.listen(address)
     assert "--metrics-listen" in caught.value.hint
+
+
+async def test_every_address_is_that_of_ipv4_too(nursery: trio.Nursery) -> None:
+    try:
+        socket.socket(socket.AF_INET6).close()
+    except OSError:
+        with pytest.raises(MountError):
+            metrics_http.listen("[::]:0")
+        return
+    assert OPTIONS["metrics_listen"].kind.parse("[::]:7717") == "[::]:7717"
+    listener = metrics_http.listen("[::]:0")
+    nursery.start_soon(metrics_http.serve, listener, {"/metrics": _fine})
+    assert (await asked(listener.socket.getsockname()[1], _get("/metrics"))).endswith(b"fine\n")
+
+
+TAKEN = {*range(8000, 8003), *range(8070, 8083), *range(4000, 4007), 65001}
+"""Triton's, TorchServe's, dfdaemon's and its manager's and scheduler's; and that of a Dragonfly endpoint."""
+
+
+def test_the_default_port_is_nobody_elses() -> None:
+    shipped = Path(__file__).parent.parent
+    texts = [shipped / "systemd" / "example.toml", *(shipped / "deploy" / "kubernetes").rglob("*.yaml")]
+    addresses = [match for each in texts for match in re.findall(r"(?i)metrics_listen\W+(\S+:\d+)", each.read_text())]
+    assert len(addresses) >= 2
+    for address in (OPTIONS["metrics_listen"].default, *addresses):
+        assert int(address.rpartition(":")[2]) not in TAKEN

@@ -65,6 +65,19 @@ def test_other_repositories_and_another_place(tmp_path: Path) -> None:
     assert changes(old, settings(tmp_path, ONE.replace("b/p", "b/q"))).later == ("url",)
 
 
+def test_what_a_repository_has_for_itself(tmp_path: Path) -> None:
+    two = 'mountpoint = "m"\n[repositories.a]\nurl = "s3://b/p"\n{}[repositories.b]\nurl = "s3://c/p"\n'
+    found = changes(
+        settings(tmp_path, two.format("")), settings(tmp_path, two.format('listing_limit = 7\nregion = "r"\n'))
+    )
+    assert (found.live, found.later) == ({"a.listing_limit": "7"}, ("a.region",))
+    a, b = found.settings.config.repositories
+    assert (a.listing_limit, a.region, b.listing_limit) == (7, "", 20_000)
+    shown = found.settings.describe()["a.listing_limit"]
+    assert shown["value"] == "7"
+    assert "c.toml" in shown["from"]
+
+
 def test_live_options_exist() -> None:
     assert OPTIONS.keys() >= LIVE
-    assert not any(OPTIONS[name].per_repository for name in LIVE)
+    assert {name for name in LIVE if OPTIONS[name].per_repository} == {"listing_limit"}

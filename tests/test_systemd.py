@@ -1,8 +1,10 @@
-"""The unit: systemd finds no fault with it, and what it runs exists."""
+"""The unit and the lines for fstab: systemd finds no fault with them, and what they run exists."""
 
 from __future__ import annotations
 
 import configparser
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,8 +15,11 @@ from click.testing import CliRunner
 
 from d7yfs.cli import main
 from d7yfs.config.schema import OPTIONS
+from d7yfs.daemon import OOM_SCORE_ADJ, ask_to_be_spared
 
-UNIT = Path(__file__).parent.parent / "systemd" / "d7yfs@.service"
+ROOT = Path(__file__).parent.parent
+UNIT = ROOT / "systemd" / "d7yfs@.service"
+GENERATOR = Path("/usr/lib/systemd/system-generators/systemd-fstab-generator")
 
 OWN_NAMESPACE = (
     *("PrivateTmp", "PrivateDevices", "PrivateMounts", "ProtectSystem", "ProtectHome", "ProtectProc", "DynamicUser"),
@@ -40,14 +45,57 @@ def service() -> configparser.SectionProxy:
     return parser["Service"]
 
 
+def faults(*units: Path) -> list[str]:
+    """What systemd says against these units."""
+    assert shutil.which("systemd-analyze"), "install the package systemd, as make test does"
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, timeout=60)
+    return [line for line in done.stderr.splitlines() if any(unit.name in line for unit in units)]
+
+
 def test_systemd_finds_no_fault(tmp_path: Path) -> None:
-    if shutil.which("systemd-analyze") is None:
-        return  # nobody to ask: the other tests read the unit themselves
     unit = tmp_path / "d7yfs@models.service"
     unit.write_text(UNIT.read_text().replace("/usr/local/bin/d7yfs", sys.executable))
-    done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, timeout=60)
-    complaints = [line for line in done.stderr.splitlines() if unit.name in line]
-    assert (done.returncode, complaints) == (0, []), done.stderr
+    assert faults(unit) == []
+    unit.write_text(unit.read_text().replace("SystemCallFilter=@system-service", "SystemCallFilter=@sistem-service"))
+    assert faults(unit), "systemd is really asked"
+
+
+def documented() -> list[str]:
+    """The lines for fstab in README and guides."""
+    texts = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [line for each in texts for line in re.findall(r"\w+://\S+ +/\S+ +d7yfs +\S+ +0 +0", each.read_text())]
+
+
+@pytest.mark.parametrize("line", documented())
+def test_systemd_makes_mounts_of_the_lines_for_fstab(line: str, tmp_path: Path) -> None:
+    source, point, kind, options, *_ = line.split()
+    (tmp_path / "fstab").write_text(f"{line}\n")
+    made = tmp_path / "generated"
+    made.mkdir()
+    subprocess.run(
+        [GENERATOR, made, made, made],
+        env=os.environ | {"SYSTEMD_FSTAB": str(tmp_path / "fstab")},
+        check=True,
+        timeout=60,
+    )
+    name = point.strip("/").replace("/", "-")
+    (mount,) = made.glob("*.mount")
+    parser = configparser.ConfigParser(interpolation=None, strict=True)
+    parser.read(mount)
+    assert mount.name == f"{name}.mount"
+    assert dict(parser["Mount"]).items() >= {"what": source, "where": point, "type": kind, "options": options}.items()
+    is_automount = "x-systemd.automount" in options
+    wanted = f"{name}.{'automount' if is_automount else 'mount'}"
+    assert (made / "remote-fs.target.requires" / wanted).is_symlink(), "after the network"
+    if is_automount:
+        parser.read(made / wanted)
+        assert parser["Automount"]["TimeoutIdleSec"] == "10min"
+        assert parser["Mount"]["TimeoutSec"] == "1min 30s", "longer than a mount takes"
+    assert faults(*made.glob("*mount")) == []
+
+
+def test_guides_have_lines_for_fstab() -> None:
+    assert len(documented()) >= 3
 
 
 def test_it_has_no_mount_namespace_of_its_own(service: configparser.SectionProxy) -> None:
@@ -55,7 +103,7 @@ def test_it_has_no_mount_namespace_of_its_own(service: configparser.SectionProxy
 
 
 def test_what_it_runs_exists(service: configparser.SectionProxy) -> None:
-    for name in ("ExecStart", "ExecStop"):
+    for name in ("ExecStart", "ExecReload", "ExecStop"):
         command = service[name].split()[1:]
         flags = [word for word in command if word.startswith("--")]
         shown = CliRunner().invoke(main, [command[0], "--help"]).output
@@ -72,5 +120,13 @@ def test_it_is_watched_and_told_to_read_its_settings_again(service: configparser
     assert service["Type"] == "notify"
     assert float(service["WatchdogSec"]) >= 60
     assert service["WatchdogSignal"] == "SIGKILL", "a daemon that hangs heeds nothing else"
-    assert service["ExecReload"] == "/bin/kill -HUP $MAINPID"
-    assert int(service["OOMScoreAdjust"]) < -500
+    assert int(service["OOMScoreAdjust"]) == OOM_SCORE_ADJ
+
+
+def test_a_daemon_without_a_unit_asks_to_be_spared_itself(tmp_path: Path) -> None:
+    path = tmp_path / "oom_score_adj"
+    for before, after in (("0\n", str(OOM_SCORE_ADJ)), ("-900\n", "-900\n"), ("300\n", "300\n")):
+        path.write_text(before)
+        ask_to_be_spared(path)
+        assert path.read_text() == after
+    ask_to_be_spared(tmp_path / "absent")

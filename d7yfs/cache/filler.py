@@ -70,7 +70,7 @@ class FillTarget(Protocol):
         """The adopted file is not what it should be: what it held is missing again."""
 
     def when_whole(self, tell: Callable[[], None]) -> None:
-        """Call `tell`, once, when the last block that lacks lands on disk, whoever has brought it. Replaces an earlier `tell`."""
+        """Call `tell`, once, when the last block that lacks lands on disk, whoever has brought it."""
 
     def whole_crc32c(self) -> int | None:
         """CRC32C of the object as it lies on disk; None when not all of it does. For a worker thread, while held."""

@@ -72,7 +72,7 @@ class CachedVersion:
         """The kernel writes to one file one write at a time: more threads would only spin on its lock."""
         self._last_progress = 0.0
         self._on_last_drop = on_last_drop
-        self._when_whole: Callable[[], None] | None = None
+        self._when_whole: list[Callable[[], None]] = []
         self._wanted_whole = False
         self._fills = 0
         """How many wait for all of it."""
@@ -250,6 +250,11 @@ class CachedVersion:
         return self.backing.keeps
 
     @property
+    def is_whole(self) -> bool:
+        """Whether all of it is on disk."""
+        return self.backing.is_whole
+
+    @property
     def has_readers(self) -> bool:
         return any(not waiter.watches for waiter in self._waiters)
 
@@ -300,12 +305,13 @@ class CachedVersion:
         self._serve_all()
 
     def _tell_whole(self) -> None:
-        if self._when_whole is not None and self.backing.is_whole:
-            tell, self._when_whole = self._when_whole, None
-            tell()
+        if self._when_whole and self.backing.is_whole:
+            told, self._when_whole = self._when_whole, []
+            for tell in told:
+                tell()
 
     def when_whole(self, tell: Callable[[], None]) -> None:
-        self._when_whole = tell
+        self._when_whole.append(tell)
 
     def whole_crc32c(self) -> int | None:
         return self.backing.whole_crc32c()

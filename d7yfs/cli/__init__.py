@@ -19,6 +19,7 @@ COMMANDS = {
     "mount": "Mount model repositories as a directory.",
     "umount": "Unmount, and end the daemon behind the mount.",
     "status": "What is mounted, from where, cache and counters.",
+    "health": "Whether mounts are alive and ready, as an exit status.",
     "warm": "Fetch files of a mount into its cache before they are read.",
     "refresh": "See now what has changed in the store.",
     "check": "Try a repository without mounting it: what is wrong, and what to do.",
@@ -27,6 +28,7 @@ COMMANDS = {
     "cache": "List, verify and drop what is cached, with or without a daemon.",
     "torchserve": "Register the models of a mount with a running TorchServe.",
     "log-level": "See or change what running mounts log.",
+    "reload": "Have running mounts read their settings and credentials again.",
     "fuse-helper": "The privileged half of a mount whose daemon has no privilege.",
     "completion": "Print the completion script for a shell.",
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -17,6 +16,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from d7yfs import control, mounts
 from d7yfs.cache import inspection
 from d7yfs.cache.inspection import Stored, Verdict
+from d7yfs.cli import daemons
+from d7yfs.cli.as_json import print_list, print_object
 from d7yfs.cli.status import show_size_roughly
 from d7yfs.config.layers import first
 from d7yfs.config.schema import OPTIONS, default_cache_dir
@@ -75,7 +76,7 @@ def ls(url: str | None, as_json: bool, cache_dir: Path | None, config: Path | No
     directory = _directory(cache_dir, config)
     found = _chosen(directory, url)
     if as_json:
-        click.echo(json.dumps({"directory": str(directory), "files": [_row(each) for each in found]}, indent=2))
+        print_object({"directory": str(directory), "files": [_row(each) for each in found]})
         return
     for each in found:
         share = 100 * each.cached_bytes // each.map.size_bytes if each.map.size_bytes else 100
@@ -127,7 +128,7 @@ def verify(url: str | None, md5: bool, as_json: bool, cache_dir: Path | None, co
         verdicts = inspection.verify(found, lambda size: progress.advance(task, size), md5=md5)
     wrong = [each for each in verdicts if not each.good]
     if as_json:
-        click.echo(json.dumps([_verdict_row(each) for each in verdicts], indent=2))
+        print_list(map(_verdict_row, verdicts))
     else:
         for each in wrong:
             click.echo(_complaint(each))
@@ -167,11 +168,12 @@ def drop(place: str | None, everything: bool, as_json: bool, cache_dir: Path | N
         )
     if place is not None and "://" not in place:
         point, below = mounts.containing(Path(place))
-        answer = control.ask(control.socket_path(point), "cache-drop", paths=[below])
+        with daemons.naming(point):
+            answer = control.ask(control.socket_path(point), "cache-drop", paths=[below])
     else:
         answer = _drop(_directory(cache_dir, config), place)
     if as_json:
-        click.echo(json.dumps(answer, indent=2))
+        print_object(answer)
     else:
         for name in answer["kept"]:
             click.echo(f"in use, kept: {name}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import asdict
 from functools import partial
@@ -12,6 +11,7 @@ import trio
 from rich.console import Console
 
 from d7yfs.check import check as findings_of
+from d7yfs.cli.as_json import print_list
 from d7yfs.cli.failures import ungrouped
 from d7yfs.cli.mount import split_arguments
 from d7yfs.cli.options import Command, Given, settings_options
@@ -40,7 +40,7 @@ def check(ctx: click.Context, arguments: tuple[str, ...], as_json: bool, show_se
     with ungrouped():
         trio.run(partial(_run, settings, found, None if as_json else console))
     if as_json:
-        click.echo(json.dumps([asdict(each) | {"verdict": each.verdict.value} for each in found], indent=2))
+        print_list(asdict(each) | {"verdict": each.verdict.value} for each in found)
     if show_settings:
         for name, row in settings.describe().items():
             console.print(f"  {name} = {row['value']}  (from {row['from']})", markup=False)

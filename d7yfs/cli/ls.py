@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -10,11 +9,13 @@ from typing import Any
 import click
 import trio
 
+from d7yfs.cli.as_json import print_list
 from d7yfs.cli.failures import ungrouped
 from d7yfs.cli.options import Command, Given, settings_options
 from d7yfs.config.schema import DRAGONFLY, REPOSITORY
 from d7yfs.config.sources import Settings
 from d7yfs.listing import DirectoryListing
+from d7yfs.objects import ObjectVersion
 from d7yfs.repository import open_repositories
 from d7yfs.visibility import in_words
 
@@ -33,11 +34,12 @@ def ls(url: str, as_json: bool, given: Given) -> None:
         listing = trio.run(partial(_listing, settings))
     rows = [_row(name, version) for name, version in sorted(listing.entries.items())]
     if as_json:
-        click.echo(json.dumps(rows, indent=2))
+        print_list(rows)
     else:
-        width = max((len(str(row["size"])) for row in rows), default=0)
-        for row in rows:
-            click.echo(f"{row['size']!s:>{width}}  {row['modified']:<20}  {row['version']:<34}  {row['name']}")
+        shown = [["" if value is None else str(value) for value in row.values()] for row in rows]
+        width = max((len(size) for _, size, _, _ in shown), default=0)
+        for name, size, modified, version in shown:
+            click.echo(f"{size:>{width}}  {modified:<20}  {version:<34}  {name}")
     if listing.hidden_count:
         first = listing.hidden[0]
         click.echo(f"{listing.hidden_count} keys cannot be shown, such as {first.key!r}: {first.reason}", err=True)
@@ -53,8 +55,8 @@ async def _listing(settings: Settings) -> DirectoryListing:
         await repository.aclose()
 
 
-def _row(name: str, version: Any) -> dict[str, Any]:
+def _row(name: str, version: ObjectVersion | None) -> dict[str, Any]:
     if version is None:
-        return {"name": f"{name}/", "size": "", "modified": "", "version": ""}
+        return {"name": f"{name}/", "size_bytes": None, "modified": None, "version": None}
     modified = datetime.fromtimestamp(version.mtime_ns / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {"name": name, "size": version.size_bytes, "modified": modified, "version": version.validator}
+    return {"name": name, "size_bytes": version.size_bytes, "modified": modified, "version": version.validator}

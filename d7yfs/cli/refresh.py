@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,32 +9,49 @@ from typing import Any
 import click
 
 from d7yfs import control
+from d7yfs.cli import daemons
+from d7yfs.cli.as_json import print_line
+from d7yfs.cli.failures import end_with
+from d7yfs.cli.place import Place
 from d7yfs.cli.warm import paths_by_mount
-from d7yfs.errors import MountError
+from d7yfs.errors import D7yfsError, MountError
 
 _SHOWN = 20
 """Changed paths of a kind; `--json` has more."""
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH...")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per mount.")
+@click.argument("paths", nargs=-1, required=True, type=Place(), metavar="PATH...")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per mount, each on a line.")
 def refresh(paths: tuple[Path, ...], as_json: bool) -> None:
     """See now what has changed in the store, and forget what is not so any more.
 
     Of a directory, all that is known of it and below it is asked for again, however fresh; of a file, the directory that it is in; of a
     path that is not there, the nearest directory that is. When the command returns, whoever opens or lists something there sees what
-    the store had when it was asked. What is open stays as it is. Exit status 1 when the store could not be asked.
+    the store had when it was asked. What is open stays as it is. Exit status 1 when a store could not be asked; other mounts are refreshed
+    all the same.
     """
+    failures: list[D7yfsError] = []
     for point, below in paths_by_mount(paths).items():
-        outcome = _refresh(point, below)
-        click.echo(json.dumps({"mountpoint": str(point), **outcome}) if as_json else said(point, outcome))
+        try:
+            outcome = _refresh(point, below)
+        except D7yfsError as error:
+            failures.append(error)
+            continue
+        if as_json:
+            print_line({"mountpoint": str(point), **outcome})
+        else:
+            click.echo(said(point, outcome))
+    end_with(failures)
 
 
 def _refresh(point: Path, paths: list[str]) -> dict[str, Any]:
-    with closing(control.follow(control.socket_path(point), "refresh", paths=paths)) as reports:
+    with (
+        daemons.naming(point),
+        closing(control.follow(control.socket_path(point), "refresh", paths=paths)) as reports,
+    ):
         *_, outcome = reports
-    if outcome.pop("state") != "done":
+    if outcome["state"] != "done":
         raise MountError(f"the daemon behind {point} ended before the refresh did", hint="d7yfs status, and its log")
     return outcome
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from d7yfs import control, mounts
+from d7yfs.cli import daemons
+from d7yfs.cli.as_json import print_object
 from d7yfs.cli.place import Place
 
 
@@ -17,9 +18,11 @@ from d7yfs.cli.place import Place
 def stat(path: Path, as_json: bool) -> None:
     """URL, ETag, version, cached bytes, route and Dragonfly's task of a file or directory in a mount."""
     point, below = mounts.containing(path)
-    answer = control.ask(control.socket_path(point), "stat", path=below)
+    with daemons.naming(point):
+        answer = control.ask(control.socket_path(point), "stat", path=below)
     if as_json:
-        click.echo(json.dumps(answer, indent=2))
+        print_object(answer)
     else:
         for name, value in answer.items():
-            click.echo(f"{name + ':':<14}{value}")
+            if name != "schema":
+                click.echo(f"{name + ':':<14}{value}")

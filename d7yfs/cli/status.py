@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from d7yfs import control, mounts
+from d7yfs import control
+from d7yfs.cli import daemons
+from d7yfs.cli.as_json import print_list
+from d7yfs.cli.failures import end_with
 from d7yfs.cli.place import Place
-from d7yfs.errors import MountError
 from d7yfs.visibility import in_words
 
 
@@ -25,31 +25,18 @@ from d7yfs.visibility import in_words
 @click.option("--settings", is_flag=True, help="Also print each setting and where it came from.")
 def status(mountpoint: Path | None, as_json: bool, settings: bool) -> None:
     """What is mounted, from where, for how long; its cache and counters. Exit status 1 when a mount does not answer."""
-    if mountpoint is not None:
-        answers = [control.ask(control.socket_path(mountpoint.absolute()), "status")]
-    else:
-        answers = [control.ask(path, "status") for path in control.sockets()]
-    silent = _silent(answers) if mountpoint is None else []
+    answers = daemons.ask(daemons.of_mounts(mountpoint), lambda path: control.ask(path, "status"))
     if as_json:
-        click.echo(json.dumps(answers, indent=2))
+        print_list(answers.said)
     else:
         console = Console(soft_wrap=True, highlight=False)
-        for answer in answers:
+        for answer in answers.said:
             console.print(_table(answer))
             if settings:
                 console.print(_settings_table(answer["settings"]))
-        if not answers and not silent:
+        if not answers.said and not answers.failures:
             console.print("nothing is mounted")
-    if silent:
-        points = ", ".join(map(str, silent))
-        raise MountError(f"no daemon answers for {points}", hint="if it is dead, d7yfs umount cleans up")
-
-
-def _silent(answers: list[dict[str, Any]]) -> list[Path]:
-    """This user's d7yfs mounts for which nobody answered."""
-    answered = {answer["mountpoint"] for answer in answers}
-    own = [each for each in mounts.mount_table() if each.fstype == mounts.FSTYPE and each.owner == os.geteuid()]
-    return [each.point for each in own if str(each.point) not in answered]
+    end_with(answers.failures)
 
 
 def _table(answer: dict[str, Any]) -> Table:
@@ -88,6 +75,11 @@ def _table(answer: dict[str, Any]) -> Table:
     )
     for warning in answer["warnings"]:
         table.add_row("warning", warning)
+    if reload := answer.get("last_reload"):
+        if reload["error"]:
+            table.add_row("[red]error[/red]", Text(f"the settings could not be read again: {reload['error']}"))
+        if reload["later"]:
+            table.add_row("next mount", f"changes {', '.join(reload['later'])}")
     return table
 
 

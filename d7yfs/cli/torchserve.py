@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,23 +11,27 @@ from typing import Any
 import click
 from rich.console import Console
 
+from d7yfs.cli.as_json import print_list
+from d7yfs.cli.place import Place
 from d7yfs.config import torchserve as plugin_files
 from d7yfs.config import units
-from d7yfs.config.sources import TORCHSERVE_VARIABLE
-from d7yfs.errors import UsageError
+from d7yfs.config.sources import TORCHSERVE_VARIABLE, parse_source
+from d7yfs.config.url import RepositoryUrl
+from d7yfs.errors import ConfigError, UsageError
 from d7yfs.mounts import FSTYPE, mount_table
-from d7yfs.servers import torchserve as protocol
-from d7yfs.servers.torchserve import ALL, Outcome
+from d7yfs.servers.model_store import ALL, choose, look
+from d7yfs.servers.torchserve import Outcome, matching
 from d7yfs.servers.torchserve_api import (
     DEFAULT_ADDRESS,
     Management,
     ServerConfig,
     check_store,
-    look,
     read_config,
     read_token,
 )
 
+_CONFIG_VARIABLE = "TS_CONFIG_FILE"
+"""TorchServe's own; its launcher and its server prefer it to --ts-config."""
 _STYLE = {"failed": "red", "present": "yellow"}
 _PARAMETERS = {
     "initial_workers": "Workers to start for each model at once.",
@@ -66,7 +70,6 @@ class _Server:
 
 
 def _server_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    path = click.Path(path_type=Path)
     for option in reversed(
         (
             click.option(
@@ -77,19 +80,20 @@ def _server_options(function: Callable[..., Any]) -> Callable[..., Any]:
             ),
             click.option(
                 "--ts-config",
-                type=path,
+                type=Place(),
+                envvar=_CONFIG_VARIABLE,
                 metavar="FILE",
-                help="TorchServe's config.properties: its address, its model store.",
+                help=f"TorchServe's config.properties: its address, its model store. [{_CONFIG_VARIABLE}]",
             ),
             click.option(
                 "--token-file",
-                type=path,
+                type=Place(),
                 metavar="FILE",
                 help="TorchServe's key_file.json, or a file with the token.",
             ),
             click.option(
                 "--ca-bundle",
-                type=path,
+                type=Place(),
                 metavar="FILE",
                 help="PEM file with the authorities that may sign its certificate.",
             ),
@@ -107,17 +111,17 @@ def _server_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _model_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    path = click.Path(path_type=Path)
+def _model_options(variable: str | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`variable` may name the plugin's file, too."""
     model = click.option("--model", metavar="all|NAME[,NAME…]", help="Which models. [default: load_model of --config]")
     config = click.option(
         "--config",
-        type=path,
-        envvar=TORCHSERVE_VARIABLE,
+        type=Place(),
+        envvar=variable,
         metavar="FILE",
-        help=f"File of the earlier S3 plugin, for its load_model and minWorker. [{TORCHSERVE_VARIABLE}]",
+        help=f"File of the earlier S3 plugin, for its load_model and minWorker.{f' [{variable}]' if variable else ''}",
     )
-    return model(config(function))
+    return lambda function: model(config(function))
 
 
 def _number_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -131,7 +135,7 @@ def _number_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def torchserve() -> None:
     """Register the models of a mount with a running TorchServe.
 
-    Models are .mar archives that lie directly in a directory, and directories with MAR-INF (no-archive). The directory must be
+    Models are archives (.mar, .tar.gz) that lie directly in a directory, and directories with MAR-INF (no-archive). The directory must be
     TorchServe's model store.
 
     \b
@@ -141,8 +145,8 @@ def torchserve() -> None:
 
 
 @torchserve.command()
-@click.argument("path", required=False, type=click.Path(path_type=Path))
-@_model_options
+@click.argument("path", required=False, type=Place())
+@_model_options(TORCHSERVE_VARIABLE)
 @_server_options
 @_number_options
 @click.option(
@@ -161,8 +165,9 @@ def register(
 ) -> None:
     """Register models that lie in PATH, one line for each; exit status 1 when one fails.
 
-    PATH is a mount point or a directory in it: by default the model store of --ts-config, else the only d7yfs mount there is. What is not
-    given is not sent, so TorchServe's own defaults hold.
+    PATH is a mount point or a directory in it: by default the model store of the TorchServe that runs here, or of --ts-config, else the
+    only d7yfs mount there is, or the only one of the bucket that --config names. What is not given is not sent, so TorchServe's own
+    defaults hold. A model that is registered already gets the --initial-workers that it lacks.
     """
     numbers = {name: others.pop(name) for name in _PARAMETERS}
     server = _Server(**others)
@@ -174,22 +179,27 @@ def register(
     if synchronous is not None:
         parameters["synchronous"] = str(synchronous).lower()
 
-    directory = path or (said and said.model_store) or _only_mount()
-    if said:
-        check_store(directory, said)
-    models = protocol.choose(look(directory), _wanted(model, file))
     with server.open(said) as client:
+        process = client.process()
+        directory = path or (process and process.model_store) or (said and said.model_store) or _mounted(file)
+        store = look(directory)
+        if not (process.check_store(directory) if process else check_store(directory, said)):
+            _note(f"nothing here says whether {directory} is TorchServe's model store; --ts-config FILE compares them")
+        wanted = _wanted(model, file)
+        models = choose(store, wanted)
+        if ALL in wanted and (sentence := store.passed_over()):
+            _note(sentence)
         ctx.exit(_report((client.register(each, parameters) for each in models), as_json=as_json))
 
 
 @torchserve.command()
-@_model_options
+@_model_options(None)  # what is set for a whole host must not take models away
 @_server_options
 @click.pass_context
 def unregister(ctx: click.Context, /, model: str | None, config: Path | None, as_json: bool, **server: Any) -> None:
     """Remove models, with all their versions, from TorchServe; exit status 1 when one fails.
 
-    NAME is the name it is registered under, or the archive's.
+    NAME is the name it is registered under, or the archive's. `all` means all that the server has.
     """
     where = _Server(**server)
     wanted = _wanted(model, _plugin_file(config))
@@ -198,7 +208,7 @@ def unregister(ctx: click.Context, /, model: str | None, config: Path | None, as
         if not wanted:
             known = ", ".join(name for name, _ in rows) or "none"
             raise UsageError(f"no model is named; registered: {known}", hint=f"--model {ALL}, or --model NAME,NAME")
-        names, lacking = protocol.matching(rows, wanted)
+        names, lacking = matching(rows, wanted)
 
         def outcomes() -> Iterator[Outcome]:
             yield from (Outcome(name, "failed", "is not registered") for name in lacking)
@@ -215,7 +225,7 @@ def list_models(as_json: bool, **server: Any) -> None:
     with where.open(where.config()) as client:
         rows = [version for name, _ in client.models() for version in client.versions(name)]
     if as_json:
-        click.echo(json.dumps([asdict(row) for row in rows], indent=2))
+        print_list(map(asdict, rows))
         return
     width = max((len(row.name) for row in rows), default=0)
     for row in rows:
@@ -239,12 +249,31 @@ def _plugin_file(path: Path | None) -> plugin_files.TorchServeFile | None:
     return file
 
 
-def _only_mount() -> Path:
-    points = [mount.point for mount in mount_table() if mount.fstype == FSTYPE]
-    if len(points) != 1:
-        there = ", ".join(map(str, points)) or "there is no d7yfs mount"
-        raise UsageError(f"no directory is named: {there}", hint="name TorchServe's model store, such as /mnt/models")
-    return points[0]
+def _note(text: str) -> None:
+    click.echo(f"d7yfs: note: {text}", err=True)
+
+
+def _mounted(file: plugin_files.TorchServeFile | None) -> Path:
+    """The directory of the only repository that is mounted, or of the only one that `file` can mean."""
+    there = list(_repositories())
+    if len(there) > 1 and file and file.storage:
+        held = file.storage
+        ours = [each for each in there if held.is_bucket_of(each[1])]
+        there = [each for each in ours if each[1].prefix == held.url.prefix] or ours or there
+    if len(there) != 1:
+        words = ", ".join(f"{directory} ({url})" for directory, url in there) or "there is no d7yfs mount"
+        raise UsageError(f"no directory is named: {words}", hint="name TorchServe's model store, such as /mnt/models")
+    return there[0][0]
+
+
+def _repositories() -> Iterator[tuple[Path, RepositoryUrl]]:
+    """What is mounted, and where: several repositories of one mount are directories in it."""
+    for mount in mount_table():
+        if mount.fstype == FSTYPE:
+            for source in mount.source.split(";"):
+                with contextlib.suppress(ConfigError):
+                    name, url = parse_source(source)
+                    yield mount.point / name, url
 
 
 def _report(outcomes: Iterable[Outcome], *, as_json: bool) -> int:
@@ -261,5 +290,5 @@ def _report(outcomes: Iterable[Outcome], *, as_json: bool) -> int:
                     console.print(f"{'':<13}→ {outcome.hint}", markup=False)
     finally:
         if as_json:
-            click.echo(json.dumps([asdict(row) for row in rows], indent=2))
+            print_list(map(asdict, rows))
     return 1 if any(row.result == "failed" for row in rows) else 0

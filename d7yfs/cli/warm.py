@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -13,9 +12,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from d7yfs import control, mounts
+from d7yfs.cli import daemons
+from d7yfs.cli.as_json import print_line
+from d7yfs.cli.failures import end_with
 from d7yfs.cli.place import Place
 from d7yfs.cli.status import line, show_size_roughly
-from d7yfs.errors import MountError
+from d7yfs.errors import D7yfsError, MountError
 
 _Report = dict[str, Any]
 
@@ -29,12 +31,17 @@ def warm(ctx: click.Context, paths: tuple[Path, ...], background: bool, as_json:
     """Fetch whole files, and all files below directories, into the cache of the mount that they are in.
 
     What is cached already is not fetched again: a warm-up that was stopped (Ctrl-C) goes on where it was. Exit status 1 when a file could
-    not be brought, or not all of them fit into the cache.
+    not be brought, or not all of them fit into the cache; other mounts are warmed all the same.
     """
-    ends = [
-        _warm(point, below, background=background, as_json=as_json) for point, below in paths_by_mount(paths).items()
-    ]
-    ctx.exit(0 if all(ends) else 1)
+    is_whole = True
+    failures: list[D7yfsError] = []
+    for point, below in paths_by_mount(paths).items():
+        try:
+            is_whole = _warm(point, below, background=background, as_json=as_json) and is_whole
+        except D7yfsError as error:
+            failures.append(error)
+    end_with(failures)
+    ctx.exit(0 if is_whole else 1)
 
 
 def paths_by_mount(paths: tuple[Path, ...]) -> dict[Path, list[str]]:
@@ -53,13 +60,14 @@ def _warm(point: Path, paths: list[str], *, background: bool, as_json: bool) -> 
     report: _Report = {}
     told = False
     with (
+        daemons.naming(point),
         closing(control.follow(control.socket_path(point), "warm", paths=paths, background=background)) as reports,
         Progress(*columns, console=console, transient=True, disable=as_json or not console.is_terminal) as bar,
     ):
         task = bar.add_task("counting files", total=None)
         for report in reports:
             if as_json:
-                click.echo(json.dumps(report))
+                print_line({"mountpoint": str(point), **report})
             elif report["state"] != "planning":
                 if not told and not report["fits"]:
                     console.print(f"d7yfs: warning: {too_much(report)}", style="yellow")

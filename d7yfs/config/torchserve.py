@@ -30,9 +30,9 @@ _S3_KEYS = ("accessKeyId", "secretAccessKey", "region", "bucketName", "key", "lo
 _SCHEMES = {"s3": "s3", "gcs": "gs", "oss": "oss", "abs": "as"}
 _STORAGE_KEYS = {
     "s3": ("region", "access_key", "secret_key", "endpoint"),
-    "gcs": ("project_id", "service_account_path"),
-    "oss": ("access_key_id", "access_key_secret", "endpoint"),
-    "abs": ("account_name", "account_key"),
+    "gcs": ("project_id", "service_account_path", "endpoint"),  # reading a bucket needs no project
+    "oss": ("access_key_id", "access_key_secret", "region", "endpoint"),
+    "abs": ("account_name", "account_key", "endpoint"),
 }
 
 

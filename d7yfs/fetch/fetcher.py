@@ -37,6 +37,7 @@ from d7yfs.fetch.proxy import Proxy
 from d7yfs.fetch.reply import check_head, error_of
 from d7yfs.fetch.transfer import DIRECT, FALLBACK, Sink, Transfer, Urgency
 from d7yfs.fetch.transport import Response, Transport
+from d7yfs.logs import fields_of
 from d7yfs.models import Models
 from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.origins.origin import Origin
@@ -185,7 +186,8 @@ class Fetcher:
                 await hedge.watched(partial(self._ranged, proxies, transfer), transfer.alive_at, scope.cancel)
                 return
             except D7yfsError as error:
-                log.info("%s; reading on from the origin at %d", error.message, transfer.position)
+                position = transfer.position
+                log.info("%s; reading on from the origin at %d", error.message, position, extra=fields_of(error))
                 if transfer.proxy is not None and isinstance(error, ProxyUnavailable):
                     transfer.proxy.failed()
         asked = transfer.proxy if scope.cancelled_caught else None
@@ -267,7 +269,7 @@ class Fetcher:
                 if fresh:
                     resigned = True
                     self.counters.resigned += 1
-                    log.info("%s; signing again", error.message)
+                    log.info("%s; signing again", error.message, extra=fields_of(error))
                     continue
                 avoidable = proxy is not None and not required
                 if not error.transient or (avoidable and isinstance(error, (ProxyUnavailable, VersionUnbound))):
@@ -278,7 +280,7 @@ class Fetcher:
                     raise
                 self.counters.count_retry(error)
                 pause_s = min(pause_before_retry_s(attempt, error), patience_s)
-                log.info("%s; retry in %.1f s", error.message, pause_s)
+                log.info("%s; retry in %.1f s", error.message, pause_s, extra=fields_of(error))
                 attempt += 1
                 failed = proxy if isinstance(error, ProxyUnavailable) else None
             await trio.sleep(pause_s)
@@ -291,6 +293,7 @@ class Fetcher:
         name = self.name(version)
         if name not in error.message:
             error.message = f"{name}: {error.message}"
+        error.about(object=name)
 
     async def _attempt(self, transfer: Transfer, proxy: Proxy | None, *, fresh: bool) -> None:
         """One GET from the offset reached to the end of what is wanted."""

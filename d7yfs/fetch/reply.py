@@ -14,6 +14,7 @@ from email.utils import parsedate_to_datetime
 from d7yfs.errors import AccessDenied, BadReply, D7yfsError, ObjectArchived, OriginUnavailable, VersionGone
 from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.origins.encryption import undecryptable
+from d7yfs.origins.request_id import request_id
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _EXPIRED_CODES = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
@@ -22,10 +23,6 @@ _BUSY_CODES = {"RequestTimeout", "SlowDown"}
 _ERROR_CODE = re.compile(rb"<Code>([A-Za-z0-9_.]{1,64})</Code>")
 _ERROR_MESSAGE = re.compile(rb"<Message>([^<]{1,4096})</Message>")
 MAX_RETRY_AFTER_S = 30.0
-
-
-_REQUEST_IDS = ("x-amz-request-id", "x-guploader-uploadid", "x-ms-request-id", "x-oss-request-id", "x-obs-request-id")
-_PLAIN = re.compile(r"[A-Za-z0-9_.=+/-]{1,128}")
 
 
 def check_head(
@@ -81,9 +78,13 @@ def check_head(
 
 def error_of(status: int, headers: Mapping[str, str], *, name: str, body: bytes = b"") -> D7yfsError:
     """The error that a reply without usable body stands for."""
+    return _meaning(status, headers, name, body).about(store_request=request_id(headers))
+
+
+def _meaning(status: int, headers: Mapping[str, str], name: str, body: bytes) -> D7yfsError:
     code_match = _ERROR_CODE.search(body)
     code = code_match.group(1).decode() if code_match else ""
-    said = f"{status} {code}".strip() + _request_id(headers)
+    said = f"{status} {code}".strip() + (f", request {named}" if (named := request_id(headers)) else "")
     if status in (404, 410):
         return VersionGone(f"{name}: was deleted while it was open ({said})")
     if status in (412, 416):
@@ -104,12 +105,6 @@ def error_of(status: int, headers: Mapping[str, str], *, name: str, body: bytes 
     if status in (301, 302, 303, 307, 308):
         return BadReply(f"{name}: the server redirects ({said})", hint="check --region and --endpoint-url")
     return BadReply(f"{name}: unexpected status {said}")
-
-
-def _request_id(headers: Mapping[str, str]) -> str:
-    """What the store calls this request: with it the provider's support finds it in its own logs."""
-    named = next((headers[name] for name in _REQUEST_IDS if headers.get(name)), "")
-    return f", request {named}" if _PLAIN.fullmatch(named) else ""
 
 
 def retry_after_s(headers: Mapping[str, str], now: datetime | None = None) -> float:

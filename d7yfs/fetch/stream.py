@@ -33,6 +33,7 @@ from d7yfs.fetch.policy import Policy
 from d7yfs.fetch.proxies import Proxies, Registration
 from d7yfs.fetch.route import PATIENCE_S, SILENCE_S, Plan, Reason, Stream, plan, ranged
 from d7yfs.fetch.transfer import FALLBACK
+from d7yfs.logs import fields_of
 from d7yfs.objects import PART_BYTES, ByteRange
 
 log = logging.getLogger(__name__)
@@ -256,7 +257,8 @@ class StreamFiller:
             error = failure if required else None
             fills_on = error is None
             if error is None:
-                log.warning("%s; reading on from the origin at %d", failure.message, running.position)
+                facts = fields_of(failure.about(object=name))
+                log.warning("%s; reading on from the origin at %d", failure.message, running.position, extra=facts)
         except Exception as failure:
             log.exception("%s: streaming failed unexpectedly", name)
             self._refused = not required
@@ -291,7 +293,8 @@ class StreamFiller:
         except D7yfsError as error:
             if self._proxy is None or target.version.identity in self._fetcher.suspects:
                 raise
-            log.info("%s; going on through the proxy at %d", error.message, running.position)
+            facts = fields_of(error.about(object=self._fetcher.name(target.version)))
+            log.info("%s; going on through the proxy at %d", error.message, running.position, extra=facts)
             return False
         return True
 

@@ -23,6 +23,7 @@ from d7yfs.cache.filler import FillTarget
 from d7yfs.errors import D7yfsError
 from d7yfs.fetch.direct import SMALL_BYTES
 from d7yfs.fetch.fetcher import Fetcher
+from d7yfs.logs import fields, fields_of
 from d7yfs.objects import PART_BYTES, ByteRange, ObjectVersion
 
 log = logging.getLogger(__name__)
@@ -67,9 +68,10 @@ class Verifier:
             async with self._turns:
                 difference = await self._difference(target)
             if difference:
-                await self._distrust(target, f"{name}: {difference}")
+                await self._distrust(target, name, difference)
         except (D7yfsError, OSError) as error:
-            log.info("%s could not be compared with its checksum: %s", name, error)
+            facts = fields_of(error.about(object=name)) if isinstance(error, D7yfsError) else fields({"object": name})
+            log.info("%s could not be compared with its checksum: %s", name, error, extra=facts)
         except Exception:
             log.exception("%s: comparing it with its checksum failed unexpectedly", name)
         finally:
@@ -88,15 +90,17 @@ class Verifier:
                 return f"its MD5 is {md5}, the store recorded {recorded.md5}"
         return ""
 
-    async def _distrust(self, target: FillTarget, said: str) -> None:
+    async def _distrust(self, target: FillTarget, name: str, difference: str) -> None:
+        said, facts = f"{name}: {difference}", fields({"object": name})
         version, suspects = target.version, self._fetcher.suspects
         known = version.identity in suspects
         suspects.add(version.identity)
         target.mismatched(strike_out=not known)
         if known:
-            log.error("%s, again: kept as it is, for fetching it a third time would not help", said)
+            log.error("%s, again: kept as it is, for fetching it a third time would not help", said, extra=facts)
             return
-        log.error("%s: dropped from the cache, the next read fetches it again; who has read it has wrong bytes", said)
+        done = "dropped from the cache, the next read fetches it again; who has read it has wrong bytes"
+        log.error("%s: %s", said, done, extra=facts)
         self.watch(target)
         await self._forget_pages(version)
 

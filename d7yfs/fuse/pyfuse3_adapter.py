@@ -34,7 +34,7 @@ from d7yfs.fuse.handshake import Handshake
 from d7yfs.inodes import Node
 from d7yfs.invalidation import Invalidator
 from d7yfs.latency import Histogram
-from d7yfs.logs import REQUEST
+from d7yfs.logs import REQUEST, fields, fields_of
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,9 @@ _UNSEEN_INODES = 1 << 62
 """From here on are the numbers that readdir shows for entries without an inode."""
 XATTR_PREFIX = b"user.d7yfs."
 _TASK_ID = XATTR_PREFIX + b"task_id"
+
+_OPERATIONS: list[str] = []
+"""All that are counted; `_answered` fills it."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -68,9 +71,17 @@ class OperationCounters:
     """Requests by operation, those that ended in an error, and how long those took that have ended."""
 
     calls: dict[str, int] = field(default_factory=dict)
-    errors: dict[str, int] = field(default_factory=dict)
+    errors: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_OPERATIONS, 0))
+    """Of each operation from the start: a counter that appears with its first error has not grown, and alarms nobody."""
     took: dict[str, Histogram] = field(default_factory=dict)
-    in_flight: int = 0
+    under_way: dict[int, float] = field(default_factory=dict)
+    """When each request came that has no answer yet (perf_counter), by its number, the oldest first."""
+
+    @property
+    def oldest_s(self) -> float:
+        """For how long the oldest of those has waited; 0 when there is none."""
+        began_at = next(iter(self.under_way.values()), None)
+        return 0.0 if began_at is None else perf_counter() - began_at
 
 
 def _answered(
@@ -78,14 +89,15 @@ def _answered(
 ) -> Callable[Concatenate[Adapter, P], Coroutine[Any, Any, T]]:
     """Whatever happens inside, the kernel gets an answer and the session lives on."""
     operation = method.__name__
+    _OPERATIONS.append(operation)
 
     @functools.wraps(method)
     async def answered(self: Adapter, /, *args: P.args, **kwargs: P.kwargs) -> T:
         counters = self.counters
         counters.calls[operation] = counters.calls.get(operation, 0) + 1
-        counters.in_flight += 1
-        REQUEST.set(next(self.numbers))
-        began_at = perf_counter()
+        number_of_request = next(self.numbers)
+        REQUEST.set(number_of_request)
+        counters.under_way[number_of_request] = began_at = perf_counter()
         try:
             if operation == "read":
                 # Has a deadline of its own, counted from the last byte that came.
@@ -101,20 +113,21 @@ def _answered(
         except D7yfsError as error:
             number = error.errno
             if number not in (errno.ENOENT, errno.ENODATA):
-                log.warning("%s: %s", operation, error)
+                log.warning("%s: %s", operation, error, extra=fields_of(error, operation=operation))
         except trio.TooSlowError:
             number = errno.EIO
             if not self._ending:
-                log.warning("%s: no answer within %g s", operation, self.deadline_s)
+                facts = fields({"operation": operation, "errno": "EIO"})
+                log.warning("%s: no answer within %g s", operation, self.deadline_s, extra=facts)
         except Exception:
             number = errno.EIO
-            log.exception("%s failed unexpectedly", operation)
+            log.exception("%s failed unexpectedly", operation, extra=fields({"operation": operation, "errno": "EIO"}))
         finally:
-            counters.in_flight -= 1
+            del counters.under_way[number_of_request]
             if (took := counters.took.get(operation)) is None:
                 took = counters.took[operation] = Histogram()
             took.observe(perf_counter() - began_at)
-        counters.errors[operation] = counters.errors.get(operation, 0) + 1
+        counters.errors[operation] += 1
         raise FUSEError(number)
 
     return answered

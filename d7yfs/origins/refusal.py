@@ -20,6 +20,7 @@ from d7yfs.errors import (
     OriginUnavailable,
     VersionGone,
 )
+from d7yfs.origins.request_id import request_id
 from d7yfs.origins.rest import Reply
 
 _XML_CODE = re.compile(rb"<Code>\s*([A-Za-z0-9._-]{1,80})\s*</Code>")
@@ -71,6 +72,10 @@ def xml_code(reply: Reply) -> str:
 
 def refusal(reply: Reply, code: str, call: Call, words: Vocabulary) -> D7yfsError:
     """The D7yfsError for a reply that is no success. `code` is the provider's, empty when it gave none."""
+    return _meaning(reply, code, call, words).about(object=call.subject, store_request=request_id(reply.headers))
+
+
+def _meaning(reply: Reply, code: str, call: Call, words: Vocabulary) -> D7yfsError:
     status, subject = reply.status, call.subject
     says = f"{subject}: {call.endpoint} says {code} ({status})" if code else f"{subject}: {call.endpoint} says {status}"
     own_hint = words.hints.get(code, "")

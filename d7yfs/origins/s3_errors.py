@@ -31,6 +31,7 @@ from d7yfs.errors import (
 )
 from d7yfs.origins.encryption import undecryptable
 from d7yfs.origins.http_time import date_of, retry_after_s
+from d7yfs.origins.request_id import request_id
 
 _NO_SUCH_KEY = {"NoSuchKey", "NoSuchVersion", "NotFound", "404", "405", "MethodNotAllowed"}
 _UNKNOWN_KEY_ID = {"InvalidAccessKeyId", "InvalidSecurity", "NotSignedUp"}
@@ -103,6 +104,11 @@ class Call:
 
 def translate(error: Exception, call: Call) -> D7yfsError:
     """The D7yfsError for what boto3 raised during `call`; anything it does not know is OriginUnavailable by class name."""
+    headers = _headers(error) if isinstance(error, aws.ClientError) else {}
+    return _meaning(error, call).about(object=call.subject, store_request=request_id(headers))
+
+
+def _meaning(error: Exception, call: Call) -> D7yfsError:
     if isinstance(error, aws.ClientError):
         return _from_reply(error, call)
     if isinstance(error, ResponseParserError):
@@ -196,9 +202,7 @@ _GIVE_CREDENTIALS = (
 
 def _from_reply(error: aws.ClientError, call: Call) -> D7yfsError:
     code, subject = _code(error), call.subject
-    metadata = cast("dict[str, Any]", error.response.get("ResponseMetadata", {}))
-    status = _status(error)
-    headers = cast("Mapping[str, str]", metadata.get("HTTPHeaders", {}))
+    status, headers = _status(error), _headers(error)
     says = f"{subject}: {call.endpoint} says {code}" + (f" ({status})" if code != str(status) else "")
 
     if code in _THROTTLED or status == 429 or status >= 500:
@@ -255,6 +259,11 @@ def _code(error: aws.ClientError) -> str:
 
 def _status(error: aws.ClientError) -> int:
     return int(cast("dict[str, Any]", error.response.get("ResponseMetadata", {})).get("HTTPStatusCode", 0))
+
+
+def _headers(error: aws.ClientError) -> Mapping[str, str]:
+    metadata = cast("dict[str, Any]", error.response.get("ResponseMetadata", {}))
+    return cast("Mapping[str, str]", metadata.get("HTTPHeaders", {}))
 
 
 def _own_words(error: Exception) -> str:

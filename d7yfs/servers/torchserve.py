@@ -1,6 +1,6 @@
 """What to ask of TorchServe's management API, and what its answers mean. Pure.
 
-Owns which entries of a directory TorchServe can load, the requests that register and unregister them, and the reading of every reply.
+Owns the requests that register, scale and unregister models, and the reading of every reply.
 Protocol: docs/management_api.md, docs/model_api_control.md and docs/token_authorization_api.md of TorchServe 0.12; statuses and words as
 a running 0.12.0 gives them. `torchserve_api` sends, the command line prints.
 """
@@ -9,43 +9,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import quote
 
-from d7yfs.errors import ModelServerError, UsageError
+from d7yfs.errors import ModelServerError
+from d7yfs.servers.model_store import ALL, Model, bare
 
-ALL = "all"
 PAGE = 100
 """Most models that one reply lists: the API's own limit."""
 
 _REGISTERED = re.compile(
     r'Model "(?P<name>.+)" Version: (?P<version>\S+) registered with (?P<workers>\d+) initial workers'
 )
-_SHOWN = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """Something in a model store that can be registered."""
-
-    url: str
-    """What the API calls it: the name of an archive, or of a directory that is one unpacked (`no-archive`)."""
-
-    @property
-    def name(self) -> str:
-        """What people call it; the name that it is registered under stands inside, and is nearly always the same."""
-        return self.url.removesuffix(".mar")
-
-
-@dataclass(frozen=True, slots=True)
-class Store:
-    """What lies in a directory, from TorchServe's point of view."""
-
-    path: str
-    models: tuple[Model, ...]
-    """Sorted by name."""
-    deeper: tuple[str, ...] = ()
-    """Archives one directory further down, where TorchServe does not look: `sub/name.mar`."""
+_CONFLICT = re.compile(r"Model version (?P<version>\S+) is already registered for model (?P<name>.+)")
+_NO_WORKERS = "serves nothing until it has workers: --initial-workers N"
+_LOG = "TorchServe's log says more"
+_LIST = "d7yfs torchserve list shows when they are ready"
+_STARTING = "its workers are starting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,38 +74,8 @@ class Outcome:
     hint: str = ""
 
 
-def choose(store: Store, wanted: Sequence[str]) -> tuple[Model, ...]:
-    """The models that `wanted` names (`all`, or names with or without .mar). Raises UsageError that lists what there is."""
-    if not wanted:
-        raise UsageError(
-            f"no model is named; {inventory(store)}",
-            hint=f"--model {ALL}, or --model with names and commas between them",
-        )
-    if not store.models or ALL in wanted:
-        if not store.models:
-            raise UsageError(f"{store.path} {inventory(store)}", hint=_too_deep(store))
-        return store.models
-    by_name = {model.name: model for model in store.models} | {model.url: model for model in store.models}
-    lacking = [name for name in wanted if name not in by_name]
-    if lacking:
-        raise UsageError(f"{store.path} has no model {', '.join(lacking)}; {inventory(store)}", hint=_too_deep(store))
-    return tuple(dict.fromkeys(by_name[name] for name in wanted))
-
-
-def inventory(store: Store) -> str:
-    """What there is, in words."""
-    if not store.models:
-        return "holds no model: neither a .mar archive nor a directory with MAR-INF"
-    names = [model.name for model in store.models]
-    rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"there is: {', '.join(names[:_SHOWN])}{rest}"
-
-
-def _too_deep(store: Store) -> str:
-    if not store.deeper:
-        return ""
-    directory, _, name = store.deeper[0].partition("/")
-    return f"{name} lies in {directory}/: TorchServe takes archives only from its model store itself, so name {store.path}/{directory}"
+class Unanswered(ModelServerError):
+    """One request came to nothing; the next one may fare better."""
 
 
 def registration(model: Model, parameters: Mapping[str, str]) -> Request:
@@ -133,9 +83,15 @@ def registration(model: Model, parameters: Mapping[str, str]) -> Request:
     return Request("POST", "/models", {"url": model.url, **parameters})
 
 
+def scaling(name: str, version: str, workers: int, *, synchronous: bool) -> Request:
+    """Give a version of a model `workers` workers; `synchronous` waits until they are ready."""
+    query = {"min_worker": str(workers), "synchronous": str(synchronous).lower()}
+    return Request("PUT", _path(name, version), query)
+
+
 def removal(name: str, version: str = "") -> Request:
     """Unregister a version of a model; without one the default version, which goes last (a 403 says so)."""
-    return Request("DELETE", "/models/" + "/".join(quote(part, safe="") for part in (name, version) if part), {})
+    return Request("DELETE", _path(name, version), {})
 
 
 def listing(page: str) -> Request:
@@ -145,22 +101,31 @@ def listing(page: str) -> Request:
 
 def description(name: str, version: str = "") -> Request:
     """A model's default version, or with `all` each."""
-    return Request("GET", "/models/" + "/".join(quote(part, safe="") for part in (name, version) if part), {})
+    return Request("GET", _path(name, version), {})
+
+
+def _path(name: str, version: str) -> str:
+    return "/models/" + "/".join(quote(part, safe="") for part in (name, version) if part)
 
 
 def check(reply: Reply, where: str, *, token: bool) -> None:
-    """Raise ModelServerError for what would befall every request: no entry, no such API, no TorchServe. `token`: one was sent."""
+    """Raise ModelServerError for what would befall every request: no entry, no such API, no TorchServe. `token`: one was sent.
+
+    Raises Unanswered for an error without TorchServe's words, such as a gateway's.
+    """
     kind = reply.said("type")
     if kind == "InvalidKeyException" or reply.status == 401:
         hint = "give --token-file the key_file.json in TorchServe's working directory, or start it with --disable-token-auth"
         if token:
-            hint = "it lives an hour, or token_expiration minutes; GET /token?type=management with the API key makes a new one"
+            hint = "it lives an hour, or token_expiration_min minutes; GET /token?type=management with the API key makes a new one"
         raise ModelServerError(f"TorchServe at {where} {'refuses the token' if token else 'wants a token'}", hint=hint)
     if reply.status == 405:
         raise ModelServerError(
             f"TorchServe at {where} does not let models be registered or removed while it runs",
             hint="start it with --enable-model-api (or enable_model_api=true), or let it load them at its start with --models",
         )
+    if reply.body is None and reply.status >= 500:
+        raise Unanswered(f"TorchServe at {where} answered with status {reply.status} and no words", hint=_LOG)
     if reply.body is None or kind == "ResourceNotFoundException":
         raise ModelServerError(
             f"{where} is not TorchServe's management API: status {reply.status}",
@@ -174,28 +139,54 @@ def registered(model: Model, reply: Reply) -> Outcome:
     match reply.status:
         case 200 if found := _REGISTERED.search(words):
             name = "" if found["name"] == model.name else f" as {found['name']}"
-            return Outcome(
-                model.name, "registered", f"version {found['version']}{name}, {_workers(int(found['workers']))}"
-            )
+            workers = int(found["workers"])
+            said = f"version {found['version']}{name}, {_workers(workers)}"
+            return Outcome(model.name, "registered", said, "" if workers else _NO_WORKERS)
         case 200:
             return Outcome(model.name, "registered", words)
         case 202 | 206:
-            return Outcome(
-                model.name, "accepted", "its workers are starting", "d7yfs torchserve list shows when they are ready"
-            )
-        case 409:
-            return Outcome(model.name, "present", words, "unregister it first if its content has changed")
+            return Outcome(model.name, "accepted", _STARTING, _LIST)
         case 404:
             hint = "is this directory TorchServe's model store? --ts-config FILE compares them"
             return Outcome(model.name, "failed", words, hint)
-    return Outcome(model.name, "failed", words, "TorchServe's log says more")
+    return Outcome(model.name, "failed", words, _LOG)
+
+
+def conflict(model: Model, reply: Reply) -> tuple[str, str] | None:
+    """Name and version that stand in the way of a registration; None when none do. The version is empty where it is not said."""
+    if reply.status != 409:
+        return None
+    found = _CONFLICT.fullmatch(reply.said("message"))
+    return (found["name"], found["version"]) if found else (model.name, "")
+
+
+def present(model: Model, reply: Reply, workers: int) -> Outcome:
+    """A registration that met the same version, which has or is to have so many workers."""
+    hint = "unregister it first if its content has changed"
+    return Outcome(model.name, "present", reply.said("message"), hint if workers else _NO_WORKERS)
+
+
+def scaled(model: Model, conflict: Reply, workers: int, reply: Reply) -> Outcome:
+    """The same after `scaling`, whose answer is `reply`."""
+    if reply.status == 200:
+        found = present(model, conflict, workers)
+        return replace(found, said=f"{found.said}; now {_workers(workers)}")
+    if reply.status in (202, 206):
+        return Outcome(model.name, "accepted", _STARTING, _LIST)
+    return Outcome(model.name, "failed", reply.said("message") or f"status {reply.status}", _LOG)
+
+
+def unanswered(model: Model, error: Unanswered) -> Outcome:
+    """A registration of which nobody knows what became."""
+    hint = "TorchServe may still be loading it: d7yfs torchserve list shows it once it has; --timeout waits longer"
+    return Outcome(model.name, "failed", error.message, f"{hint}, d7yfs warm beforehand makes it shorter")
 
 
 def unregistered(name: str, reply: Reply) -> Outcome:
     """What became of a removal."""
     if reply.status == 200:
         return Outcome(name, "unregistered", "")
-    return Outcome(name, "failed", reply.said("message") or f"status {reply.status}", "TorchServe's log says more")
+    return Outcome(name, "failed", reply.said("message") or f"status {reply.status}", _LOG)
 
 
 def listed(reply: Reply) -> tuple[list[tuple[str, str]], str]:
@@ -220,7 +211,7 @@ def matching(listed: Iterable[tuple[str, str]], wanted: Sequence[str]) -> tuple[
     found: dict[str, None] = {}
     lacking = []
     for each in wanted:
-        names = [name for name, url in rows if each in (name, url, url.rpartition("/")[2].removesuffix(".mar"))]
+        names = [name for name, url in rows if each in (name, url, bare(url.rpartition("/")[2]))]
         found |= dict.fromkeys(names)
         if not names:
             lacking.append(each)

@@ -1,17 +1,18 @@
 """The thin client of TorchServe's management API: one connection, one request at a time, and files that say how to reach it.
 
-Owns addresses, timeouts, the token, and the reading of a directory, of config.properties and of key_file.json. What to ask and what an
-answer means is `torchserve`'s. The environment is not consulted (no proxies), redirects are not followed: the token must not travel.
+Owns addresses, timeouts, the token, and the reading of config.properties and of key_file.json. What to ask and what an answer means is
+`torchserve`'s. The environment is not consulted (no proxies), redirects are not followed: the token must not travel.
 
 An address is http://host:port, https://host:port, or unix:/path (all three as TorchServe's `management_address` has them).
 """
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +25,9 @@ from pydantic import SecretStr
 from d7yfs.errors import ModelServerError, UsageError
 from d7yfs.origins.rest import is_untrusted, reason
 from d7yfs.servers import torchserve
-from d7yfs.servers.torchserve import Model, Outcome, Registered, Reply, Request, Store
+from d7yfs.servers.model_store import ALL, Model
+from d7yfs.servers.torchserve import Outcome, Registered, Reply, Request, Unanswered
+from d7yfs.servers.torchserve_process import Process, listening
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8081"
 CONNECT_TIMEOUT_S = 5.0
@@ -47,7 +50,8 @@ def read_config(path: Path) -> ServerConfig:
         lines = path.read_text(errors="surrogateescape").splitlines()
     except OSError as error:
         raise UsageError(
-            f"{path}: cannot be read: {error.strerror}", hint="--ts-config is TorchServe's config.properties"
+            f"{path}: cannot be read: {error.strerror}",
+            hint="--ts-config, or $TS_CONFIG_FILE, is TorchServe's config.properties",
         ) from None
     pairs = [line.split("=", 1) for line in map(str.strip, lines) if "=" in line and not line.startswith("#")]
     values = {key.strip(): value.strip() for key, value in pairs}
@@ -76,39 +80,18 @@ def read_token(path: Path) -> SecretStr:
     return SecretStr(text)
 
 
-def look(path: Path) -> Store:
-    """What TorchServe could load from `path`. Raises UsageError, ModelServerError when it cannot be read."""
-    models, deeper = [], []
-    try:
-        entries = sorted(path.iterdir())
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if not entry.is_dir():
-                models += [Model(entry.name)] if entry.suffix == ".mar" else []
-            elif (entry / "MAR-INF").is_dir():
-                models.append(Model(entry.name))
-            else:
-                deeper += [f"{entry.name}/{below.name}" for below in entry.iterdir() if below.suffix == ".mar"]
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise UsageError(
-            f"{path} is no directory: {error.strerror}", hint="name the mount point, or a directory in it"
-        ) from None
-    except OSError as error:
-        raise ModelServerError(
-            f"{path} cannot be read: {error.strerror}", hint="d7yfs status shows whether it is mounted"
-        ) from None
-    return Store(str(path), tuple(sorted(models, key=lambda model: (model.name, model.url))), tuple(sorted(deeper)))
-
-
-def check_store(path: Path, config: ServerConfig) -> None:
-    """Refuse a directory that is not the model store of `config`. Raises UsageError."""
-    store = config.model_store
-    if store is not None and os.path.realpath(path) != os.path.realpath(store):
+def check_store(path: Path, config: ServerConfig | None) -> bool:
+    """Whether `config` names a model store, to compare `path` with. Raises UsageError when it is another directory."""
+    store = config.model_store if config else None
+    if config is None or store is None:
+        return False
+    if os.path.realpath(path) != os.path.realpath(store):
         raise UsageError(
             f"{path} is not TorchServe's model store: {config.path} says model_store={store}",
-            hint=f"TorchServe loads only what lies directly in its model store: mount there, or set model_store={path}",
+            hint=f"mount there, or set model_store={path}; if TorchServe was started with --model-store, which outdoes the file, "
+            "name its --management and leave --ts-config out",
         )
+    return True
 
 
 class Management:
@@ -119,15 +102,15 @@ class Management:
     ) -> None:
         """`timeout_s` bounds one registration, in which TorchServe reads the whole archive. Raises UsageError."""
         self._token = token
-        base, socket_path = _split(address)
-        self.where = address if socket_path else base
+        base, self._socket_path = _split(address)
+        self.where = address if self._socket_path else base
         try:
             verify = ssl.create_default_context(cafile=ca_bundle) if base.startswith("https:") else False
         except OSError as error:
             raise UsageError(f"{ca_bundle} holds no certificates: {error}", hint="allowed: a PEM file") from None
         self._client = httpx.Client(
             base_url=base,
-            transport=httpx.HTTPTransport(verify=verify, uds=socket_path),
+            transport=httpx.HTTPTransport(verify=verify, uds=self._socket_path),
             trust_env=False,
             follow_redirects=False,
             timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
@@ -143,13 +126,40 @@ class Management:
     ) -> None:
         self._client.close()
 
-    def register(self, model: Model, parameters: dict[str, str]) -> Outcome:
-        """Register one model."""
-        return torchserve.registered(model, self._send(torchserve.registration(model, parameters)))
+    def process(self) -> Process | None:
+        """The server itself, if it runs on this host, and can be found."""
+        url = self._client.base_url
+        if not self._socket_path and not _is_loopback(url.host):
+            return None
+        return listening(url.port or (443 if url.scheme == "https" else 80), self._socket_path)
+
+    def register(self, model: Model, parameters: Mapping[str, str]) -> Outcome:
+        """Register one model. One that is there already gets its workers if it has fewer; it is never left with less than it had."""
+        try:
+            reply = self._send(torchserve.registration(model, parameters))
+            there = torchserve.conflict(model, reply)
+            if there is None:
+                return torchserve.registered(model, reply)
+            workers = max((each.workers_wanted for each in self._versions(*there)), default=0)
+            wanted = int(parameters.get("initial_workers", "0"))
+            if wanted <= workers:
+                return torchserve.present(model, reply, workers)
+            # A registration waits for its workers unless it is told not to, and scaling does not unless it is told to.
+            synchronous = parameters.get("synchronous") != "false"
+            answer = self._send(torchserve.scaling(*there, wanted, synchronous=synchronous))
+            return torchserve.scaled(model, reply, wanted, answer)
+        except Unanswered as error:
+            return torchserve.unanswered(model, error)
 
     def unregister(self, name: str) -> Outcome:
         """Remove all versions of a model."""
-        defaults = {each.version for each in torchserve.described(self._send(torchserve.description(name)))}
+        try:
+            return self._unregister(name)
+        except Unanswered as error:
+            return Outcome(name, "failed", error.message, error.hint)
+
+    def _unregister(self, name: str) -> Outcome:
+        defaults = {each.version for each in self._versions(name)}
         versions = [each.version for each in self.versions(name)]
         for version in (each for each in versions if each not in defaults):
             outcome = torchserve.unregistered(name, self._send(torchserve.removal(name, version)))
@@ -169,7 +179,10 @@ class Management:
 
     def versions(self, name: str) -> list[Registered]:
         """All versions of a model."""
-        return torchserve.described(self._send(torchserve.description(name, torchserve.ALL)))
+        return self._versions(name, ALL)
+
+    def _versions(self, name: str, version: str = "") -> list[Registered]:
+        return torchserve.described(self._send(torchserve.description(name, version)))
 
     def _send(self, request: Request) -> Reply:
         try:
@@ -181,18 +194,18 @@ class Management:
                         raise ModelServerError(f"{self.where} answers with more than {_BODY_MAX_BYTES >> 20} MiB")
         except httpx.ConnectTimeout:
             raise ModelServerError(f"TorchServe at {self.where} cannot be reached: no answer", hint=_REACH) from None
-        except httpx.TimeoutException:
-            raise ModelServerError(
-                f"TorchServe at {self.where} did not answer in time",
-                hint="its log says what it does; --timeout waits longer",
-            ) from None
-        except httpx.RemoteProtocolError:
-            raise ModelServerError(f"{self.where} broke off its reply, or does not speak HTTP", hint=_REACH) from None
-        except httpx.HTTPError as error:
+        except httpx.ConnectError as error:
             hint = "name its authority with --ca-bundle" if is_untrusted(error) else _REACH
             raise ModelServerError(
                 f"TorchServe at {self.where} cannot be reached: {reason(error)}", hint=hint
             ) from None
+        except httpx.TimeoutException:
+            raise Unanswered(
+                f"TorchServe at {self.where} did not answer in time",
+                hint="its log says what it does; --timeout waits longer",
+            ) from None
+        except httpx.HTTPError:
+            raise Unanswered(f"{self.where} broke off its reply, or does not speak HTTP", hint=_REACH) from None
         try:
             content = json.loads(body)
         except ValueError:
@@ -203,6 +216,13 @@ class Management:
 
 
 _REACH = "is it running, and is this its management_address? --management names another"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _split(address: str) -> tuple[str, str | None]:

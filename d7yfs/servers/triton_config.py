@@ -27,6 +27,8 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _CLOSING = {"{": "}", "<": ">"}
+_REST_OF_LINE = re.compile(r"[,;\s]*(?:\#.*)?$", re.MULTILINE)
+"""What may follow a part on its last line and go with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class Lines:
 
     first: int
     last: int
+    shared: bool
+    """Whether something else stands on the first or the last of them."""
 
     def __str__(self) -> str:
         return f"line {self.first}" if self.first == self.last else f"lines {self.first} to {self.last}"
@@ -61,7 +65,7 @@ def agents_blocks(text: str) -> tuple[AgentsBlock, ...]:
     """Each `model_repository_agents` of a config.pbtxt. Raises ConfigError, with the line, for what is no text format."""
     top = _Parser(text).message()
     return tuple(
-        AgentsBlock(tuple(_agent(each) for each in _values(block.fields, "agents")), block.lines)
+        AgentsBlock(tuple(_agent(text, each) for each in _values(block.fields, "agents")), _lines(text, block.span))
         for block in _values(top, "model_repository_agents", whole_field=True)
     )
 
@@ -72,50 +76,21 @@ def removals(blocks: Sequence[AgentsBlock]) -> list[str]:
     for block in blocks:
         ours = [agent for agent in block.agents if agent.name in AGENTS]
         if ours and len(ours) == len(block.agents):
-            advice.append(f"{block.lines}, model_repository_agents with all in it")
+            advice.append(_all_of(block.lines))
         else:
-            advice += [f"{agent.lines}, the entry of agent {agent.name} with its comma" for agent in ours]
+            advice += [_one_of(agent) for agent in ours]
     return advice
 
 
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """A scalar, as it is written but for quotes, or a message."""
-
-    text: str
-    fields: tuple[_Field, ...]
-    lines: Lines
+def _all_of(lines: Lines) -> str:
+    if lines.shared:
+        return f"from {lines} only the part from model_repository_agents to its closing bracket"
+    return f"{lines}, model_repository_agents with all in it"
 
 
-@dataclass(frozen=True, slots=True)
-class _Field:
-    """`name: value`, `name { … }` or `name [ value, … ]`."""
-
-    name: str
-    values: tuple[_Value, ...]
-    lines: Lines
-
-
-def _agent(entry: _Value) -> Agent:
-    parameters = {
-        _text(parameter.fields, "key"): _text(parameter.fields, "value")
-        for parameter in _values(entry.fields, "parameters")
-    }
-    return Agent(_text(entry.fields, "name"), parameters, entry.lines)
-
-
-def _values(fields: Sequence[_Field], name: str, *, whole_field: bool = False) -> Iterator[_Value]:
-    """All values of the fields of that name; with `whole_field` each with the lines from the field's name on."""
-    for field in fields:
-        if field.name == name:
-            for value in field.values:
-                alone = whole_field or len(field.values) == 1
-                yield _Value(value.text, value.fields, field.lines if alone else value.lines)
-
-
-def _text(fields: Sequence[_Field], name: str) -> str:
-    """The last value counts, as in protobuf."""
-    return next((value.text for value in reversed(list(_values(fields, name)))), "")
+def _one_of(agent: Agent) -> str:
+    what = f"the entry of agent {agent.name} with its comma"
+    return f"from {agent.lines} only {what}" if agent.lines.shared else f"{agent.lines}, {what}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +99,63 @@ class _Token:
     """`string`, `mark`, `word`, or `end`."""
     text: str
     line: int
+    offset: int
+    """Where in the text it begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """From one token to another, both included."""
+
+    first: _Token
+    last: _Token
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A scalar, as it is written but for quotes, or a message."""
+
+    text: str
+    fields: tuple[_Field, ...]
+    span: _Span
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """`name: value`, `name { … }` or `name [ value, … ]`."""
+
+    name: str
+    values: tuple[_Value, ...]
+    span: _Span
+
+
+def _lines(text: str, span: _Span) -> Lines:
+    begin, end = span.first.offset, span.last.offset + len(span.last.text)
+    before = text[text.rfind("\n", 0, begin) + 1 : begin]
+    shared = bool(before.strip()) or not _REST_OF_LINE.match(text, end)
+    return Lines(span.first.line, span.last.line, shared)
+
+
+def _agent(text: str, entry: _Value) -> Agent:
+    parameters = {
+        _text(parameter.fields, "key"): _text(parameter.fields, "value")
+        for parameter in _values(entry.fields, "parameters")
+    }
+    return Agent(_text(entry.fields, "name"), parameters, _lines(text, entry.span))
+
+
+def _values(fields: Sequence[_Field], name: str, *, whole_field: bool = False) -> Iterator[_Value]:
+    """All values of the fields of that name; with `whole_field` each with the span from the field's name on."""
+    for field in fields:
+        if field.name == name:
+            for value in field.values:
+                alone = whole_field or len(field.values) == 1
+                yield _Value(value.text, value.fields, field.span if alone else value.span)
+
+
+def _text(fields: Sequence[_Field], name: str) -> str:
+    """The last value counts, as in protobuf."""
+    return next((value.text for value in reversed(list(_values(fields, name)))), "")
 
 
 class _Parser:
@@ -132,7 +164,7 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self._tokens = _tokens(text)
         self._next = next(self._tokens)
-        self._last_line = 1
+        self._last = self._next
         self._depth = 0
 
     def message(self, closing: str = "") -> tuple[_Field, ...]:
@@ -149,7 +181,7 @@ class _Parser:
         return tuple(fields)
 
     def _field(self) -> _Field:
-        first = self._next.line
+        first = self._next
         name = self._name()
         colon = self._take(":")
         if self._take("["):
@@ -158,7 +190,7 @@ class _Parser:
             values = (self._value(),)
         else:
             raise self._error(f"a colon or a message must follow {name}")
-        field = _Field(name, values, Lines(first, self._last_line))
+        field = _Field(name, values, _Span(first, self._last))
         if not self._take(","):
             self._take(";")
         return field
@@ -181,10 +213,10 @@ class _Parser:
         return tuple(values)
 
     def _value(self) -> _Value:
-        first = self._next.line
+        first = self._next
         if self._next.text in _CLOSING and self._next.kind == "mark":
             fields = self.message(_CLOSING[self._advance().text])
-            return _Value("", fields, Lines(first, self._last_line))
+            return _Value("", fields, _Span(first, self._last))
         if self._next.kind == "string":
             text = ""
             while self._next.kind == "string":  # adjacent ones are one
@@ -193,7 +225,7 @@ class _Parser:
             text = self._expect("word").text
             if text == "-":
                 text += self._expect("word").text
-        return _Value(text, (), Lines(first, self._last_line))
+        return _Value(text, (), _Span(first, self._last))
 
     def _take(self, mark: str) -> bool:
         """Whether the next token was this mark, or, for "", the end."""
@@ -211,7 +243,7 @@ class _Parser:
 
     def _advance(self) -> _Token:
         token, self._next = self._next, next(self._tokens)
-        self._last_line = token.line
+        self._last = token
         return token
 
     def _error(self, what: str) -> ConfigError:
@@ -228,11 +260,11 @@ def _tokens(text: str) -> Iterator[_Token]:
         kind = found.lastgroup
         assert kind is not None
         if kind != "blank":
-            yield _Token(kind, found.group(), line)
+            yield _Token(kind, found.group(), line, position)
         line += found.group().count("\n")
         position = found.end()
     while True:
-        yield _Token("end", "", line)
+        yield _Token("end", "", line, position)
 
 
 def _error(line: int, what: str) -> ConfigError:

@@ -141,6 +141,19 @@ async def test_a_hit_asks_the_filler_only_for_what_comes_next(tmp_path: Path) ->
         assert (opened.cached.hits, opened.cached.misses) == (2, 0)
 
 
+async def test_all_who_asked_hear_once_that_it_is_whole(tmp_path: Path) -> None:
+    with Opened(tmp_path) as opened:
+        heard: list[str] = []
+        for name in ("verifier", "model"):
+            opened.cached.when_whole(lambda name=name: heard.append(name))  # type: ignore[misc]
+        await opened.filler.bring(0, 3 * MIB)
+        assert (opened.cached.is_whole, heard) == (False, [])
+        await opened.filler.bring(3 * MIB, FILE.size_bytes)
+        assert (opened.cached.is_whole, heard) == (True, ["verifier", "model"])
+        await opened.filler.bring(0, MIB)
+        assert len(heard) == 2
+
+
 async def test_an_empty_read_asks_nobody(tmp_path: Path) -> None:
     with Opened(tmp_path) as opened:
         assert await opened.cached.read(ByteRange(7, 7), None) == b""

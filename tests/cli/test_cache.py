@@ -107,6 +107,7 @@ def test_verify_as_json_and_in_use(path: Path) -> None:
     assert done.exit_code == 1
     _, weights = json.loads(done.stdout)
     assert weights == {
+        "schema": 1,
         "name": f"{URL}/llm/weights.bin",
         "validator": WEIGHTS.validator,
         "in_use": True,

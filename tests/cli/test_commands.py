@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -17,6 +18,7 @@ from d7yfs import control, mounts
 from d7yfs.cli import COMMANDS, main
 from d7yfs.cli.failures import ungrouped
 from d7yfs.cli.mount import split_arguments
+from d7yfs.cli.place import Place
 from d7yfs.cli.status import show_size_roughly
 from d7yfs.config.schema import OPTIONS
 from d7yfs.errors import ConfigError, MountError, NotFound
@@ -91,6 +93,28 @@ def test_usage_errors_are_status_2(arguments: list[str]) -> None:
     assert "Usage:" in done.output
 
 
+def _parameters(command: click.Command) -> Iterator[click.Parameter]:
+    yield from command.params
+    if isinstance(command, click.Group):
+        for name in command.list_commands(click.Context(command)):
+            below = command.get_command(click.Context(command), name)
+            assert below is not None
+            yield from _parameters(below)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_command_looks_at_what_may_lie_in_a_mount(name: str) -> None:
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    for each in _parameters(command):
+        if isinstance(each, click.Argument) and isinstance(each.type, click.Path):
+            assert isinstance(each.type, Place), each.name
+        if isinstance(each, click.Argument) and {"PATH", "MOUNTPOINT"} & set(
+            re.findall(r"\w+", each.human_readable_name)
+        ):
+            assert isinstance(each.type, Place) or each.type is click.STRING, each.name
+
+
 # --- mount, as far as it goes without a daemon ---
 
 
@@ -128,14 +152,21 @@ def test_mount_refuses_what_cannot_be(arguments: list[str], said: str) -> None:
 @pytest.mark.usefixtures("_nothing_mounted")
 def test_without_a_mount(tmp_path: Path) -> None:
     assert d7yfs("umount").exit_code == 2, "which one?"
-    for command, path in (("umount", tmp_path), ("stat", tmp_path / "file"), ("status", tmp_path)):
+    named = (("umount", tmp_path), ("stat", tmp_path / "file"), ("status", tmp_path), ("reload", tmp_path))
+    for command, path in named:
         done = d7yfs(command, path)
         assert done.exit_code == 1, command
         assert str(tmp_path) in done.stderr or "no answer" in done.stderr
         assert done.stderr.startswith("d7yfs: error: ")
-    done = d7yfs("status")
-    assert (done.exit_code, done.stdout) == (0, "nothing is mounted\n")
-    assert json.loads(d7yfs("status", "--json").stdout) == []
+    for command in ("status", "log-level", "reload"):
+        done = d7yfs(command)
+        assert (done.exit_code, done.stdout) == (0, "nothing is mounted\n")
+        assert json.loads(d7yfs(command, "--json").stdout) == []
+    done = d7yfs("reload", tmp_path, "--pid", "1")
+    assert (done.exit_code, done.stdout) == (2, "")
+    done = d7yfs("reload", "--pid", "1")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.startswith("d7yfs: error: process 1 is no daemon of yours")
 
 
 # --- ls ---
@@ -153,9 +184,16 @@ def test_ls(store: InThread[S3Faults]) -> None:
 
 
 def test_ls_as_json(store: InThread[S3Faults]) -> None:
-    rows = json.loads(d7yfs("ls", url_of(store, "models/a/"), "--anonymous", "--json").stdout)
-    (row,) = rows
-    assert (row["name"], row["size"]) == ("model.onnx", 5000)
+    directory, *_ = json.loads(d7yfs("ls", url_of(store, "models"), "--anonymous", "--json").stdout)
+    assert directory == {"schema": 1, "name": "a/", "size_bytes": None, "modified": None, "version": None}
+    (row,) = json.loads(d7yfs("ls", url_of(store, "models/a/"), "--anonymous", "--json").stdout)
+    assert row == {
+        "schema": 1,
+        "name": "model.onnx",
+        "size_bytes": 5000,
+        "modified": "2023-11-14T22:13:20Z",
+        "version": store.server.etag("b/models/a/model.onnx"),
+    }
 
 
 def test_ls_of_one_object(store: InThread[S3Faults]) -> None:

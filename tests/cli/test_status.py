@@ -63,7 +63,9 @@ def test_where_bytes_came_from(traffic: dict[str, Any], said: str) -> None:
     assert traffic_line(NOTHING | traffic) == said
 
 
-def _shown(repository: dict[str, Any], warm_ups: list[dict[str, Any]]) -> str:
+def _shown(
+    repository: dict[str, Any], warm_ups: list[dict[str, Any]], last_reload: dict[str, Any] | None = None
+) -> str:
     answer = {
         "mountpoint": "/mnt/models",
         "pid": 1,
@@ -72,7 +74,8 @@ def _shown(repository: dict[str, Any], warm_ups: list[dict[str, Any]]) -> str:
         "log": "stderr",
         "metrics": {"listens_on": "127.0.0.1:7717", "error": ""},
         "warnings": [],
-        "repositories": [repository],
+        "repositories": [repository] if repository else [],
+        "last_reload": last_reload,
         "warm_ups": warm_ups,
         "cache": {"used_bytes": 0, "limit_bytes": GIB, "directory": "/c", "hits": 0, "misses": 0},
         "tree": {"files": 1, "directories": 1},
@@ -125,6 +128,21 @@ def test_the_table() -> None:
     assert "through http://h:4001 " in shown
     assert "warm-up" not in shown
     assert "warning" not in shown
+    assert "error" not in shown
+
+
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        ({"error": "", "later": []}, []),
+        ({"error": "c.toml: unknown key", "later": []}, ["the settings could not be read again: c.toml: unknown key"]),
+        ({"error": "", "later": ["proxy", "verify"]}, ["next mount", "changes proxy, verify"]),
+    ],
+)
+def test_what_came_of_reading_the_settings_again(last: dict[str, Any], said: list[str]) -> None:
+    shown = _shown({}, [], last)
+    assert all(each in shown for each in said)
+    assert ("error" in shown, "next mount" in shown) == (bool(last["error"]), bool(last["later"]))
 
 
 # --- warm ---

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import ssl
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from click.testing import CliRunner, Result
 
 from d7yfs import mounts
 from d7yfs.cli import main
+from d7yfs.servers.torchserve_api import DEFAULT_ADDRESS
 from tests.servers import fake_torchserve
 from tests.servers.fake_torchserve import FakeTorchServe
 
@@ -65,10 +71,11 @@ def test_all_models_are_registered_and_nothing_is_sent_that_was_not_given(server
     done = register(server, "--model", "all", store)
     assert done.exit_code == 0, done.output
     assert posted(server) == [{"url": "flat"}, {"url": "one.mar"}, {"url": "two.mar"}]
-    assert done.output.splitlines() == [
-        "registered   flat: version 1.0, 0 workers",
-        "registered   one: version 1.0, 0 workers",
-        "registered   two: version 2.5 as inner, 0 workers",
+    hint = "             → serves nothing until it has workers: --initial-workers N"
+    assert done.stdout.splitlines() == [
+        *("registered   flat: version 1.0, 0 workers", hint),
+        *("registered   one: version 1.0, 0 workers", hint),
+        *("registered   two: version 2.5 as inner, 0 workers", hint),
     ]
 
 
@@ -83,8 +90,9 @@ def test_what_is_given_is_sent(server: FakeTorchServe, store: Path) -> None:
 
 def test_workers_that_are_not_waited_for(server: FakeTorchServe, store: Path) -> None:
     done = register(server, "--model", "one", "--initial-workers", "1", "--no-synchronous", store)
-    assert (done.exit_code, done.output.split()[0]) == (0, "accepted")
+    assert (done.exit_code, done.stdout.split()[0]) == (0, "accepted")
     assert posted(server) == [{"url": "one.mar", "initial_workers": "1", "synchronous": "false"}]
+    assert "serves nothing" not in done.stdout
 
 
 @pytest.mark.parametrize("load_model", ["two, flat", "all"])
@@ -136,6 +144,46 @@ def test_a_model_that_is_not_there_is_an_error_before_anything_is_registered(
     assert server.requests == []
 
 
+def test_all_that_there_is_is_listed(server: FakeTorchServe, tmp_path: Path) -> None:
+    for number in range(101):
+        (tmp_path / f"m{number:03}.mar").write_bytes(b"x")
+    done = register(server, "--model", "absent", tmp_path)
+    assert done.exit_code == 2
+    assert "m098, m099 and 1 more\n" in done.output
+
+
+def test_tarballs_are_archives_too(server: FakeTorchServe, store: Path) -> None:
+    for name in ("packed.tar.gz", "other.tgz"):
+        (store / name).write_bytes(b"x")
+        server.store[name] = (name.partition(".")[0], "1.0")
+    assert register(server, "--model", "packed,other.tgz", store).exit_code == 0
+    assert posted(server) == [{"url": "packed.tar.gz"}, {"url": "other.tgz"}]
+    assert register(server, "--model", "all", store).exit_code == 0
+    assert len(server.models) == 5
+    assert d7yfs("unregister", "--management", server.address, "--model", "packed.tar.gz,other").exit_code == 0
+    assert len(server.models) == 3
+
+
+def test_all_says_what_lies_too_deep(server: FakeTorchServe, store: Path) -> None:
+    done = register(server, "--model", "all", store)
+    assert done.exit_code == 0
+    assert "not registered: sub/deep.mar: TorchServe takes archives only from its model store itself\n" in done.stderr
+    assert "not registered" not in register(server, "--model", "one", store).stderr
+
+
+def test_a_store_of_nothing_else_says_so(server: FakeTorchServe, store: Path) -> None:
+    for name in ("one.mar", "two.mar"):
+        (store / name).unlink()
+    (store / "flat").rename(store / ".flat")
+    done = register(server, "--model", "all", store)
+    assert done.exit_code == 2
+    assert "holds no model" in done.output
+    assert (
+        f"deep.mar lies in sub/: TorchServe takes archives only from its model store itself, so name {store}/sub"
+        in (done.output)
+    )
+
+
 def test_a_directory_and_an_archive_of_one_name(server: FakeTorchServe, store: Path) -> None:
     (store / "flat.mar").write_bytes(b"x")
     server.store["flat.mar"] = ("flat", "2.0")
@@ -158,13 +206,64 @@ def test_one_that_fails_does_not_keep_the_others_and_counts(server: FakeTorchSer
     assert "registered   two: version 2.5 as inner, 1 worker" in lines
 
 
+def test_one_without_an_answer_does_not_keep_the_others(server: FakeTorchServe, store: Path) -> None:
+    server.silent.add("one.mar")
+    done = register(server, "--model", "all", "--timeout", "1s", store)
+    assert done.exit_code == 1
+    lines = [line for line in done.stdout.splitlines() if "→" not in line]
+    assert lines == [
+        "registered   flat: version 1.0, 0 workers",
+        f"failed       one: TorchServe at {server.address} did not answer in time",
+        "registered   two: version 2.5 as inner, 0 workers",
+    ]
+    assert "TorchServe may still be loading it: d7yfs torchserve list" in done.stdout
+    assert "--timeout waits longer, d7yfs warm beforehand" in done.stdout
+
+
+def test_a_broken_connection_or_a_gateways_word_is_one_models_failure(server: FakeTorchServe, store: Path) -> None:
+    server.cut.add("flat")
+    server.gateway.add("one.mar")
+    done = register(server, "--model", "all", "--json", store)
+    assert done.exit_code == 1
+    rows = json.loads(done.stdout)
+    assert [row["result"] for row in rows] == ["failed", "failed", "registered"]
+    assert "broke off its reply" in rows[0]["said"]
+    assert "answered with status 502" in rows[1]["said"]
+    assert all("may still be loading it" in row["hint"] for row in rows[:2])
+
+
 def test_one_that_is_registered_already_is_no_failure(server: FakeTorchServe, store: Path) -> None:
-    register(server, "--model", "one", store)
-    done = register(server, "--model", "one", "--json", store)
+    for workers, hint in (("0", "serves nothing until it has workers"), ("2", "unregister it first if its content")):
+        server.models.clear()
+        register(server, "--model", "one", "--initial-workers", workers, store)
+        done = register(server, "--model", "one", "--json", store)
+        assert done.exit_code == 0
+        (row,) = json.loads(done.stdout)
+        assert (row["model"], row["result"]) == ("one", "present")
+        assert row["said"] == "Model version 1.0 is already registered for model one"
+        assert hint in row["hint"]
+    assert [method for method, _, _ in server.requests if method == "PUT"] == []
+
+
+def test_one_that_is_registered_already_gets_the_workers_it_lacks(server: FakeTorchServe, store: Path) -> None:
+    register(server, "--model", "all", store)
+    done = register(server, "--model", "two", "--initial-workers", "2", store)
     assert done.exit_code == 0
-    (row,) = json.loads(done.output)
-    assert (row["model"], row["result"]) == ("one", "present")
-    assert row["said"] == "Model version 1.0 is already registered for model one"
+    words = "present      two: Model version 2.5 is already registered for model inner; now 2 workers"
+    assert done.stdout.splitlines()[0] == words
+    method, path, query = server.requests[-1]
+    assert (method, path, query) == ("PUT", "/models/inner/2.5", {"min_worker": "2", "synchronous": "true"})
+    assert server.workers["inner"] == 2
+    done = register(server, "--model", "two", "--initial-workers", "1", store)
+    assert (done.exit_code, server.workers["inner"]) == (0, 2), "it keeps what it has"
+
+    done = register(server, "--model", "one", "--initial-workers", "1", "--no-synchronous", store)
+    assert (done.exit_code, done.stdout.split()[0]) == (0, "accepted")
+    assert server.requests[-1][2]["synchronous"] == "false"
+    server.broken.add("flat")
+    done = register(server, "--model", "flat", "--initial-workers", "1", store)
+    assert done.exit_code == 1
+    assert "failed       flat: Failed to start workers for model flat version: 1.0" in done.stdout
 
 
 def test_another_model_store_than_ours_shows_as_not_found(server: FakeTorchServe, store: Path) -> None:
@@ -195,7 +294,7 @@ def test_a_token_is_sent_and_a_missing_or_wrong_one_is_explained(
     done = register(server, "--model", "one", "--token-file", file, store)
     assert done.exit_code == 1
     assert "refuses the token" in done.output
-    assert "GET /token?type=management" in done.output
+    assert "token_expiration_min minutes; GET /token?type=management" in done.output
     assert TOKEN not in done.output
 
 
@@ -266,10 +365,93 @@ def test_torchserves_own_configuration_says_both(server: FakeTorchServe, store: 
     assert d7yfs("register", "--ts-config", config, "--model", "two", tmp_path / "link").exit_code == 0
 
 
+def test_torchserves_own_variable_names_its_configuration(server: FakeTorchServe, store: Path, tmp_path: Path) -> None:
+    config = written(tmp_path / "c", f"management_address={server.address}\nmodel_store={store}")
+    assert d7yfs("register", "--model", "one", env={"TS_CONFIG_FILE": str(config)}).exit_code == 0
+    assert d7yfs("unregister", "--model", "one", env={"TS_CONFIG_FILE": str(config)}).exit_code == 0
+
+
+def test_a_store_that_nothing_tells_of_is_said_once(server: FakeTorchServe, store: Path) -> None:
+    done = register(server, "--model", "one,two", store)
+    assert done.exit_code == 0
+    assert done.stderr.count(f"nothing here says whether {store} is TorchServe's model store; --ts-config") == 1
+
+
+@contextmanager
+def process(server: FakeTorchServe, *options: str | Path, directory: Path | None = None) -> Iterator[None]:
+    """A process that listens where `server` does, and is called as TorchServe's launcher calls Java."""
+    command: list[str | Path] = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    command += ["org.pytorch.serve.ModelServer", "--python", "python", *options]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[server.listens_on], cwd=directory):
+        yield
+
+
+def test_the_running_servers_store_counts_and_not_its_files(
+    server: FakeTorchServe, store: Path, tmp_path: Path
+) -> None:
+    """--model-store outdoes model_store, so the file must not make a right setup wrong, or a wrong one right."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "one.mar").write_bytes(b"x")
+    config = written(tmp_path / "c", f"management_address={server.address}\nmodel_store={other}")
+    with process(server, "-f", config, "-s", store, "-ncs"):
+        done = d7yfs("register", "--ts-config", config, "--model", "one", store)
+        assert done.exit_code == 0, done.output
+        assert "d7yfs: note:" not in done.stderr
+        done = d7yfs("register", "--ts-config", config, "--model", "one", other)
+        assert done.exit_code == 2
+        assert f"{other} is not TorchServe's model store: process " in done.output
+        assert f"has --model-store {store}\n" in done.output
+        assert d7yfs("register", "--ts-config", config, "--model", "two").exit_code == 0, "it is the default, too"
+    assert d7yfs("register", "--ts-config", config, "--model", "one", store).exit_code == 2, "now the file counts"
+
+
+def test_a_running_servers_store_may_be_relative(server: FakeTorchServe, store: Path) -> None:
+    with process(server, "-s", store.name, directory=store.parent):
+        assert register(server, "--model", "one", store).stderr == ""
+        assert register(server, "--model", "two").exit_code == 0
+        assert "is not TorchServe's model store" in register(server, "--model", "one", store.parent).output
+
+
+def test_another_servers_store_says_nothing(server: FakeTorchServe, store: Path, tmp_path: Path) -> None:
+    with fake_torchserve.running(FakeTorchServe({})) as other, process(other, "-s", tmp_path):
+        done = register(server, "--model", "one", store)
+        assert (done.exit_code, "nothing here says" in done.stderr) == (0, True)
+
+
+def test_a_running_server_on_a_unix_socket(store: Path, tmp_path: Path) -> None:
+    made = FakeTorchServe({"one.mar": ("one", "1.0")})
+    with fake_torchserve.running(made, tmp_path / "s") as server, process(server, "-s", store):
+        assert register(server, "--model", "one").exit_code == 0
+        assert "is not TorchServe's model store" in register(server, "--model", "one", tmp_path).output
+
+
 def test_an_address_to_listen_on_is_none_to_call(server: FakeTorchServe, store: Path, tmp_path: Path) -> None:
     config = written(tmp_path / "c", f"management_address={server.address.replace('127.0.0.1', '0.0.0.0')}")
     assert d7yfs("register", "--ts-config", config, "--model", "one", store).exit_code == 0
     assert server.hosts == [server.address.removeprefix("http://")]
+
+
+def test_without_any_address_it_is_torchserves_own(
+    server: FakeTorchServe, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert DEFAULT_ADDRESS == "http://127.0.0.1:8081"
+    monkeypatch.setattr("d7yfs.cli.torchserve.DEFAULT_ADDRESS", server.address)
+    assert d7yfs("register", "--model", "one", store).exit_code == 0
+    assert len(posted(server)) == 1
+
+
+def test_https_with_the_authority_that_signed(store: Path, tmp_path: Path) -> None:
+    authority, bundle = trustme.CA(), tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(str(bundle))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    with fake_torchserve.running(FakeTorchServe({"one.mar": ("one", "1.0")}), tls=context) as server:
+        done = register(server, "--model", "one", store)
+        assert done.exit_code == 1
+        assert "hint: name its authority with --ca-bundle" in done.output
+        done = register(server, "--model", "one", "--ca-bundle", bundle, store)
+        assert done.exit_code == 0, done.output
 
 
 def test_a_unix_socket(store: Path, tmp_path: Path) -> None:
@@ -325,6 +507,23 @@ def test_without_a_directory_it_is_the_only_mount(
     assert done.exit_code == (0 if count == 1 else 2), done.output
 
 
+def test_among_several_mounts_the_plugins_bucket_decides(
+    server: FakeTorchServe, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mounted(point: Path, source: str) -> mounts.Mount:
+        return mounts.Mount(point, "0:1", mounts.FSTYPE, source, ())
+
+    table = [mounted(tmp_path / "x", "s3://other"), mounted(store.parent, f"a=s3://b/c;{store.name}=s3://b/torch")]
+    monkeypatch.setattr("d7yfs.cli.torchserve.mount_table", lambda: table)
+    done = register(server, "--model", "one")
+    assert done.exit_code == 2
+    assert f"{tmp_path / 'x'} (s3://other), {store.parent / 'a'} (s3://b/c), {store} (s3://b/torch)" in done.output
+    file = written(tmp_path / "s3.json", {"bucketName": "b", "key": "torch/one.mar", "load_model": "one"})
+    assert register(server, "--config", file).exit_code == 0
+    file = written(tmp_path / "s3.json", {"bucketName": "b", "key": "elsewhere", "load_model": "one"})
+    assert register(server, "--config", file).exit_code == 2
+
+
 # --- unregister, list ---
 
 
@@ -364,4 +563,18 @@ def test_unregister_all_or_nothing_named(server: FakeTorchServe, store: Path) ->
     assert done.exit_code == 2
     assert "no model is named; registered: flat, inner, one" in done.output
     assert d7yfs("unregister", "--management", server.address, "--model", "all").exit_code == 0
+    assert server.models == {}
+
+
+def test_unregister_takes_nothing_away_because_of_a_variable(
+    server: FakeTorchServe, store: Path, tmp_path: Path
+) -> None:
+    """What is set for a whole host is there for mount and register."""
+    file = written(tmp_path / "s3.json", {"load_model": "all"})
+    register(server, "--config", file, store)
+    done = d7yfs("unregister", "--management", server.address, env={"D7YFS_TORCHSERVE_CONFIG": str(file)})
+    assert done.exit_code == 2
+    assert "no model is named; registered: flat, inner, one" in done.output
+    assert len(server.models) == 3
+    assert d7yfs("unregister", "--management", server.address, "--config", file).exit_code == 0
     assert server.models == {}

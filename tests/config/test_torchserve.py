@@ -153,11 +153,18 @@ def test_an_endpoints_file_as_it_lies_there(tmp_path: Path) -> None:
             "",
         ),
         ({"type": "gcs", "bucket_name": "b"}, "gs://b", ProviderChain(), ""),
+        ({"type": "gcs", "bucket_name": "b", "endpoint": "http://g:1"}, "gs://b", ProviderChain(), "http://g:1"),
         (
             {"type": "abs", "container_name": "c", "account_name": "Account", "account_key": SECRET},
             "as://account/c",
             StaticKeys("account", SecretStr(SECRET)),
             "",
+        ),
+        (
+            {"type": "abs", "container_name": "c", "account_name": "account", "endpoint": "http://azurite:10000"},
+            "as://account/c",
+            ProviderChain(),
+            "http://azurite:10000",
         ),
     ],
 )
@@ -169,6 +176,14 @@ def test_object_storage_of_each_kind(
     assert file.storage
     assert str(file.storage.url) == url
     assert (file.storage.credentials, file.storage.endpoint_url) == (credentials, endpoint)
+
+
+@pytest.mark.parametrize("kind", ["s3", "oss"])
+def test_a_region_is_passed_on(tmp_path: Path, kind: str) -> None:
+    file = written(tmp_path, {"addr": "h", "object_storage": {"type": kind, "bucket_name": "b", "region": "r"}})
+    assert file.warnings == ()
+    assert file.storage
+    assert file.storage.region == "r"
 
 
 @pytest.mark.parametrize(

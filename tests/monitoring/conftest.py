@@ -4,28 +4,29 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.monitoring.prometheus import ALERTS, Prometheus
-from tests.mount.conftest import MIB, _can_mount, bucket, bytes_of, mounter
+from tests.monitoring.prometheus import Prometheus, scraping
+from tests.mount.conftest import MIB, _can_mount, bucket, bytes_of, faulty, mounter
 from tests.mount.conftest import Bucket as Bucket
 from tests.mount.mounted import Mounted, Mounter, free_port, in_background, until
 from tests.servers.dfdaemon import FakeDfdaemon
 from tests.servers.in_thread import InThread
 
-__all__ = ["_can_mount", "bucket", "mounter"]
+__all__ = ["_can_mount", "bucket", "faulty", "mounter"]
 
 PLOT = os.environ.get("D7YFS_TEST_MONITORING_PLOT", "")  # now: the session takes such variables out of the environment
 collect_ignore_glob = [] if os.environ.get("D7YFS_TEST_MONITORING") else ["test_*.py"]
+if not PLOT:
+    collect_ignore_glob.append("test_picture.py")
 
 
 @pytest.fixture
 def mounted(mounter: Mounter, bucket: Bucket) -> Iterator[Mounted]:
-    """Through a proxy that dies on the way, with three models, one of which is read over and over."""
+    """Through a proxy, with three models."""
     for number, name in enumerate(("resnet", "bert", "llm")):
         bucket.put(f"monitored/{name}/1/weights.safetensors", bytes_of(number, 24 * MIB))
         bucket.put(f"monitored/{name}/config.pbtxt", f'name: "{name}"'.encode())
@@ -42,25 +43,8 @@ def mounted(mounter: Mounter, bucket: Bucket) -> Iterator[Mounted]:
 @pytest.fixture
 def prometheus(mounted: Mounted, tmp_path: Path) -> Iterator[Prometheus]:
     """One that scrapes `mounted` every second, with our rules."""
-    config = tmp_path / "prometheus.yaml"
-    config.write_text(
-        "global: {scrape_interval: 1s, evaluation_interval: 1s}\n"
-        f"rule_files: [{ALERTS}]\n"
-        "scrape_configs:\n  - job_name: d7yfs\n    static_configs: [{targets: ["
-        f"'{mounted.status()['metrics']['listens_on']}']}}]\n"
-    )
-    port = free_port()
-    command = [
-        *("prometheus", f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'tsdb'}"),
-        *(f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"),
-    ]
-    with (tmp_path / "prometheus.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-        try:
-            found = Prometheus(f"http://127.0.0.1:{port}")
-            until(found.is_up, "Prometheus", timeout_s=60)
-            yield found
-        finally:
-            process.terminate()
+    with scraping(mounted.status()["metrics"]["listens_on"], tmp_path) as found:
+        yield found
 
 
 @pytest.fixture

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.mount.mounted import free_port, until
 
 _DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 ALERTS = _DEPLOY / "prometheus" / "alerts.yaml"
@@ -50,6 +55,29 @@ class Prometheus:
         return found
 
 
+@contextmanager
+def scraping(address: str, directory: Path) -> Iterator[Prometheus]:
+    """One that scrapes `address` every second, with our rules, and keeps what it has in `directory`."""
+    config = directory / "prometheus.yaml"
+    config.write_text(
+        "global: {scrape_interval: 1s, evaluation_interval: 1s}\n"
+        f"rule_files: [{ALERTS}]\n"
+        f"scrape_configs:\n  - job_name: d7yfs\n    static_configs: [{{targets: ['{address}']}}]\n"
+    )
+    port = free_port()
+    command = [
+        *("prometheus", f"--config.file={config}", f"--storage.tsdb.path={directory / 'tsdb'}"),
+        *(f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"),
+    ]
+    with (directory / "prometheus.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        try:
+            found = Prometheus(f"http://127.0.0.1:{port}")
+            until(found.is_up, "Prometheus", timeout_s=60)
+            yield found
+        finally:
+            process.terminate()
+
+
 @dataclass(frozen=True)
 class Panel:
     """One panel of the dashboard."""
@@ -71,4 +99,4 @@ def panels(*, interval: str = "10s") -> Iterator[Panel]:
 
 
 def _filled(expression: str, interval: str) -> str:
-    return expression.replace("$__rate_interval", interval).replace("$instance", ".*")
+    return re.sub(r"\$(instance|repository)\b", ".*", expression.replace("$__rate_interval", interval))

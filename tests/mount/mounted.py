@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,10 +58,13 @@ def until(happened: Callable[[], bool], what: str, *, timeout_s: float = 20.0) -
 
 
 def run(
-    *arguments: str | Path, env: Mapping[str, str] | None = None, timeout_s: float = COMMAND_TIMEOUT_S
+    *arguments: str | Path,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = COMMAND_TIMEOUT_S,
+    under: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
-    """Run `d7yfs` with these arguments; its exit status and what it said are the caller's to judge."""
-    command = [*D7YFS, *map(str, arguments)]
+    """Run `d7yfs` with these arguments; its exit status and what it said are the caller's to judge. `under` is a command that runs it."""
+    command = [*under, *D7YFS, *map(str, arguments)]
     return subprocess.run(
         command,
         env=os.environ | (env or {}),
@@ -200,13 +203,14 @@ class Mounter:
         point: Path | None = None,
         cache_dir: Path | None = None,
         log_level: str = "debug",
+        under: Sequence[str] = (),
     ) -> Mounted:
         """`d7yfs mount ARGUMENTS POINT`, which must succeed."""
         point = point or self.point()
         cache_dir = cache_dir or self.directory / f"cache-{point.name}"
         log_file = self.directory / f"{point.name}.log"
         options = ("--cache-dir", str(cache_dir), "--log-file", str(log_file), "--log-level", log_level)
-        done = run("mount", *arguments, *options, point, env=env)
+        done = run("mount", *arguments, *options, point, env=env, under=under)
         assert done.returncode == 0, done.stderr + (log_file.read_text() if log_file.exists() else "")
         pid = int(control.ask(control.socket_path(point), "status")["pid"])
         mounted = Mounted(point, cache_dir, log_file, pid, said=done.stdout + done.stderr)

@@ -221,6 +221,9 @@ def test_64_stalled_readers_leave_another_repository_alone(mounter: Mounter, buc
         stalled = [in_background(partial(mounted.read, f"sick/{number}", timeout_s=90)) for number in range(64)]
         until(lambda: mounted.status()["fuse"]["calls"]["read"] >= before + 64, "64 reads in the daemon")
         store.wait(stall.reached)
+        fuse = mounted.status()["fuse"]
+        assert fuse["in_flight"] >= 64
+        assert fuse["oldest_request_s"] > 0
 
         assert mounted.read_anew("well/over.bin", timeout_s=3) == bucket.files["over.bin"], "cached"
         assert mounted.read("well/twenty.bin", timeout_s=10) == bucket.files["twenty.bin"], "not cached"

@@ -38,7 +38,7 @@ def _mount(
 
 
 def _whole(mounted: Mounted, name: str) -> None:
-    until(lambda: int(mounted.stat(name)["cached_bytes"]) == SIZE, f"all of {name}")
+    until(lambda: mounted.stat(name)["cached_bytes"] == SIZE, f"all of {name}")
 
 
 def _link(mounted: Mounted) -> Path:

@@ -241,7 +241,7 @@ def test_killed_in_the_middle_of_reading_and_mounted_again(mounter: Mounter, fau
     faulty.do(faulty.server.put, "b/file", body)
     mounted = mounter.mount(faulty_url(faulty), "--anonymous")
     assert mounted.pread("file", 0, 4096) == body[:4096]
-    until(lambda: mounted.stat("file")["cached_bytes"] == str(2 * MIB), "what the first read brings in the cache")
+    until(lambda: mounted.stat("file")["cached_bytes"] == 2 * MIB, "what the first read brings in the cache")
 
     stall = faults.Hang(after_body_bytes=MIB // 2 + 17)
     faulty.do(lambda: faulty.server.script(stall, key="b/file", forever=True))
@@ -260,7 +260,7 @@ def test_killed_in_the_middle_of_reading_and_mounted_again(mounter: Mounter, fau
     again = mounter.mount(faulty_url(faulty), "--anonymous", point=mounted.point, cache_dir=mounted.cache_dir)
     assert "was a dead mount; cleaned up" in again.log()
     assert again.pid != mounted.pid
-    assert again.stat("file")["cached_bytes"] == str(2 * MIB), "what had come is kept, but for half a block"
+    assert again.stat("file")["cached_bytes"] == 2 * MIB, "what had come is kept, but for half a block"
     assert again.read("file") == body
     assert again.fetched()["direct_bytes"] == len(body) - 2 * MIB, "and is not fetched again"
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
+import signal
 import socket
 import urllib.error
 import urllib.request
-from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -17,6 +17,7 @@ from tests.mount.mounted import Mounted, Mounter, Notified, run, until
 from tests.servers import faults
 from tests.servers.in_thread import InThread
 from tests.servers.s3_faults import S3Faults
+from tests.status_numbers import left_out, unshown
 
 pytestmark = [pytest.mark.mount, pytest.mark.store]
 
@@ -61,6 +62,8 @@ def test_a_scrape_shows_what_readers_were_given_and_whence(mounter: Mounter, buc
     assert found['d7yfs_repository_up{repository="models"}'] == 1
     assert found['d7yfs_fuse_request_duration_seconds_count{operation="read"}'] > 20
     assert found["d7yfs_fuse_requests_in_flight"] == 0
+    assert found["d7yfs_fuse_oldest_request_age_seconds"] == 0
+    assert {found[f'd7yfs_fuse_errors_total{{operation="{each}"}}'] for each in ("read", "open", "readdir")} == {0}
     assert found["d7yfs_cache_bytes"] >= 23 * MIB
     assert 20 * MIB < found["process_resident_memory_bytes"] < 150 * MIB
     text = ask(mounted, "/metrics")[1]
@@ -75,6 +78,32 @@ def test_models_beyond_the_limit_share_their_metrics(mounter: Mounter, bucket: B
         mounted.read(f"{name}/weights.bin")
     shown = mounted.status()["repositories"][0]["models"]
     assert {name: model["read_bytes"] for name, model in shown.items()} == {"a": 1000, "other": 2000}
+
+
+def test_how_full_a_model_is_and_how_long_it_took(mounter: Mounter, bucket: Bucket) -> None:
+    mounted = mounter.mount(bucket.url("library"), *ANY_PORT, env=bucket.env)
+
+    def model(name: str) -> dict[str, Any]:
+        found: dict[str, Any] = mounted.status()["repositories"][0]["models"][name]
+        return found
+
+    assert run("warm", mounted.point / "model").returncode == 0
+    warmed = model("model")
+    assert (warmed["files"], warmed["opens"]) == (2, 0)
+    assert warmed["cached_bytes"] == warmed["size_bytes"] == 3 * MIB + len(bucket.files["model/config.pbtxt"])
+    assert 0 < warmed["load_s"] < 60
+    mounted.pread("twenty.bin", 0, 1000)
+    assert 0 < model(".")["cached_bytes"] <= model(".")["size_bytes"] == 20 * MIB
+    assert run("cache", "drop", mounted.point / "model").returncode == 0
+    until(lambda: model("model")["cached_bytes"] == 0, "a look at what is still cached")
+    assert model("model")["size_bytes"] == warmed["size_bytes"]
+
+
+def test_every_number_of_a_status_is_in_its_scrape(mounter: Mounter, bucket: Bucket) -> None:
+    mounted = mounter.mount(f"models={bucket.url('library')}", *ANY_PORT, env=bucket.env)
+    mounted.read("models/model/1/weights.bin")
+    found = unshown(mounted.status())
+    assert found - left_out(found) == set()
 
 
 def test_a_port_that_is_taken_costs_the_metrics_and_not_the_mount(mounter: Mounter, bucket: Bucket) -> None:
@@ -99,7 +128,7 @@ def test_ready_while_what_was_listed_is_served_and_alive_in_any_case(
 ) -> None:
     faulty.do(faulty.server.put, "b/file", b"bytes")
     mounted = mounter.mount(faulty_url(faulty), "--anonymous", "--metadata-ttl", "0.1s", *ANY_PORT)
-    assert ask(mounted, "/healthz") == (200, '{"alive": true}\n')
+    assert ask(mounted, "/healthz") == (200, '{"alive": true, "mount_answers": true}\n')
     assert mounted.names() == ["file"]
     faulty.do(lambda: faulty.server.script(faults.status(403), key="b", forever=True))
 
@@ -118,6 +147,53 @@ def test_ready_while_what_was_listed_is_served_and_alive_in_any_case(
     until(lambda: state() == "reachable", "a listing that succeeds")
 
 
+def test_metrics_come_up_once_the_mount_before_has_ended(mounter: Mounter, bucket: Bucket) -> None:
+    before = mounter.mount(bucket.url("library"), *ANY_PORT, env=bucket.env)
+    until(lambda: bool(before.status()["metrics"]["listens_on"]), "the listener")
+    address = before.status()["metrics"]["listens_on"]
+    after = mounter.mount(bucket.url("library"), "--metrics-listen", address, env=bucket.env)
+    until(lambda: bool(after.status()["metrics"]["error"]), "the word about it")
+    assert run("umount", before.point).returncode == 0
+    before.wait_ended()
+    after.kill(signal.SIGHUP)
+    until(lambda: after.status()["metrics"] == {"listens_on": address, "error": ""}, "the listener")
+    assert ask(after, "/readyz")[0] == 200
+
+
+def test_health_needs_no_port(mounter: Mounter, bucket: Bucket) -> None:
+    mounted = mounter.mount(bucket.url("library"), "--metrics-listen", "none", env=bucket.env)
+    shown = run("health", mounted.point)
+    assert (shown.returncode, shown.stdout) == (0, f"{mounted.point}: ready\n")
+    (told,) = json.loads(run("health", "--json", mounted.point).stdout)
+    assert (told["alive"], told["ready"], told["mount_answers"]) == (True, True, True)
+    assert [*told["repositories"].values()] == ["reachable"]
+    mounted.kill()
+    mounted.wait_ended()
+    assert run("health", mounted.point).returncode == 1
+
+
+def test_a_failures_line_says_what_it_is_about(mounter: Mounter, faulty: InThread[S3Faults]) -> None:
+    faulty.do(faulty.server.put, "b/llm/file", b"bytes" * 1000)
+    mounted = mounter.mount(
+        f"llm={faulty_url(faulty, 'llm')}", "--anonymous", "--log-format", "json", "--metrics-listen", "none"
+    )
+    refusal = faults.status(403, {"x-amz-request-id": "4BMREQUEST"})
+    faulty.do(lambda: faulty.server.script(refusal, key="b/llm/file", forever=True))
+    with pytest.raises(PermissionError):
+        mounted.read("llm/file")
+    said = [json.loads(line) for line in mounted.log().splitlines()]
+    line, *_ = (each for each in said if each.get("operation") == "read")
+    assert line["object"].endswith("/b/llm/file")
+    assert {name: line[name] for name in ("level", "error", "errno", "repository", "store_request")} == {
+        "level": "warning",
+        "error": "AccessDenied",
+        "errno": "EACCES",
+        "repository": "llm",
+        "store_request": "4BMREQUEST",
+    }
+    assert any(each.get("request") == line["request"] and each is not line for each in said), "its transfer's"
+
+
 def test_systemds_watchdog_is_fed_and_told_how_the_mount_is(mounter: Mounter, bucket: Bucket) -> None:
     heard: list[str] = []
 
@@ -131,27 +207,3 @@ def test_systemds_watchdog_is_fed_and_told_how_the_mount_is(mounter: Mounter, bu
     for fed in (heard[1], mounted.said):
         assert fed.startswith("WATCHDOG=1\nSTATUS=s3://")
         assert f"on {mounted.point}: 0 files open, 0.0 GiB read, cache 0.0 GiB of 50.0 GiB" in fed
-
-
-def documented() -> dict[str, set[str]]:
-    """The fields that docs/status.md names in the first column, by section."""
-    found: dict[str, set[str]] = {}
-    section = ""
-    for line in (Path(__file__).parent.parent.parent / "docs" / "status.md").read_text().splitlines():
-        if line.startswith("## "):
-            section = line[3:]
-        elif line.startswith("| `"):
-            found.setdefault(section, set()).update(re.findall(r"`(\w+)`", line.split("|")[1]))
-    return found
-
-
-def test_every_field_of_status_is_documented(mounter: Mounter, bucket: Bucket) -> None:
-    mounted = mounter.mount(f"models={bucket.url('library')}", *ANY_PORT, env=bucket.env)
-    mounted.read("models/one.bin")
-    status, known = mounted.status(), documented()
-    assert status.keys() == known["A mount"]
-    assert status["repositories"][0].keys() == known["repositories"]
-    for section in ("cache", "tree", "fuse"):
-        assert status[section].keys() == known[section]
-    (shown,) = json.loads(run("status", "--json", mounted.point).stdout)
-    assert shown.keys() == status.keys()

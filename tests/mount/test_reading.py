@@ -119,7 +119,7 @@ def test_a_remount_reads_from_the_cache_alone(mounter: Mounter, bucket: Bucket) 
     first.kill(signal.SIGTERM)
     first.wait_ended()
     second = mounter.mount(bucket.url("library"), env=bucket.env, cache_dir=first.cache_dir)
-    assert second.stat("twenty.bin")["cached_bytes"] == str(20 * MIB)
+    assert second.stat("twenty.bin")["cached_bytes"] == 20 * MIB
     assert second.read("twenty.bin") == bucket.files["twenty.bin"]
     assert second.data_requests() == 0
 
@@ -179,7 +179,7 @@ def test_d7yfs_stat_and_status_of_a_live_mount(library: Mounted, bucket: Bucket)
     told = run("stat", library.point / "over.bin")
     assert told.returncode == 0, told.stderr
     rows = dict(line.split(":", 1) for line in told.stdout.splitlines())
-    assert rows["cached_bytes"].strip() == rows["size"].strip() == str(MIB + 1)
+    assert rows["cached_bytes"].strip() == rows["size_bytes"].strip() == str(MIB + 1)
     assert rows["etag"].strip() == bucket.client.head_object(Bucket=bucket.name, Key="library/over.bin")["ETag"]
     assert run("stat", library.point / "absent").returncode == 1
 

@@ -83,6 +83,7 @@ def test_no_secret_anywhere(mounter: Mounter, faulty: InThread[S3Faults], tmp_pa
             ("status", "--settings"),
             ("status", mounted.point, "--json"),
             ("stat", mounted.point / "good", "--json"),
+            ("reload", mounted.point, "--json"),
             ("ls", url),
             ("mount", url, "--cache-dir", tmp_path / "cache", point),
             ("check", url, "--cache-dir", tmp_path / "cache", "--settings", "--log-level", "debug"),

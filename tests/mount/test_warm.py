@@ -83,7 +83,7 @@ def test_a_file_that_fails_is_named_and_the_others_are_brought(mounter: Mounter,
     assert f"{mounted.point}/b.bin: " in done.stderr
     assert "a.bin" not in done.stderr
     assert done.stdout.startswith("2 of 3 files")
-    assert mounted.stat("c.bin")["cached_bytes"] == str(MIB)
+    assert mounted.stat("c.bin")["cached_bytes"] == MIB
 
 
 def test_more_than_the_cache_keeps_is_said_first(mounter: Mounter, faulty: InThread[S3Faults]) -> None:
@@ -97,7 +97,7 @@ def test_more_than_the_cache_keeps_is_said_first(mounter: Mounter, faulty: InThr
     assert "left out" in done.stdout
     status = mounted.status()
     assert status["cache"]["evicted_files"] == 0
-    assert mounted.stat("0")["cached_bytes"] == str(4 * MIB)
+    assert mounted.stat("0")["cached_bytes"] == 4 * MIB
     assert status["cache"]["used_bytes"] <= 16 * MIB
 
 
@@ -164,7 +164,7 @@ def test_over_dfdaemons_socket_files_are_linked(mounter: Mounter, bucket: Bucket
         assert repository["traffic"]["direct_bytes"] == 0
         described = mounted.stat("weights.bin")
         assert (described["route"], described["task_id"]) == ("socket", next(iter(dfdaemon.tasks)))
-        assert described["cached_bytes"] == str(len(body))
+        assert described["cached_bytes"] == len(body)
         assert "24 MiB from the store by dfdaemon, 0 B direct" in run("status", mounted.point).stdout
     assert mounted.read("weights.bin") == body, "dfdaemon is gone, its file is not"
     again = run("warm", mounted.point)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import socket
 import socketserver
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,13 @@ class FakeTorchServe:
         self.model_api = model_api
         self.broken: set[str] = set()
         """Names whose workers do not come up."""
+        self.silent: set[str] = set()
+        """URLs whose registration is never answered."""
+        self.cut: set[str] = set()
+        """URLs whose registration ends with the connection."""
+        self.gateway: set[str] = set()
+        """URLs for which a gateway answers in its place."""
+        self.ended = threading.Event()
         self.page = 2
         """Most models of one listing, whatever is asked for."""
         self.requests: list[tuple[str, str, dict[str, str]]] = []
@@ -38,6 +46,8 @@ class FakeTorchServe:
         self.raw = b""
         """What it answers instead, if it is another kind of server."""
         self.address = ""
+        self.listens_on = -1
+        """The descriptor of its socket."""
 
     def answer(self, method: str, path: str, query: dict[str, str], token: str) -> tuple[int, object]:
         if self.token and token != f"Bearer {self.token}":
@@ -57,6 +67,8 @@ class FakeTorchServe:
         name, version = segments[1], segments[2] if len(segments) > 2 else ""
         if name not in self.models:
             return _error(404, "ModelNotFoundException", f"Model not found: {name}")
+        if method == "PUT":
+            return self._scale(name, version, query)
         return self._describe(name, version) if method == "GET" else self._remove(name, version)
 
     def _register(self, query: dict[str, str]) -> tuple[int, object]:
@@ -80,6 +92,16 @@ class FakeTorchServe:
             return 202, {"status": "Processing worker updates..."}
         rest = "" if workers else ". Use scale workers API to add workers for the model."
         return 200, {"status": f'Model "{name}" Version: {version} registered with {workers} initial workers{rest}'}
+
+    def _scale(self, name: str, version: str, query: dict[str, str]) -> tuple[int, object]:
+        workers = int(query.get("min_worker", "1"))
+        self.workers[name] = workers
+        if query.get("synchronous") != "true":
+            return 202, {"status": "Processing worker updates..."}
+        if name in self.broken:
+            words = f"Failed to start workers for model {name} version: {version}"
+            return _error(500, "InternalServerException", words)
+        return 200, {"status": f"Workers scaled to {workers} for model: {name}, version: {version}"}
 
     def _list(self, query: dict[str, str]) -> tuple[int, object]:
         names, first = sorted(self.models), int(query.get("next_page_token", "0"))
@@ -118,8 +140,10 @@ class _Unix(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
 
 @contextmanager
-def running(fake: FakeTorchServe, unix: Path | None = None) -> Iterator[FakeTorchServe]:
-    """Serve `fake` on loopback, or on a unix socket, and set its address."""
+def running(
+    fake: FakeTorchServe, unix: Path | None = None, tls: ssl.SSLContext | None = None
+) -> Iterator[FakeTorchServe]:
+    """Serve `fake` on loopback (with `tls` over https), or on a unix socket, and set its address."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -129,15 +153,23 @@ def running(fake: FakeTorchServe, unix: Path | None = None) -> Iterator[FakeTorc
             query = dict(parse_qsl(parts.query, keep_blank_values=True))
             fake.requests.append((self.command, parts.path, query))
             fake.hosts.append(self.headers["Host"])
+            url = query.get("url", "")
+            if url in fake.silent:
+                fake.ended.wait()
+            if url in fake.silent | fake.cut:
+                self.close_connection = True
+                return
             status, content = fake.answer(self.command, parts.path, query, self.headers.get("Authorization", ""))
             body = fake.raw or json.dumps(content, indent=2).encode()
+            if url in fake.gateway:
+                status, body = 502, b"<html>Bad Gateway</html>"
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
 
-        do_GET = do_POST = do_DELETE = _handle
+        do_GET = do_POST = do_PUT = do_DELETE = _handle
 
         def log_message(self, format: str, *arguments: object) -> None:
             pass
@@ -147,12 +179,16 @@ def running(fake: FakeTorchServe, unix: Path | None = None) -> Iterator[FakeTorc
         server, fake.address = _Unix(str(unix), Handler), f"unix:{unix}"
     else:
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        fake.address = f"http://127.0.0.1:{server.server_port}"
+        fake.address = f"{'https' if tls else 'http'}://127.0.0.1:{server.server_port}"
+        if tls:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+    fake.listens_on = server.fileno()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:
         yield fake
     finally:
+        fake.ended.set()
         server.shutdown()
         server.server_close()
         thread.join()

@@ -64,16 +64,35 @@ def test_one_of_several_agents() -> None:
         'model_repository_agents { agents: { name: "dragonfly" } };',
         'model_repository_agents: { agents < name: "dragon" "fly" > }',
         "model_repository_agents{agents:[{name:'dragonfly'}]}",
-        'name: "x", model_repository_agents { agents { name: "other" name: "dragonfly" } }',
+        "  model_repository_agents { agents { name: 'other' name: 'dragonfly' } } , # as of June\r\n",
     ],
 )
 def test_every_way_to_write_it(text: str) -> None:
     assert removals(agents_blocks(text)) == ["line 1, model_repository_agents with all in it"]
 
 
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ('name: "x", model_repository_agents { agents { name: "dragonfly" } }', "line 1"),
+        ('\nmodel_repository_agents { agents { name: "dragonfly" } }; name: "x"', "line 2"),
+        ('model_repository_agents {\n agents { name: "dragonfly" }\n} name: "x"', "lines 1 to 3"),
+        ('name: "x" model_repository_agents <\n agents { name: "dragonfly" }\n>', "lines 1 to 3"),
+    ],
+)
+def test_what_else_stands_on_its_lines_is_to_stay(text: str, lines: str) -> None:
+    said = f"from {lines} only the part from model_repository_agents to its closing bracket"
+    assert removals(agents_blocks(text)) == [said]
+
+
 def test_agents_written_one_by_one() -> None:
     blocks = agents_blocks('model_repository_agents {\n agents { name: "a" }\n agents {\n name: "d7y" }\n}\n')
     assert removals(blocks) == ["lines 3 to 4, the entry of agent d7y with its comma"]
+
+
+def test_several_agents_on_one_line() -> None:
+    blocks = agents_blocks('model_repository_agents { agents [ { name: "checksum" }, { name: "dragonfly" } ] }')
+    assert removals(blocks) == ["from line 1 only the entry of agent dragonfly with its comma"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,8 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-
-from tests.servers.seaweedfs import free_ports
 
 _POLL_S = 0.05
 _START_TIMEOUT_S = 120.0
@@ -45,11 +45,15 @@ class TorchServe:
         load_models: str = "",
         token: bool = False,
         model_api: bool = True,
+        configured_store: Path | None = None,
     ) -> None:
-        """`directory` is its working directory. `models` are for its command line, `load_models` for its configuration."""
+        """`directory` is its working directory. `models` are for its command line, `load_models` for its configuration.
+
+        Where its configuration names another store (`configured_store`), `store` stands on the command line.
+        """
         directory.mkdir()
         self.directory = directory
-        inference, management, metrics, *grpc = free_ports(5)
+        inference, management, metrics, *grpc = _ports(5)
         self.management = f"http://127.0.0.1:{management}"
         self.config = directory / "config.properties"
         settings = {
@@ -58,7 +62,7 @@ class TorchServe:
             "metrics_address": f"http://127.0.0.1:{metrics}",
             "grpc_inference_port": grpc[0],
             "grpc_management_port": grpc[1],
-            "model_store": store,
+            "model_store": configured_store or store,
             "default_startup_timeout": 60,
         }
         if models or load_models:
@@ -72,6 +76,7 @@ class TorchServe:
             *("--ts-config", str(self.config)),
             *(() if token else ("--disable-token-auth",)),
             *(("--enable-model-api",) if model_api else ()),
+            *(("--model-store", str(store)) if configured_store else ()),
             *(("--models", *models) if models else ()),
         ]
         self._client = httpx.Client(base_url=f"http://127.0.0.1:{inference}", trust_env=False, timeout=_INFER_TIMEOUT_S)
@@ -153,6 +158,19 @@ class TorchServe:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
             self._process.wait()
+
+
+def _ports(count: int) -> list[int]:
+    """Free ones that no outgoing connection can take meanwhile: it is seconds until the server has them."""
+    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    found: list[int] = []
+    for port in random.sample(range(5_000, max(first_outgoing, 10_000)), 1000):
+        with contextlib.suppress(OSError), socket.socket() as one:
+            one.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise TorchServeError("no ports are free")
 
 
 @contextlib.contextmanager

@@ -37,6 +37,9 @@ def handle(data, context):
 """
 
 
+_FORMATS = {".mar": "default", ".tar.gz": "tgz"}
+
+
 @dataclass(frozen=True, slots=True)
 class Models:
     """A model store at a prefix of its own in a bucket of the real store."""
@@ -49,13 +52,13 @@ class Models:
     def put(
         self, archive: str, weights: bytes, *, name: str = "", version: str = "1.0", handler: str = HANDLER
     ) -> None:
-        """`NAME.mar` as an archive, any other name as a directory (`no-archive`); `name` is the one in its manifest."""
-        name = name or archive.removesuffix(".mar")
+        """`NAME.mar` or `NAME.tar.gz` as an archive, any other name as a directory (`no-archive`); `name` is the one in its manifest."""
+        suffix = next((each for each in _FORMATS if archive.endswith(each)), "")
+        name = name or archive.removesuffix(suffix)
         made = self.work / archive.replace(".", "-")
         made.mkdir()
         (made / "weights.bin").write_bytes(weights)
         (made / "handler.py").write_text(handler)
-        how = "default" if archive.endswith(".mar") else "no-archive"
         command: list[str | Path] = [
             *(
                 self.programs / "torch-model-archiver",
@@ -64,13 +67,13 @@ class Models:
                 "--version",
                 version,
                 "--archive-format",
-                how,
+                _FORMATS.get(suffix, "no-archive"),
             ),
             *("--serialized-file", made / "weights.bin", "--handler", made / "handler.py", "--export-path", made),
         ]
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=120)
-        if how == "default":
-            self.bucket.put(f"{self.prefix}/{archive}", (made / f"{name}.mar").read_bytes())
+        if suffix:
+            self.bucket.put(f"{self.prefix}/{archive}", (made / f"{name}{suffix}").read_bytes())
             return
         for path in (path for path in (made / name).rglob("*") if path.is_file()):
             self.bucket.put(f"{self.prefix}/{archive}/{path.relative_to(made / name)}", path.read_bytes())

@@ -62,6 +62,25 @@ def test_register_list_infer_unregister(models: Models, mounter: Mounter, start:
     assert (done.returncode, done.stdout) == (1, "failed       flat: is not registered\n")
 
 
+def test_one_without_workers_gets_them_later(models: Models, mounter: Mounter, start: Start) -> None:
+    models.put("one.mar", weights_of(1), name="inner")
+    mounted = mounter.mount(models.url, env=models.bucket.env)
+    server = start(mounted.point)
+    done = d7yfs(server, "register", "--model", "one")
+    assert done.returncode == 0
+    assert "serves nothing until it has workers" in done.stdout
+    with pytest.raises(TorchServeError, match="no worker"):
+        server.infer("inner", [0])
+    done = d7yfs(server, "register", "--model", "one", "--initial-workers", "1")
+    assert done.returncode == 0, done.stdout
+    words = "present      one: Model version 1.0 is already registered for model inner; now 1 worker"
+    assert done.stdout.splitlines()[0] == words
+    served_from(server, "inner", weights_of(1))
+    assert server.manage("PUT", "/models/inner", min_worker="2", synchronous="true")[0] == 200
+    assert d7yfs(server, "register", "--model", "one", "--initial-workers", "1").returncode == 0
+    assert listed(server) == {("inner", "1.0"): ("one.mar", 2)}, "it keeps what it has"
+
+
 def test_versions_come_and_go_together(models: Models, mounter: Mounter, start: Start) -> None:
     models.put("a.mar", weights_of(1), name="a")
     models.put("a-v2.mar", weights_of(2), name="a", version="2.0")
@@ -161,6 +180,50 @@ def test_an_archive_below_the_model_store_is_told_apart(models: Models, mounter:
     done = d7yfs(server, "register", "--model", "deep", mounted.point / "sub")
     assert done.returncode == 2
     assert "is not TorchServe's model store" in done.stderr
+
+
+def test_tarballs_are_archives_too(models: Models, mounter: Mounter, start: Start) -> None:
+    models.put("packed.tar.gz", weights_of(1))
+    mounted = mounter.mount(models.url, env=models.bucket.env)
+    server = start(mounted.point)
+    done = d7yfs(server, "register", "--model", "all", "--initial-workers", "1")
+    assert (done.returncode, done.stdout) == (0, "registered   packed: version 1.0, 1 worker\n"), done.stderr
+    served_from(server, "packed", weights_of(1))
+    assert listed(server) == {("packed", "1.0"): ("packed.tar.gz", 1)}
+    assert d7yfs(server, "unregister", "--model", "packed.tar.gz").returncode == 0
+    assert listed(server) == {}
+
+
+def test_another_name_of_a_tarball(models: Models, mounter: Mounter, start: Start) -> None:
+    models.put("made.tar.gz", weights_of(1))
+    body = models.bucket.client.get_object(Bucket=models.bucket.name, Key=f"{models.prefix}/made.tar.gz")["Body"].read()
+    models.bucket.put(f"{models.prefix}/packed.tgz", body)
+    mounted = mounter.mount(models.url, env=models.bucket.env)
+    server = start(mounted.point)
+    done = d7yfs(server, "register", "--model", "packed", "--initial-workers", "1")
+    assert (done.returncode, done.stdout) == (0, "registered   packed: version 1.0 as made, 1 worker\n"), done.stderr
+    served_from(server, "made", weights_of(1))
+
+
+def test_the_command_lines_store_outdoes_the_files(
+    models: Models, mounter: Mounter, start: Start, ground: Path
+) -> None:
+    """A right setup whose configuration names another directory is not refused, and a wrong one is."""
+    models.put("one.mar", weights_of(1))
+    mounted = mounter.mount(models.url, env=models.bucket.env)
+    other = ground / "other"
+    other.mkdir()
+    (other / "one.mar").write_bytes(b"no archive")
+    server = start(mounted.point, configured_store=other)
+    done = d7yfs(server, "register", "--model", "one", other)
+    assert done.returncode == 2
+    assert f"has --model-store {mounted.point}" in done.stderr
+    done = d7yfs(server, "register", "--model", "one", "--initial-workers", "1", mounted.point)
+    assert (done.returncode, done.stderr) == (0, "")
+    served_from(server, "one", weights_of(1))
+    assert d7yfs(server, "unregister", "--model", "one").returncode == 0
+    done = run("torchserve", "register", "--management", server.management, "--model", "one", timeout_s=180)
+    assert (done.returncode, done.stderr) == (0, ""), "the process alone says enough"
 
 
 def test_it_stops_and_is_unmounted(models: Models, mounter: Mounter, start: Start) -> None:

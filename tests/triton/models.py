@@ -94,6 +94,14 @@ class Models:
         self.put_version(model, 1, weights)
         self.put(f"{model}/config.pbtxt", config(how=how))
 
+    def put_published(self, model: str, weights: bytes, *, version: int = 1) -> None:
+        """A whole version, and with the first the model, each with its marker READY last."""
+        self.put_version(model, version, weights)
+        self.put(f"{model}/{version}/READY", "")
+        if version == 1:
+            self.put(f"{model}/config.pbtxt", config())
+            self.put(f"{model}/READY", "")
+
     def remove(self, directory: str) -> None:
         """Everything below it, and it: SeaweedFS goes on listing directories that have become empty."""
         listed = self.bucket.client.list_objects_v2(Bucket=self.bucket.name, Prefix=f"{self.prefix}/{directory}/")

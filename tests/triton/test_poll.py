@@ -93,6 +93,45 @@ def test_a_model_that_is_moved_to_another_name(polling: Triton, models: Models) 
     assert shown(polling, "n", OLD)
 
 
+def test_a_version_and_a_model_are_loaded_once_their_markers_are_there(
+    mounter: Mounter, models: Models, start: Start
+) -> None:
+    """As docs/publishing.md has it for poll mode. What is published beside them shows that the listing was asked for anew."""
+    for model in ("m", "other"):
+        models.put_published(model, OLD)
+    options = ("--publish-marker", "READY,*/*/READY", "--metadata-ttl", f"{TTL_S}s")
+    mounted = mounter.mount(models.url, *options, env=models.bucket.env)
+    triton = start(mounted.point, mode="poll")
+    for model in ("m", "other"):
+        triton.wait_for(model)
+
+    models.put("m/2/weights.bin", NEW)  # half a version, and half a model
+    models.put_version("n", 1, NEW)
+    models.put_published("other", NEW, version=2)
+    triton.wait_for("other", version=2)
+    idle(triton, 1)
+    assert not triton.is_ready("m", 2)
+    assert set(triton.index()) == {"m", "other"}
+
+    models.put_version("m", 2, NEW)  # whole, but not published
+    models.put_model("n", NEW)
+    models.put_published("other", OLD, version=3)
+    triton.wait_for("other", version=3)
+    idle(triton, 1)
+    assert not triton.is_ready("m", 2)
+    assert set(triton.index()) == {"m", "other"}
+    assert triton.loads("m") == 1
+    assert shown(triton, "m", OLD)
+
+    for marker in ("m/2/READY", "n/1/READY", "n/READY"):
+        models.put(marker, "")
+    triton.wait_for("m", version=2)
+    triton.wait_for("n")
+    assert shown(triton, "m", NEW)
+    assert shown(triton, "n", NEW)
+    assert "Poll failed for model directory" not in triton.log()
+
+
 def idle(triton: Triton, polls: int) -> None:
     """Return when so many polls more are over."""
     wanted = triton.polls() + polls + 1

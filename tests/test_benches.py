@@ -1,0 +1,56 @@
+"""What each bench makes lies where the store looks that serves it: a bench that does not find its data fails only after it was started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench import dataset, dragonfly, loaders, triton
+from bench.store import Store
+from bench.store_server import Control
+
+TINY = dataset.Sizes(
+    large_bytes=64 << 10,
+    medium_bytes=1,
+    four_bytes=1,
+    small_files=1,
+    small_bytes=1,
+    tree_directories=1,
+    tree_files=1,
+    flat_files=1,
+    many_directories=1,
+    random_reads=0,
+)
+WAYS = [dragonfly.PROXY, dragonfly.SOCKET]
+
+MAKERS: dict[str, tuple[Callable[[Path], None], set[str]]] = {
+    "reads": (lambda buckets: dataset.make(buckets, TINY), {dataset.MEDIUM, dataset.WEIGHTS, *dataset.FOUR}),
+    "loaders": (
+        lambda buckets: loaders.make(buckets, TINY.large_bytes, None),
+        {file for loader in loaders.loaders(None) for file in loader.files},
+    ),
+    "triton": (
+        lambda buckets: triton.make_store(buckets, [1], WAYS),
+        {f"{triton.repository_of(1, way)}/m/config.pbtxt" for way in ("direct", "proxy", "socket")},
+    ),
+    "dragonfly": (
+        lambda buckets: dragonfly.make(buckets, [1], WAYS),
+        {dragonfly.key(1, way) for way in (dragonfly.DIRECT, "proxy", "socket", f"proxy-{dragonfly.FILL}")},
+    ),
+}
+"""Each as `store.running` calls it, and some of what its bench reads."""
+
+
+@pytest.mark.parametrize(("make", "names"), MAKERS.values(), ids=MAKERS)
+def test_the_store_finds_what_a_bench_makes(
+    make: Callable[[Path], None], names: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loaders, "_LAYER", 16)
+    make(tmp_path / "buckets")
+    control = tmp_path / "control"
+    control.write_bytes(bytes(Control.size_bytes(1)))
+    store = Store(tmp_path / "buckets", tmp_path / "no-ca.pem", 0, 0, Control(control))
+    assert (store.data / dataset.LARGE).stat().st_size >= TINY.large_bytes, "by which the ceiling is measured"
+    assert [name for name in sorted(names) if not (store.data / name).is_file()] == []
