@@ -5,6 +5,8 @@ SHELL := /bin/bash
 BIN := .venv/bin
 ARGS ?=
 STORES ?=
+# Whole runs use up to four processors; a run of some tests (ARGS) is one process, so that -x, -s and --pdb work.
+WORKERS ?= $(if $(ARGS),0,$(shell n=$$(nproc); echo $$((n < 4 ? n : 4))))
 
 .PHONY: help setup demo test integration integration-dragonfly integration-scale integration-torchserve integration-triton \
 	integration-monitoring integration-container integration-pipx check format bench install lock clean
@@ -20,7 +22,7 @@ demo: setup ## mount a model repository from a real S3 server, check every byte,
 
 test: ## the whole test suite with a real S3 server and real mounts; ARGS='-k name' picks some
 	@scripts/setup.sh systemd:systemd-analyze
-	@$(BIN)/python -m pytest -p tests.plugins.no_skips -p tests.plugins.contract_table $(ARGS)
+	@$(BIN)/python -m pytest -p tests.plugins.no_skips -p tests.plugins.contract_table -n $(WORKERS) --dist loadfile $(ARGS)
 
 integration: ## contract suite against Ceph RGW, MinIO and fake-gcs-server; STORES=s3-minio for one, ARGS='-x'
 	@scripts/integration.sh $(STORES) -- $(ARGS)

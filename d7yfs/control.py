@@ -49,7 +49,9 @@ Handler = Callable[[Mapping[str, Any]], Awaitable[Reply] | AsyncGenerator[Reply,
 
 
 def runtime_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where sockets and logs without another place go: /run/d7yfs for root, else under XDG_RUNTIME_DIR."""
+    """Where sockets and logs without another place go: D7YFS_RUNTIME_DIR, else /run/d7yfs for root, else under XDG_RUNTIME_DIR."""
+    if (named := environ.get("D7YFS_RUNTIME_DIR", "")).startswith("/"):
+        return Path(named)
     if os.geteuid() == 0:
         return Path("/run/d7yfs")
     base = environ.get("XDG_RUNTIME_DIR", "")
@@ -64,7 +66,7 @@ def prepare_runtime_directory() -> None:
         owner = path.stat()
     except OSError as error:
         raise MountError(
-            f"{path} cannot be made: {error.strerror}", hint="set XDG_RUNTIME_DIR to a directory of yours"
+            f"{path} cannot be made: {error.strerror}", hint="set D7YFS_RUNTIME_DIR to a directory of yours"
         ) from error
     if owner.st_uid != os.geteuid() or owner.st_mode & 0o077:
         raise MountError(f"{path} must belong to uid {os.geteuid()} alone (mode 0700)", hint=f"chmod 700 {path}")

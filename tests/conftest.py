@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -25,14 +26,15 @@ _FOREIGN = (
 
 @pytest.fixture(scope="session", autouse=True)
 def _clean_environment() -> Iterator[None]:
-    """No test sees the credentials, settings or proxies of whoever runs it."""
-    with pytest.MonkeyPatch.context() as patch:
+    """No test sees the credentials, settings, proxies or mounts of whoever runs it."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="d7yfs-run-") as runtime:
         for name in os.environ:
             if name.upper().startswith(_FOREIGN):
                 patch.delenv(name)
         for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
             patch.setenv(name, "/nonexistent")
         patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        patch.setenv("D7YFS_RUNTIME_DIR", runtime)
         yield
 
 

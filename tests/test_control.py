@@ -16,6 +16,7 @@ import pytest
 import trio
 
 from d7yfs import control
+from d7yfs.config.sources import load_settings
 from d7yfs.control import NoAnswer
 from d7yfs.errors import MountError, NotFound, UsageError
 
@@ -245,3 +246,10 @@ def test_runtime_directory_of_an_ordinary_user(monkeypatch: pytest.MonkeyPatch) 
     assert control.runtime_directory({}) == Path("/tmp/d7yfs-1000")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert control.runtime_directory({"XDG_RUNTIME_DIR": "/run/user/0"}) == Path("/run/d7yfs")
+
+
+def test_a_runtime_directory_that_is_named() -> None:
+    environ = {"D7YFS_RUNTIME_DIR": "/run/ours", "XDG_RUNTIME_DIR": "/run/user/0"}
+    assert control.runtime_directory(environ) == Path("/run/ours")
+    assert control.runtime_directory({"D7YFS_RUNTIME_DIR": "relative"}) == control.runtime_directory({})
+    assert load_settings({}, ["s3://b/m"], Path("/mnt/m"), environ, None).warnings == ()

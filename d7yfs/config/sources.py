@@ -48,6 +48,8 @@ SOURCE_VARIABLE = "D7YFS_SOURCE"
 """The repositories as `mount` takes them, separated by spaces."""
 MOUNTPOINT_VARIABLE = "D7YFS_MOUNTPOINT"
 TORCHSERVE_VARIABLE = "D7YFS_TORCHSERVE_CONFIG"
+RUNTIME_VARIABLE = "D7YFS_RUNTIME_DIR"
+"""No setting of a mount's: `control` finds every mount by it."""
 
 # Kubernetes sets these in every pod that runs beside a service called d7yfs.
 _SERVICE_LINKS = re.compile(r"D7YFS_(SERVICE|PORT)(_.*)?")
@@ -207,7 +209,7 @@ def _flag_layer(flags: Mapping[str, object], here: Path) -> Layer:
 def _environ_layer(environ: Mapping[str, str], here: Path, warnings: list[str]) -> Layer:
     """Empty variables count as absent, the way containers pass on what is not set."""
     options = {option.variable: option for option in OPTIONS.values()}
-    others = (CONFIG_VARIABLE, SOURCE_VARIABLE, MOUNTPOINT_VARIABLE, TORCHSERVE_VARIABLE)
+    others = (CONFIG_VARIABLE, SOURCE_VARIABLE, MOUNTPOINT_VARIABLE, TORCHSERVE_VARIABLE, RUNTIME_VARIABLE)
     layer = {}
     for variable in sorted(name for name in environ if name.startswith("D7YFS_")):
         if variable in options:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 import pytest
+from azure.core.exceptions import ResourceExistsError
 from azure.storage.blob import ContainerSasPermissions, generate_container_sas
 from pydantic import SecretStr
 
@@ -38,7 +39,8 @@ class _AzureOnAzurite:
         self._server = server
         self._client = server.client()
         self._container = self._client.get_container_client(self._container_name())
-        self._container.create_container()
+        with suppress(ResourceExistsError):  # of a row that was made before, and is again
+            self._container.create_container()
 
     def put(self, name: str, body: bytes) -> str:
         self._container.upload_blob(self.prefix + name, body, overwrite=True)

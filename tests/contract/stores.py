@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Protocol
 
@@ -101,7 +101,8 @@ class S3OnSeaweedFS:
         self.secrets = frozenset({server.reader.secret_key, server.writer.secret_key})
         self._server = server
         self._client = server.client()
-        self._client.create_bucket(Bucket=self.BUCKET)
+        with suppress(self._client.exceptions.BucketAlreadyOwnedByYou):  # of a row that was made before, and is again
+            self._client.create_bucket(Bucket=self.BUCKET)
 
     def put(self, name: str, body: bytes) -> str:
         self._client.put_object(Bucket=self.BUCKET, Key=self.prefix + name, Body=body)

@@ -2,17 +2,19 @@
 
 Loaded by `make test`. A case's parameters are one cell: `FAILED` when any of them did, `n/a` when the store can do none of them, each with
 a note that says why. The suite's conftest tells which test is which case; reports carry it as user properties, so that they may come
-from other processes.
+from the processes of pytest-xdist, which hand over what they deselected when they end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 
 _CASE = "contract case"
 _INABILITY = "contract inability"
+_DESELECTED = "contract deselected"
 _FAILED, _OK, _SKIPPED, _NA = "FAILED", "ok", "skipped", "n/a"
 
 
@@ -90,11 +92,25 @@ class ContractTable:
 
     def __init__(self) -> None:
         self._table = Table()
+        self._deselected: list[list[tuple[str, object]]] = []
 
     def pytest_deselected(self, items: Iterable[pytest.Item]) -> None:
-        for item in items:
-            if any(name == _INABILITY for name, _ in item.user_properties):
-                self._table.add(item.user_properties, _NA)
+        self._add_deselected(
+            item.user_properties for item in items if any(name == _INABILITY for name, _ in item.user_properties)
+        )
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput[_DESELECTED] = self._deselected
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self._add_deselected(getattr(node, "workeroutput", {}).get(_DESELECTED, ()))
+
+    def _add_deselected(self, cases: Iterable[list[tuple[str, object]]]) -> None:
+        for properties in cases:
+            self._deselected.append(properties)
+            self._table.add(properties, _NA)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:

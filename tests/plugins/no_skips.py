@@ -6,9 +6,11 @@ Loaded by `make test`. Elsewhere skips are only reported (`-ra`), so that the su
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
+_UNCOLLECTED = "skipped while collecting"
 ALLOWED: frozenset[str] = frozenset()
 """Node ids that may be skipped in CI, each with a comment that says why."""
 
@@ -28,11 +30,19 @@ class NoSkips:
         if report.skipped:
             self._note(report.nodeid)
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """A process of pytest-xdist's has ended: its tests were reported here, what it skipped while collecting was not."""
+        for nodeid in getattr(node, "workeroutput", {}).get(_UNCOLLECTED, ()):
+            self._note(nodeid)
+
     def _note(self, nodeid: str) -> None:
-        if nodeid not in ALLOWED:
+        if nodeid not in ALLOWED and nodeid not in self.skipped:
             self.skipped.append(nodeid)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput[_UNCOLLECTED] = self.skipped
         if self.skipped and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
