@@ -360,7 +360,7 @@ class Filesystem:
             cached.when_whole(lambda: fullness.whole(version, trio.current_time()))
 
     def _drop(self, node: File, cached: CachedVersion) -> None:
-        self.fullness[node.repository].closed(node.version, trio.current_time())
+        self.fullness[node.repository].closed(node.version, trio.current_time(), cached.cached_bytes)
         cached.drop()
 
     async def fill(self, node: File) -> None:

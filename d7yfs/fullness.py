@@ -127,14 +127,14 @@ class Fullness:
             model.whole_at = now
             model.stop_waiting(file, now)
 
-    def closed(self, version: ObjectVersion, now: float) -> None:
-        """Takes back one `opened`."""
+    def closed(self, version: ObjectVersion, now: float, cached_bytes: int) -> None:
+        """Takes back one `opened`; so much of it is cached."""
         if (found := self._find(version)) is None:
             return
         model, file = found
         file.opens = max(0, file.opens - 1)
         if not file.opens:
-            file.cached_bytes = self._cached_bytes(version)
+            file.cached_bytes = cached_bytes
             model.stop_waiting(file, now)
             if file.gone:
                 del model.files[version.key]

@@ -29,6 +29,9 @@ class Scene:
         self.cached[key] = 100
         self.fullness.whole(version(key), now)
 
+    def close(self, found: ObjectVersion, now: float) -> None:
+        self.fullness.closed(found, now, self.cached.get(found.key, 0))
+
     def model(self, name: str, now: float) -> Full:
         return self.fullness.describe(now)[name]
 
@@ -65,10 +68,10 @@ def test_what_is_closed_before_it_is_whole_is_not_waited_for() -> None:
     scene = Scene()
     whole, header = scene.open("llm/a", 0.0), scene.open("llm/b", 0.0)
     scene.bring("llm/a", 4.0)
-    scene.fullness.closed(header, 9.0)
+    scene.close(header, 9.0)
     assert scene.model("llm", 9.0).load_s == 4.0
-    scene.fullness.closed(whole, 9.0)
-    scene.fullness.closed(scene.open("bert/a", 0.0), 1.0)
+    scene.close(whole, 9.0)
+    scene.close(scene.open("bert/a", 0.0), 1.0)
     assert scene.model("bert", 9.0).load_s is None
 
 
@@ -76,7 +79,7 @@ def test_each_file_is_waited_for_once() -> None:
     scene = Scene()
     assert scene.fullness.opened(version("llm/a"), 0.0, whole=False)
     assert not scene.fullness.opened(version("llm/a"), 1.0, whole=False)
-    scene.fullness.closed(version("llm/a"), 2.0)
+    scene.close(version("llm/a"), 2.0)
     scene.bring("llm/a", 3.0)
     assert scene.model("llm", 3.0) == Full(files=1, size_bytes=100, cached_bytes=100, loads=1, load_s=3.0)
 
@@ -85,7 +88,7 @@ def test_what_is_closed_is_looked_at_again_now_and_then() -> None:
     scene = Scene()
     for number in range(LOOK_FILES + 10):
         scene.cached[f"llm/{number}"] = 100
-        scene.fullness.closed(scene.open(f"llm/{number}", 0.0, whole=True), 0.0)
+        scene.close(scene.open(f"llm/{number}", 0.0, whole=True), 0.0)
     assert scene.model("llm", 1.0).cached_bytes == 100 * (LOOK_FILES + 10)
     scene.cached.clear()  # evicted
     scene.looked.clear()
@@ -109,13 +112,13 @@ def test_what_is_in_use_is_known_at_once() -> None:
 
 def test_what_the_repository_has_no_more_does_not_count() -> None:
     scene = Scene()
-    scene.fullness.closed(scene.open("llm/1/a", 0.0, whole=True), 0.0)
+    scene.close(scene.open("llm/1/a", 0.0, whole=True), 0.0)
     still_open = scene.open("llm/1/b", 0.0, whole=True)
-    scene.fullness.closed(scene.open("llm/10/a", 0.0, whole=True), 0.0)
-    scene.fullness.closed(scene.open("bert/1/a", 0.0, whole=True), 0.0)
+    scene.close(scene.open("llm/10/a", 0.0, whole=True), 0.0)
+    scene.close(scene.open("bert/1/a", 0.0, whole=True), 0.0)
     scene.fullness.forget("llm/", {"1", "2"})
     assert scene.model("llm", 1.0).files == 2
-    scene.fullness.closed(still_open, 2.0)
+    scene.close(still_open, 2.0)
     assert scene.model("llm", 2.0).files == 1
     scene.fullness.forget("llm/10/", {"b"})
     assert (scene.model("llm", 2.0).files, scene.model("bert", 2.0).files) == (1, 1)
@@ -128,7 +131,7 @@ def test_of_a_file_the_newest_version_counts() -> None:
     old = scene.open("llm/a", 0.0)
     scene.open("llm/a", 1.0, validator="2")
     assert scene.model("llm", 1.0).files == 1
-    scene.fullness.closed(old, 2.0)
+    scene.close(old, 2.0)
     scene.fullness.whole(version("llm/a", "2"), 5.0)
     assert scene.model("llm", 5.0).load_s == 5.0
 
@@ -141,7 +144,7 @@ def test_files_and_models_are_bounded() -> None:
         scene.open(f"{name}/x", 0.0)
     described = scene.fullness.describe(0.0)
     assert {name: full.files for name, full in described.items()} == {"llm": FILES, OTHER: 2}
-    scene.fullness.closed(version("llm/0"), 1.0)  # forgotten by then
+    scene.close(version("llm/0"), 1.0)  # forgotten by then
 
 
 def test_a_limit_that_rises_while_a_file_is_open() -> None:
@@ -150,5 +153,5 @@ def test_a_limit_that_rises_while_a_file_is_open() -> None:
     scene.models.limit = 9
     scene.models.of("llm/b")
     scene.bring("llm/a", 2.0)
-    scene.fullness.closed(opened, 3.0)
+    scene.close(opened, 3.0)
     assert scene.model(OTHER, 3.0).load_s == 2.0

@@ -136,6 +136,16 @@ def test_a_name_is_settled_once_the_pages_have_come_past_it() -> None:
     assert scan.answer("", "e") is None
 
 
+def test_a_store_that_lists_segment_by_segment_settles_nothing_too_early() -> None:
+    scan = Scan("")
+    scan.add(ListingPage((version("model/1/weights"),), (), "more", 1))
+    assert scan.answer("", "model-2") is None, "SeaweedFS lists model-2/ behind model/"
+    assert scan.answer("", "model.old") is None
+    assert scan.answer("", "modal") is NoObject.ABSENT
+    with pytest.raises(Unordered):
+        scan.add(ListingPage((version("model-2/1/weights"),), (), "", 1))
+
+
 @pytest.mark.parametrize("bad", [[["b", "a"]], [["a", "b"], ["a/c"]]])
 def test_keys_out_of_order_are_refused(bad: list[list[str]]) -> None:
     scan = Scan("")

@@ -255,6 +255,11 @@ class CachedVersion:
         return self.backing.is_whole
 
     @property
+    def cached_bytes(self) -> int:
+        """That are on disk, as far as is known here."""
+        return self.backing.presence.cached_bytes
+
+    @property
     def has_readers(self) -> bool:
         return any(not waiter.watches for waiter in self._waiters)
 
