@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The image, built from the Dockerfile and run: as a sidecar beside a reader in another container, and without privilege by the helper; and the
-# manifests of deploy/kubernetes against their schemas.
+# The image, built from the Dockerfile and run: by the commands of docs/operations.md, as a sidecar beside a reader in another container, and
+# without privilege by the helper; and the manifests of deploy/kubernetes against their schemas and each other.
 #
 # usage: scripts/integration-container.sh [PYTEST-ARGUMENTS…]
 #
@@ -9,21 +9,25 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-BASE=docker.io/library/debian:bookworm-slim
+base=$(sed -n 's/^ARG BASE=//p' Dockerfile)
 
 scripts/setup.sh podman buildah runc debootstrap
 scripts/kubernetes-check.sh
 
 if [ -z "${D7YFS_IMAGE:-}" ]; then
-    if ! podman image exists "$BASE" && ! podman pull --quiet "$BASE" 2>/dev/null; then
+    if ! podman image exists "$base" && ! podman pull --quiet "$base" 2>/dev/null; then
+        base=docker.io/library/debian:bookworm-slim
+    fi
+    if ! podman image exists "$base"; then
         root=$(mktemp -d)
         trap 'rm -rf "$root"' EXIT
-        echo "integration-container: no $BASE can be pulled; making one" >&2
+        echo "integration-container: no $base can be pulled; making one" >&2
         debootstrap --variant=minbase bookworm "$root/base" >/dev/null
-        tar -C "$root/base" -c . | podman import --quiet - "$BASE"
+        tar -C "$root/base" -c . | podman import --quiet - "$base"
     fi
     D7YFS_IMAGE=localhost/d7yfs:test
     # shellcheck disable=SC2086  # several options
-    buildah bud --layers --isolation chroot --network host --format docker --pull-never ${D7YFS_BUILD_OPTIONS:-} -t "$D7YFS_IMAGE" .
+    buildah bud --layers --isolation chroot --network host --format docker --pull-never --build-arg BASE="$base" ${D7YFS_BUILD_OPTIONS:-} \
+        -t "$D7YFS_IMAGE" .
 fi
 D7YFS_TEST_IMAGE=$D7YFS_IMAGE exec .venv/bin/python -m pytest -p tests.plugins.no_skips tests/container "$@"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The manifests of deploy/kubernetes, built by kustomize and compared by kubeconform with the schemas of Kubernetes 1.20 and of a current one,
-# of the Prometheus operator and of KServe. Everything comes from ordinary packages (Go modules, PyPI), once, into build/kubernetes. Needs .venv
-# (scripts/setup.sh).
+# The manifests of deploy/kubernetes, built by kustomize, compared by kubeconform with the schemas of Kubernetes 1.20 and of a current one, of
+# the Prometheus operator and of KServe, and then with each other (tests/kubernetes). Everything comes from ordinary packages (Go modules,
+# PyPI), once, into build/kubernetes. Needs .venv (scripts/setup.sh).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -48,6 +48,9 @@ check() {  # VERSION DIRECTORY…
     done
 }
 
-cd deploy/kubernetes
-check "$NEW" overlays/* dragonfly kserve
-check "$OLD" overlays/*-1.20 overlays/node dragonfly
+(
+    cd deploy/kubernetes
+    check "$NEW" overlays/* dragonfly kserve
+    check "$OLD" overlays/*-1.20 overlays/node dragonfly
+)
+D7YFS_TEST_KUSTOMIZE=$bin/kustomize .venv/bin/python -m pytest --quiet -p tests.plugins.no_skips tests/kubernetes

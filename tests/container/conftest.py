@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,12 +26,40 @@ collect_ignore_glob = [] if _IMAGE else ["test_*.py"]
 _LIMITS = ("--ulimit", "nofile=4096:4096", "--ulimit", "nproc=1000:1000")
 
 
+# `docker` in a script of bash. The image is there already; that it is built from this Dockerfile is scripts/integration-container.sh's.
+_DOCKER = """
+docker() {
+    case $1 in
+        build) [ "$*" = "build -t d7yfs ." ] ;;
+        run) shift; podman --runtime runc run --network host %(limits)s "$@" ;;
+        *) echo "docker $1 is not known here" >&2; return 64 ;;
+    esac
+}
+"""
+
+
 class Containers:
     """Those of one test, by name; they end with it. All use the host's network."""
 
     def __init__(self) -> None:
         self._prefix = f"d7yfs-test-{os.getpid()}-"
         self._made: list[str] = []
+
+    def run_script(self, script: str, env: Mapping[str, str]) -> str:
+        """What a script of `docker` commands prints. Its containers have the names that it gives them here, and `d7yfs` is the image."""
+        self._made += re.findall(r"--name (\S+)", script)
+        script = re.sub(r"--name (?=\S)", f"--name {self._prefix}", script)
+        script = re.sub(r"(?<=[ ])d7yfs(?= (mount|fuse-helper) )", _IMAGE, script)
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", _DOCKER % {"limits": " ".join(_LIMITS)} + script],
+            env=os.environ | env,
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+        )
+        assert done.returncode == 0, f"{script}\n{done.stderr}"
+        return done.stdout
 
     def start(
         self, name: str, options: Sequence[str], command: Sequence[str], env: Mapping[str, str] | None = None
@@ -62,8 +91,8 @@ class Containers:
     def stop(self, name: str) -> None:
         self._podman("--runtime", "runc", "stop", "--time", "40", self._prefix + name)
 
-    def kill(self, name: str) -> None:
-        self._podman("--runtime", "runc", "kill", "--signal", "KILL", self._prefix + name)
+    def kill(self, name: str, signal: str = "KILL") -> None:
+        self._podman("--runtime", "runc", "kill", "--signal", signal, self._prefix + name)
 
     def close(self) -> None:
         for name in reversed(self._made):

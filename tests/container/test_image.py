@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,7 +15,7 @@ import yaml
 from d7yfs import mounts
 from tests.container.conftest import Containers
 from tests.mount.conftest import Bucket
-from tests.mount.mounted import READ_TIMEOUT_S, free_port, until, within
+from tests.mount.mounted import READ_TIMEOUT_S, free_port, in_background, until, within
 
 pytestmark = [pytest.mark.mount, pytest.mark.store]
 
@@ -43,12 +45,27 @@ def settings(bucket: Bucket, port: int) -> dict[str, str]:
     }
 
 
-def gate() -> list[str]:
-    """The command by which a model server waits for a plain sidecar, out of the manifest."""
+def plain(name: str) -> dict[str, Any]:
+    """A container of the plain sidecar's manifest."""
     patch = yaml.safe_load((KUBERNETES / "components" / "sidecar-plain" / "sidecar.yaml").read_text())
-    (server,) = (each for each in patch["spec"]["template"]["spec"]["containers"] if each["name"] == "server")
-    command: list[str] = server["command"]
-    return command
+    (found,) = (each for each in patch["spec"]["template"]["spec"]["containers"] if each["name"] == name)
+    assert isinstance(found, dict)
+    return found
+
+
+def start_server(containers: Containers, ground: Path, script: str) -> None:
+    """A model server as the plain sidecar's manifest has it: behind the gate."""
+    gate: list[str] = plain("server")["command"]
+    volumes = (f"--volume={ground / 'volume'}:/mnt/d7yfs:rslave,ro", f"--volume={ground / 'run'}:/run/shared")
+    containers.start("server", (*volumes, "--entrypoint", gate[0]), [*gate[1:], "/bin/sh", "-c", script])
+
+
+def privileged(ground: Path) -> tuple[str, ...]:
+    """Options of a sidecar that mounts by itself."""
+    return (
+        *("--privileged", f"--volume={ground / 'volume'}:/mnt/d7yfs:rshared"),
+        f"--volume={ground / 'cache'}:/var/cache/d7yfs",
+    )
 
 
 def test_a_privileged_sidecar_and_a_reader_that_waits_for_it(
@@ -56,23 +73,9 @@ def test_a_privileged_sidecar_and_a_reader_that_waits_for_it(
 ) -> None:
     point, port = ground / "volume" / "models", free_port()
     # The server first, as a pod's containers may start: the gate holds it.
-    script = "sha256sum /mnt/d7yfs/models/twenty.bin; touch /run/shared/read; sleep 600"
-    containers.start(
-        "server",
-        (
-            f"--volume={point.parent}:/mnt/d7yfs:rslave,ro",
-            f"--volume={ground / 'run'}:/run/shared",
-            "--entrypoint",
-            gate()[0],
-        ),
-        [*gate()[1:], "/bin/sh", "-c", script],
-    )
+    start_server(containers, ground, "sha256sum /mnt/d7yfs/models/twenty.bin; touch /run/shared/read; sleep 600")
     assert not (ground / "run" / "read").exists()
-    sidecar = (
-        *("--privileged", f"--volume={point.parent}:/mnt/d7yfs:rshared"),
-        f"--volume={ground / 'cache'}:/var/cache/d7yfs",
-    )
-    containers.start("d7yfs", sidecar, ["mount"], settings(bucket, port))
+    containers.start("d7yfs", privileged(ground), ["mount"], settings(bucket, port))
     until(lambda: answers(port, "/readyz"), "the sidecar's startup probe", timeout_s=60)
     assert answers(port, "/healthz")
     assert is_mounted(point), "seen outside"
@@ -84,7 +87,7 @@ def test_a_privileged_sidecar_and_a_reader_that_waits_for_it(
     assert read is not None
     assert float(read[1]) >= len(bucket.files["twenty.bin"])
     containers.kill("d7yfs")
-    containers.start("anew", sidecar, ["mount"], settings(bucket, port))
+    containers.start("anew", privileged(ground), ["mount"], settings(bucket, port))
     until(lambda: answers(port, "/readyz"), "the sidecar that comes after it", timeout_s=60)
     healed = containers.execute("server", "sha256sum", "/mnt/d7yfs/models/block.bin")
     assert hashlib.sha256(bucket.files["block.bin"]).hexdigest() in healed, "a server that goes on sees the new mount"
@@ -93,21 +96,60 @@ def test_a_privileged_sidecar_and_a_reader_that_waits_for_it(
     assert not is_mounted(point), "nothing stays behind"
 
 
+_DRAINING_SERVER = """
+set -e
+trap stopping=yes TERM
+exec 3</mnt/d7yfs/models/twenty.bin
+head -c 1 <&3 >/dev/null
+touch /run/shared/holding
+until [ "${stopping:-}" ]; do sleep 0.1; done
+sha256sum <&3 >/run/shared/held
+exec 3<&-
+sleep 3
+sha256sum </mnt/d7yfs/models/over.bin >/run/shared/opened
+"""
+"""Told to end, it reads on in what it holds, and opens a file when it has held none for a while. Fails when it cannot."""
+
+
+def test_the_end_of_a_pod(containers: Containers, ground: Path, bucket: Bucket) -> None:
+    """As the kubelet ends one: at once SIGTERM to the server, and d7yfs's preStop, then its SIGTERM."""
+    point, port, shared = ground / "volume" / "models", free_port(), ground / "run"
+    start_server(containers, ground, _DRAINING_SERVER)
+    containers.start("d7yfs", privileged(ground), ["mount"], settings(bucket, port))
+    until(lambda: (shared / "holding").exists(), "the server's file", timeout_s=60)
+
+    def end_d7yfs() -> None:
+        containers.execute("d7yfs", *plain("d7yfs")["lifecycle"]["preStop"]["exec"]["command"])
+        containers.stop("d7yfs")
+
+    ending = in_background(end_d7yfs)
+    containers.kill("server", "TERM")
+    ending.result(120)
+    until(lambda: containers.state("server")[0] == "exited", "the server's end", timeout_s=60)
+    assert containers.state("server") == ("exited", 0), "every read of it went well"
+    rest = bucket.files["twenty.bin"][1:]
+    for name, read in (("held", rest), ("opened", bucket.files["over.bin"])):
+        assert (shared / name).read_text().split()[0] == hashlib.sha256(read).hexdigest()
+    assert containers.state("d7yfs") == ("exited", 0)
+    assert not is_mounted(point), "nothing stays behind"
+
+
 def test_dockers_health_check(containers: Containers, ground: Path, bucket: Bucket) -> None:
-    env = settings(bucket, 7717)
-    containers.start(
-        "d7yfs",
-        ("--privileged", f"--volume={ground / 'volume'}:/mnt/d7yfs:rshared", "--tmpfs=/var/cache/d7yfs"),
-        ["mount"],
-        env,
-    )
-    until(lambda: answers(7717, "/readyz"), "the mount", timeout_s=60)
+    options = ("--privileged", f"--volume={ground / 'volume'}:/mnt/d7yfs:rshared", "--tmpfs=/var/cache/d7yfs")
+    # It is this container's daemon that is asked, and no port.
+    containers.start("d7yfs", options, ["mount"], settings(bucket, 0) | {"D7YFS_METRICS_LISTEN": "none"})
+    until(lambda: is_mounted(ground / "volume" / "models"), "the mount", timeout_s=60)
     containers.healthcheck("d7yfs")
+    containers.start("other", options, ["fuse-helper", "/mnt/d7yfs/other", "/run/helper"])
+    with pytest.raises(AssertionError, match="healthcheck"):
+        containers.healthcheck("other")
 
 
 def test_a_sidecar_without_privilege(containers: Containers, ground: Path, bucket: Bucket) -> None:
     point, port = ground / "volume" / "models", free_port()
-    (ground / "cache").chmod(0o777)
+    # As the kubelet makes an emptyDir for an fsGroup.
+    os.chown(ground / "cache", 0, 65532)
+    (ground / "cache").chmod(0o2777)
     containers.start(
         "helper",
         (
