@@ -60,6 +60,8 @@ class Commands:
     monitoring: Monitoring
     forget_pages: Callable[[int], Awaitable[None]]
     """Has the kernel forget what it keeps of an inode's bytes."""
+    nursery: trio.Nursery
+    """Runs what is to be done to its end whoever leaves."""
     end: Callable[[], None]
     """Ends the mount, without waiting for anybody."""
     started_at: float = field(default_factory=time.time)
@@ -155,8 +157,11 @@ class Commands:
         task_id = await self.filesystem.task_id(node)
         return described | ({"task_id": task_id} if task_id else {})
 
-    async def _drop(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        return await dropping.drop(request, self.filesystem, self.reloader.settings.config.cache_dir, self.forget_pages)
+    def _drop(self, request: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        directory = self.reloader.settings.config.cache_dir
+        return control.reporting(
+            self.nursery, lambda: dropping.drop(request, self.filesystem, directory, self.forget_pages)
+        )
 
     async def _log_level(self, request: Mapping[str, Any]) -> dict[str, Any]:
         was, level = logs.level(), request.get("level")

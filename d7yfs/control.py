@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 SCHEMA = 1
 """Of what commands print with `--json`: raised when a field changes its meaning or goes; new ones may come without."""
 
+RUNTIME_VARIABLE = "D7YFS_RUNTIME_DIR"
+
 REQUEST_BYTES = 8 << 20
 """More than a command line holds by default, however its paths are escaped: 2 MiB (execve(2))."""
 REPLY_BYTES = 16 << 20
@@ -50,7 +52,7 @@ Handler = Callable[[Mapping[str, Any]], Awaitable[Reply] | AsyncGenerator[Reply,
 
 def runtime_directory(environ: Mapping[str, str] = os.environ) -> Path:
     """Where sockets and logs without another place go: D7YFS_RUNTIME_DIR, else /run/d7yfs for root, else under XDG_RUNTIME_DIR."""
-    if (named := environ.get("D7YFS_RUNTIME_DIR", "")).startswith("/"):
+    if (named := environ.get(RUNTIME_VARIABLE, "")).startswith("/"):
         return Path(named)
     if os.geteuid() == 0:
         return Path("/run/d7yfs")
@@ -165,6 +167,36 @@ async def _report(stream: trio.SocketStream, replies: AsyncGenerator[Reply, None
         raise failure
 
 
+async def reporting(nursery: trio.Nursery, work: Callable[[], Awaitable[Reply]]) -> AsyncGenerator[Reply, None]:
+    """A report of work that may take long: that it runs, as long as it does, and what it returns, as `outcome`; each with its `state`.
+
+    It is done to its end in `nursery`, though its client has left. Raises D7yfsError as it does.
+    """
+    ended = trio.Event()
+    outcome: Reply | D7yfsError = {}
+
+    async def one() -> None:
+        nonlocal outcome
+        try:
+            outcome = await work()
+        except D7yfsError as error:
+            outcome = error
+        except Exception as error:  # it must not end the mount
+            log.exception("control: a command failed unexpectedly")
+            outcome = MountError(f"unexpected {type(error).__name__}; see the log")
+        ended.set()
+
+    nursery.start_soon(one)
+    while not ended.is_set():
+        with trio.move_on_after(REPORT_PERIOD_S):
+            await ended.wait()
+        if not ended.is_set():
+            yield {"state": "running"}
+    if isinstance(outcome, D7yfsError):
+        raise outcome
+    yield {"state": "done", "outcome": outcome}
+
+
 async def _line(stream: trio.SocketStream) -> bytes:
     received = bytearray()
     while not received.endswith(b"\n"):
@@ -190,6 +222,18 @@ def ask(path: Path, command: str, /, *, timeout_s: float = CLIENT_TIMEOUT_S, **a
     """
     with contextlib.closing(follow(path, command, timeout_s=timeout_s, **arguments)) as replies:
         return next(replies)
+
+
+def outcome(path: Path, command: str, /, **arguments: Any) -> Reply:
+    """What came of a command that reports by `reporting`.
+
+    Raises as `follow`, and MountError when the daemon ended before.
+    """
+    with contextlib.closing(follow(path, command, **arguments)) as replies:
+        *_, last = replies
+    if last["state"] != "done":
+        raise MountError(f"the daemon ended before {command} was done", hint="d7yfs status, and its log")
+    return {"schema": last["schema"], **last["outcome"]}
 
 
 def follow(

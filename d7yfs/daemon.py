@@ -232,6 +232,7 @@ class _Mount:
             adapter=self._adapter,
             monitoring=self._monitoring,
             forget_pages=self._forget_pages_of,
+            nursery=nursery,
             end=lambda: self._session_scope.cancel(),
         )
 

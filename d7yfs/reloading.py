@@ -21,7 +21,7 @@ import trio
 
 from d7yfs import logs, reload
 from d7yfs.config.sources import Settings
-from d7yfs.control import REPORT_PERIOD_S
+from d7yfs.control import reporting
 from d7yfs.errors import D7yfsError
 from d7yfs.readiness import Readiness
 from d7yfs.reload import Changes
@@ -76,22 +76,9 @@ class Reloader:
             async for _ in signals:
                 await self._reload()
 
-    async def report(self, _request: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+    def report(self, _request: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Read the settings again; tell that it runs, and at its end what came of it."""
-        ended = trio.Event()
-        outcome: dict[str, Any] = {}
-
-        async def one() -> None:
-            outcome.update(await self._reload())
-            ended.set()
-
-        self._nursery.start_soon(one)
-        while not ended.is_set():
-            with trio.move_on_after(REPORT_PERIOD_S):
-                await ended.wait()
-            if not ended.is_set():
-                yield {"mountpoint": str(self._mountpoint), "state": "running"}
-        yield {"mountpoint": str(self._mountpoint), "state": "done", "reload": outcome}
+        return reporting(self._nursery, self._reload)
 
     async def _reload(self) -> dict[str, Any]:
         async with self._turn:
@@ -100,7 +87,7 @@ class Reloader:
             self.last = asdict(outcome)
             said = " ".join(outcome.error.split())
             self._readiness.notify(f"READY=1\nSTATUS=settings stay as they are: {said}" if said else "READY=1")
-            return self.last
+            return {"mountpoint": str(self._mountpoint), **self.last}
 
     async def _outcome(self) -> Outcome:
         logs.reopen()

@@ -32,9 +32,11 @@ class Scan:
         """By prefix, those above before those below; None is one that cannot be shown, and neither can what is below it."""
 
     def add(self, page: ListingPage) -> None:
-        """Take one page. Raises Unordered."""
+        """Take one page. Raises Unordered, and answers nothing any more."""
         self.reached.add(page)
         if not self.reached.ordered:
+            self.reached.complete = False
+            self._directories.clear()
             raise Unordered(f"keys under {self.prefix!r} are not listed in order")
         self._date_ns = max(self._date_ns, page.date_ns)
         self.objects += len(page.objects) + page.left_out

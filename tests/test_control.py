@@ -253,3 +253,24 @@ def test_a_runtime_directory_that_is_named() -> None:
     assert control.runtime_directory(environ) == Path("/run/ours")
     assert control.runtime_directory({"D7YFS_RUNTIME_DIR": "relative"}) == control.runtime_directory({})
     assert load_settings({}, ["s3://b/m"], Path("/mnt/m"), environ, None).warnings == ()
+
+
+async def test_what_is_reported_is_done_though_its_client_leaves_and_fails_in_words(autojump_clock: object) -> None:
+    done: list[str] = []
+
+    async def work() -> control.Reply:
+        await trio.sleep(60)
+        done.append("work")
+        return {"files": 1}
+
+    async def broken() -> control.Reply:
+        raise KeyError("x")
+
+    async with trio.open_nursery() as nursery:
+        async with contextlib.aclosing(control.reporting(nursery, work)) as replies:
+            assert await anext(replies) == {"state": "running"}
+        *_, last = [reply async for reply in control.reporting(nursery, work)]
+        assert last == {"state": "done", "outcome": {"files": 1}}
+        with pytest.raises(MountError, match="unexpected KeyError; see the log"):
+            [reply async for reply in control.reporting(nursery, broken)]
+    assert done == ["work", "work"]

@@ -281,8 +281,9 @@ async def test_whole_knows_no_limit(autojump_clock: MockClock) -> None:
         assert it.lister.whole_requests == 3
 
 
-async def test_keys_out_of_order_mean_directory_by_directory(autojump_clock: MockClock) -> None:
-    listings = MemoryListings(*many(3, 3), page_size=2)
+@pytest.mark.parametrize("page_size", [2, 1000], ids=["amid", "on the last page"])
+async def test_keys_out_of_order_mean_directory_by_directory(autojump_clock: MockClock, page_size: int) -> None:
+    listings = MemoryListings(*many(3, 3), page_size=page_size)
     listings.disorder = True
     async with scene(listings) as it:
         assert await it.look("d000/f000")

@@ -60,9 +60,9 @@ class Mount:
         async with aclosing(self.reloader.report({})) as replies:
             async for reply in replies:
                 last = reply
-        assert (last["mountpoint"], last["state"]) == ("/m", "done")
-        outcome = last["reload"]
+        outcome = last["outcome"]
         assert isinstance(outcome, dict)
+        assert (outcome.pop("mountpoint"), last["state"]) == ("/m", "done")
         return outcome
 
 

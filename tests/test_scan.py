@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TypeAlias
 
 import pytest
@@ -153,7 +154,11 @@ def test_keys_out_of_order_are_refused(bad: list[list[str]]) -> None:
     for page in pages[:-1]:
         scan.add(page)
     with pytest.raises(Unordered):
-        scan.add(pages[-1])
+        scan.add(replace(pages[-1], next_token=""))
+    assert scan.answer("", "a") is None, "it was the last page, and it is of no use"
+    assert scan.answer("", "z") is None
+    assert scan.listing("") is None
+    assert not [*scan.listings()]
 
 
 def test_a_listing_out_of_order_settles_nothing_before_its_end() -> None:

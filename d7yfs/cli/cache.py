@@ -169,7 +169,7 @@ def drop(place: str | None, everything: bool, as_json: bool, cache_dir: Path | N
     if place is not None and "://" not in place:
         point, below = mounts.containing(Path(place))
         with daemons.naming(point):
-            answer = control.ask(control.socket_path(point), "cache-drop", paths=[below])
+            answer = control.outcome(control.socket_path(point), "cache-drop", paths=[below])
     else:
         answer = _drop(_directory(cache_dir, config), place)
     if as_json:

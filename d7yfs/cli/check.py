@@ -24,7 +24,12 @@ _STYLE = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "red"}
 @click.command(cls=Command)
 @click.argument("arguments", nargs=-1, metavar="[NAME=]URL... [MOUNTPOINT]")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list of findings.")
-@click.option("--settings", "show_settings", is_flag=True, help="Also print each setting and where it came from.")
+@click.option(
+    "--settings",
+    "show_settings",
+    is_flag=True,
+    help="Also print each setting and where it came from; with --json on stderr.",
+)
 @settings_options()
 @click.pass_context
 def check(ctx: click.Context, arguments: tuple[str, ...], as_json: bool, show_settings: bool, given: Given) -> None:
@@ -42,6 +47,7 @@ def check(ctx: click.Context, arguments: tuple[str, ...], as_json: bool, show_se
     if as_json:
         print_list(asdict(each) | {"verdict": each.verdict.value} for each in found)
     if show_settings:
+        console.stderr = as_json
         for name, row in settings.describe().items():
             console.print(f"  {name} = {row['value']}  (from {row['from']})", markup=False)
     ctx.exit(1 if any(each.verdict is Verdict.FAILED for each in found) else 0)

@@ -46,13 +46,16 @@ def naming(mount: object) -> Iterator[None]:
 def of_mounts(mountpoint: Path | None) -> dict[Path, str]:
     """The control socket of one mount, or of all mounts of this user, and how to call each. Looks at no mount.
 
-    Of a mount whose daemon is dead the socket may be gone; asking it fails like asking one that hangs.
+    Of a mount whose daemon is dead the socket may be gone; asking it fails like asking one that hangs. Where a runtime directory is named,
+    mounts without a socket there are somebody else's.
     """
     if mountpoint is not None:
         point = mountpoint.absolute()
         return {control.socket_path(point): str(point)}
     own = [each for each in mounts.mount_table() if each.fstype == mounts.FSTYPE and each.owner == os.geteuid()]
     named = {control.socket_path(each.point): str(each.point) for each in own}
+    if control.RUNTIME_VARIABLE in os.environ:
+        named = {path: name for path, name in named.items() if path.exists()}
     return {path: f"the mount behind {path}" for path in control.sockets()} | named
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from d7yfs.cli import daemons
 from d7yfs.cli.as_json import print_list
 from d7yfs.cli.failures import end_with
 from d7yfs.cli.place import Place
-from d7yfs.control import Reply
 from d7yfs.errors import MountError, UsageError
 
 _Outcome = dict[str, Any]
@@ -33,7 +31,7 @@ def reload(mountpoint: Path | None, pid: int | None, as_json: bool) -> None:
     if mountpoint is not None and pid is not None:
         raise UsageError("a mount point and --pid are given", hint="name the mount by one of them")
     named = daemons.of_mounts(mountpoint) if pid is None else {control.socket_of(pid): f"process {pid}"}
-    answers = daemons.ask(named, _reload)
+    answers = daemons.ask(named, lambda path: control.outcome(path, "reload"))
     if as_json:
         print_list(answers.said)
     else:
@@ -44,14 +42,6 @@ def reload(mountpoint: Path | None, pid: int | None, as_json: bool) -> None:
         if not answers.said and not answers.failures:
             click.echo("nothing is mounted")
     end_with([failure for answer in answers.said for failure in failures(answer)] + answers.failures)
-
-
-def _reload(path: Path) -> Reply:
-    with closing(control.follow(path, "reload")) as reports:
-        *_, last = reports
-    if last["state"] != "done":
-        raise MountError("the daemon ended before it had read its settings", hint="d7yfs status, and its log")
-    return {"schema": last["schema"], "mountpoint": last["mountpoint"], **last["reload"]}
 
 
 def said(outcome: _Outcome) -> list[str]:
