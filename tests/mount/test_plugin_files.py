@@ -52,6 +52,8 @@ def test_the_endpoint_plugins_file_mounts_by_its_variable_alone(
     assert mounted.read("library/block.bin") == bucket.files["block.bin"]
     assert mounted.read("library/twenty.bin") == bucket.files["twenty.bin"]
     shown = run("check", "--settings", "--json", mounted.point, env=env)
+    assert {"probe", "verdict", "schema"} <= json.loads(shown.stdout)[0].keys(), "the settings are not among it"
+    assert "(from " in shown.stderr
     assert reader.secret_key not in mounted.log() + mounted.said + shown.stdout + shown.stderr
     done = run("ls", f"s3://{bucket.name}/library", env=env)
     assert done.returncode == 0, done.stderr
