@@ -167,6 +167,14 @@ async def _report(stream: trio.SocketStream, replies: AsyncGenerator[Reply, None
         raise failure
 
 
+def paths_of(request: Mapping[str, Any], what: str) -> list[str]:
+    """The paths, below the mount, that a request names; at least one. Raises UsageError, which says that `what` needs them."""
+    paths = request.get("paths")
+    if not isinstance(paths, list) or not paths or not all(isinstance(path, str) for path in paths):
+        raise UsageError(f"{what} needs a list of paths")
+    return paths
+
+
 async def reporting(nursery: trio.Nursery, work: Callable[[], Awaitable[Reply]]) -> AsyncGenerator[Reply, None]:
     """A report of work that may take long: that it runs, as long as it does, and what it returns, as `outcome`; each with its `state`.
 

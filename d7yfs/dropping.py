@@ -16,7 +16,7 @@ import trio
 from d7yfs.cache import inspection
 from d7yfs.cache.inspection import Stored
 from d7yfs.config.url import RepositoryUrl
-from d7yfs.errors import UsageError
+from d7yfs.control import paths_of
 from d7yfs.filesystem import Filesystem
 from d7yfs.inodes import File
 
@@ -30,9 +30,7 @@ async def drop(
     request: Mapping[str, Any], filesystem: Filesystem, directory: Path, forget_pages: Callable[[int], Awaitable[None]]
 ) -> dict[str, Any]:
     """Drop what `request` names (`paths`, relative to the mount), in the cache `directory`. Raises NotFound, UsageError, CacheUnusable."""
-    paths = request.get("paths")
-    if not isinstance(paths, list) or not paths or not all(isinstance(path, str) for path in paths):
-        raise UsageError("cache drop needs a list of paths")
+    paths = paths_of(request, "cache drop")
     places = [RepositoryUrl.parse(url) for path in paths for url in await filesystem.urls(path)]
     gone, kept = await trio.to_thread.run_sync(_drop, directory, places)
     dropped = {(each.map.key, each.map.validator, each.map.size_bytes) for each in gone}

@@ -6,23 +6,20 @@ hands `Refreshes.report` to the control socket. Trio thread only.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import trio
 
 from d7yfs.answers import Changes
 from d7yfs.asking import Refreshed
-from d7yfs.control import REPORT_PERIOD_S
-from d7yfs.errors import D7yfsError, Stopped, UsageError, VersionGone
+from d7yfs.control import paths_of, reporting
+from d7yfs.errors import D7yfsError, VersionGone
 from d7yfs.inodes import Directory
 from d7yfs.invalidation import Invalidator
 from d7yfs.tree import Tree
-
-log = logging.getLogger(__name__)
 
 _NAMES = 100
 """So many changed paths of a kind are named; the others are only counted."""
@@ -48,7 +45,6 @@ class Outcome:
     replaced: int = 0
     names: dict[str, list[str]] = field(default_factory=lambda: {"added": [], "removed": [], "replaced": []})
     """Some of them, by what happened to them: paths below the mount."""
-    elapsed_s: float = 0.0
 
     def add(self, path: str, changes: Changes) -> None:
         """Take account of what has changed in the directory at `path`."""
@@ -59,16 +55,6 @@ class Outcome:
         for kind, names in kinds.items():
             room = _NAMES - len(self.names[kind])
             self.names[kind] += [f"{path}/{name}".lstrip("/") for name in names[:room]]
-
-
-class _Refresh:
-    """One that runs."""
-
-    def __init__(self) -> None:
-        self.outcome = Outcome()
-        self.error: D7yfsError | None = None
-        self.ended = trio.Event()
-        self.began_at = trio.current_time()
 
 
 class Refreshes:
@@ -82,33 +68,13 @@ class Refreshes:
         self._invalidator = invalidator
         self._nursery = nursery
 
-    async def report(self, request: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+    def report(self, request: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Refresh what `request` names (`paths`, below the mount); tell that it runs, and at its end what it found.
 
         At that end the kernel knows too. Raises UsageError, and what asking raises.
         """
-        paths = request.get("paths")
-        if not isinstance(paths, list) or not paths or not all(isinstance(path, str) for path in paths):
-            raise UsageError("a refresh needs a list of paths")
-        refresh = _Refresh()
-        self._nursery.start_soon(self._run, refresh, self._directories(paths))
-        while not refresh.ended.is_set():
-            with trio.move_on_after(REPORT_PERIOD_S):
-                await refresh.ended.wait()
-            if not refresh.ended.is_set():
-                yield {"state": "running", "elapsed_s": round(trio.current_time() - refresh.began_at, 3)}
-        if refresh.error is not None:
-            raise refresh.error
-        outcome = refresh.outcome
-        yield {
-            "state": "done",
-            "directories": outcome.directories,
-            "added": outcome.added,
-            "removed": outcome.removed,
-            "replaced": outcome.replaced,
-            "names": {kind: sorted(names) for kind, names in outcome.names.items()},
-            "elapsed_s": round(outcome.elapsed_s, 3),
-        }
+        directories = self._directories(paths_of(request, "a refresh"))
+        return reporting(self._nursery, lambda: self._run(directories))
 
     def _directories(self, paths: Iterable[str]) -> list[Directory]:
         """What the paths stand for, without what lies below another of them: a directory for itself, else the nearest known above."""
@@ -133,24 +99,25 @@ class Refreshes:
                 return node
             names.pop()
 
-    async def _run(self, refresh: _Refresh, directories: list[Directory]) -> None:
+    async def _run(self, directories: list[Directory]) -> dict[str, Any]:
+        began_at = trio.current_time()
+        outcome = Outcome()
+        errors: list[D7yfsError] = []
+
         async def one(directory: Directory) -> None:
             try:
-                await self._refresh(directory, refresh.outcome)
+                await self._refresh(directory, outcome)
             except D7yfsError as error:
-                refresh.error = refresh.error or error
+                errors.append(error)
 
-        try:
-            async with trio.open_nursery() as nursery:
-                for directory in directories:
-                    nursery.start_soon(one, directory)
-            await self._invalidator.told(self._waiting({each.repository for each in directories}))
-        except Exception:
-            log.exception("a refresh failed unexpectedly")
-            refresh.error = Stopped("the refresh failed unexpectedly; see the log")
-        finally:
-            refresh.outcome.elapsed_s = trio.current_time() - refresh.began_at
-            refresh.ended.set()
+        async with trio.open_nursery() as nursery:
+            for directory in directories:
+                nursery.start_soon(one, directory)
+        await self._invalidator.told(self._waiting({each.repository for each in directories}))
+        if errors:
+            raise errors[0]
+        names = {kind: sorted(some) for kind, some in outcome.names.items()}
+        return asdict(outcome) | {"names": names, "elapsed_s": round(trio.current_time() - began_at, 3)}
 
     async def _refresh(self, directory: Directory, outcome: Outcome) -> None:
         """One directory, or where it is none any more the nearest above it that still is. Raises D7yfsError."""

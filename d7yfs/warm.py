@@ -26,7 +26,7 @@ from typing import Any
 import trio
 
 from d7yfs.cache.directory import footprint_bytes
-from d7yfs.control import REPORT_PERIOD_S
+from d7yfs.control import REPORT_PERIOD_S, paths_of
 from d7yfs.errors import CacheFull, D7yfsError, Stopped, UsageError
 from d7yfs.filesystem import Filesystem
 from d7yfs.inodes import Directory, File
@@ -306,9 +306,7 @@ class WarmUps:
         In the background it tells until the plan is made. Closed before its end it stops the warm-up, unless that is in the background.
         Raises NotFound, UsageError, and what listing the paths raises.
         """
-        paths, background = request.get("paths"), bool(request.get("background"))
-        if not isinstance(paths, list) or not paths or not all(isinstance(path, str) for path in paths):
-            raise UsageError("a warm-up needs a list of paths")
+        paths, background = paths_of(request, "a warm-up"), bool(request.get("background"))
         number = next(self._numbers)
         warm_up = WarmUp(number, outermost(paths), self._filesystem, background=background)
         self._running[number] = warm_up

@@ -76,7 +76,7 @@ class Scene:
 
     async def refresh(self, *paths: str) -> dict[str, Any]:
         *_, last = [report async for report in self.refreshes.report({"paths": [*paths]})]
-        return last
+        return {"state": last["state"], **last["outcome"]}
 
 
 @asynccontextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from d7yfs.cli.as_json import print_line
 from d7yfs.cli.failures import end_with
 from d7yfs.cli.place import Place
 from d7yfs.cli.warm import paths_by_mount
-from d7yfs.errors import D7yfsError, MountError
+from d7yfs.errors import D7yfsError
 
 _SHOWN = 20
 """Changed paths of a kind; `--json` has more."""
@@ -34,26 +33,16 @@ def refresh(paths: tuple[Path, ...], as_json: bool) -> None:
     failures: list[D7yfsError] = []
     for point, below in paths_by_mount(paths).items():
         try:
-            outcome = _refresh(point, below)
+            with daemons.naming(point):
+                outcome = control.outcome(control.socket_path(point), "refresh", paths=below)
         except D7yfsError as error:
             failures.append(error)
             continue
         if as_json:
-            print_line({"mountpoint": str(point), **outcome})
+            print_line({"mountpoint": str(point), "state": "done", **outcome})
         else:
             click.echo(said(point, outcome))
     end_with(failures)
-
-
-def _refresh(point: Path, paths: list[str]) -> dict[str, Any]:
-    with (
-        daemons.naming(point),
-        closing(control.follow(control.socket_path(point), "refresh", paths=paths)) as reports,
-    ):
-        *_, outcome = reports
-    if outcome["state"] != "done":
-        raise MountError(f"the daemon behind {point} ended before the refresh did", hint="d7yfs status, and its log")
-    return outcome
 
 
 def said(point: Path, outcome: dict[str, Any]) -> str:
