@@ -46,6 +46,7 @@ _LAYER = 2048
 
 NUMPY, WEIGHTS, ONNX, TORCH = "model.npy", dataset.WEIGHTS, "model.onnx", "model.pt"
 _ONNX_DATA = "model.onnx.data"
+_TORCHSERVE = Path(__file__).resolve().parent.parent / "scripts" / "torchserve.sh"
 
 Result = tuple[float, int]
 """Seconds, and a CRC of what was loaded."""
@@ -160,10 +161,8 @@ def _run(python: Path, code: str, *arguments: str) -> str:
 
 def find_torch() -> Path | None:
     """The interpreter that scripts/torchserve.sh installs, if it is there."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "d7yfs"
-    named = os.environ.get("D7YFS_TORCHSERVE_BIN")
-    places = [Path(named)] if named else [each / "bin" for each in sorted(cache.glob("torchserve-*"))]
-    return next((place / "python" for place in reversed(places) if (place / "python").exists()), None)
+    found = subprocess.run([_TORCHSERVE, "--installed"], stdout=subprocess.PIPE, text=True, check=False)
+    return Path(found.stdout.strip()) / "python" if found.returncode == 0 else None
 
 
 def make(buckets: Path, size_bytes: int, torch: Path | None) -> None:

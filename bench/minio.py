@@ -1,6 +1,6 @@
 """MinIO in place of the bench's own store: what Dragonfly's published measurements were read from. Shaped and counted by `bench.relay`.
 
-Knows what `bench.store` knows of a store; `minio` must be on the PATH (scripts/integration.sh builds it).
+Knows what `bench.store` knows of a store; `minio` must be on the PATH (scripts/go-tool.sh builds it).
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
 
 import trio
 
@@ -18,6 +20,9 @@ log = logging.getLogger(__name__)
 
 _PAGE_S = 5.0
 """Longer than this a store does not work on a page; then it is in trouble."""
+_FEW_PAGES = 3
+_FEW_PAGE_S = 0.5
+"""Of fewer pages than that none tells how long one takes: a stall of the network, or a retry, must not make their answers old."""
 
 
 @dataclass(slots=True)
@@ -59,15 +64,23 @@ class Asking:
     error: D7yfsError | None = None
     found: Refreshed = field(default_factory=Refreshed)
     _waiting: set[trio.Event] = field(default_factory=set)
+    _came_at: list[float] = field(default_factory=list)
+    """When each page came."""
 
     @property
     def took_s(self) -> float:
-        """How long it has taken so far, without what was no work: a store that is away for minutes is not a slow one."""
-        return min(trio.current_time() - self.asked_at, max(self.pages, 1) * _PAGE_S)
+        """How long the store has worked on it so far, by what a page usually takes: a stall, or a store that was away, is no work."""
+        now = trio.current_time()
+        page_s = _FEW_PAGE_S
+        if self.pages >= _FEW_PAGES:
+            pages_s = [stop - start for start, stop in pairwise([self.asked_at, *self._came_at])]
+            page_s = min(median(pages_s), _PAGE_S)
+        return min(now - self.asked_at, max(self.pages, 1) * page_s)
 
     def came(self, *, more: bool) -> None:
         """There is a page, for those who wait to look at."""
         self.pages += 1
+        self._came_at.append(trio.current_time())
         self.leaves_open = more
         self._tell()
 

@@ -28,6 +28,8 @@ from d7yfs.origins.survey import list_all
 from d7yfs.repository import Repository, open_repositories
 
 _PROBE_BYTES = 4096
+_PATIENCE_S = 10.0
+"""With a store that does not answer: a person waits for the findings."""
 _LOOK_PAGES = 3
 _NAMED = 3
 
@@ -40,6 +42,8 @@ async def check(settings: Settings) -> AsyncGenerator[Finding, None]:
         yield finding
     try:
         repositories = open_repositories(settings)
+        for repository in repositories:
+            repository.fetcher.read_timeout_s = min(repository.fetcher.read_timeout_s, _PATIENCE_S)
     except D7yfsError as error:
         yield failed("configuration", error)
         return
@@ -137,7 +141,8 @@ async def _ranged_read(repository: Repository, version: ObjectVersion) -> Findin
     wanted = ByteRange(0, min(_PROBE_BYTES, version.size_bytes))
     name = repository.fetcher.name(version)
     try:
-        with trio.fail_after(repository.fetcher.read_timeout_s):
+        # Later than the fetcher itself gives up, which says why.
+        with trio.fail_after(2 * repository.fetcher.read_timeout_s):
             await repository.fetcher.fetch(version, wanted, Nowhere())
     except D7yfsError as error:
         return failed("read", error)

@@ -20,6 +20,7 @@ import trio
 
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory, footprint_bytes
+from d7yfs.cache.disk import Disk
 from d7yfs.cache.filler import Filler, FillTarget
 from d7yfs.config.schema import Config
 from d7yfs.errors import CacheUnusable, D7yfsError, VersionUnbound
@@ -28,7 +29,7 @@ from d7yfs.fetch.handover import Handover
 from d7yfs.fetch.proxies import Proxies
 from d7yfs.fetch.proxy import HEALTH_PORT, Proxy, address_meant_instead
 from d7yfs.findings import Finding, Verdict
-from d7yfs.objects import ByteRange, ObjectVersion
+from d7yfs.objects import ByteRange, ObjectVersion, StoreIdentity
 from d7yfs.repository import Repository
 
 _PROBE_BYTES = 4096
@@ -48,6 +49,10 @@ class Nowhere:
 
     async def write(self, offset: int, data: memoryview) -> None:
         """Forget them."""
+
+    def retract(self, wanted: ByteRange) -> int:
+        """Nothing is kept."""
+        return wanted.start
 
 
 async def check_dragonfly(
@@ -162,9 +167,9 @@ async def _hand_over(repository: Repository, handover: Handover, version: Object
     return Finding("hand-over", Verdict.OK, f"{url}: {name} linked into the cache, {version.size_bytes} bytes")
 
 
-async def _bring(handover: Handover, directory: CacheDirectory, origin_identity: str, version: ObjectVersion) -> None:
-    cache = Cache(directory, memory_buffer_bytes=0, read_timeout_s=0)
-    cached = cache.open(origin_identity, version, _Idle)
+async def _bring(handover: Handover, directory: CacheDirectory, store: StoreIdentity, version: ObjectVersion) -> None:
+    cache = Cache(directory, memory_buffer_bytes=0, read_timeout_s=0, disk=Disk())
+    cached = await cache.open(store, version, _Idle)
     try:
         await handover.bring(cached, lambda _: None, small_too=False)
     finally:

@@ -150,7 +150,7 @@ class Commands:
         path = str(request.get("path", ""))
         node = await self.filesystem.resolve(path)
         described: dict[str, Any] = {"mountpoint": str(self.mountpoint), "path": path, "directory": node.is_directory}
-        for name, value in self.filesystem.describe(node).items():
+        for name, value in (await self.filesystem.describe(node)).items():
             # As extended attributes they are text.
             number = _NUMBERS.get(name)
             described[number or name] = int(value) if number else value

@@ -11,6 +11,7 @@ The server runs in `daemon`'s nursery; the client functions are synchronous, for
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -281,6 +282,13 @@ def follow(
 def sockets() -> list[Path]:
     """The control sockets of this user's mounts; those that a killed daemon left behind are removed. Waits for nobody."""
     return [path for path, _ in _listeners()]
+
+
+def is_abandoned(path: Path) -> bool:
+    """True if a daemon has left its socket at `path` behind: no process listens there. Waits for no answer."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.setblocking(False)
+        return client.connect_ex(str(path)) == errno.ECONNREFUSED
 
 
 def socket_of(pid: int) -> Path:

@@ -58,6 +58,8 @@ OOM_SCORE_ADJ = -800
 """As the unit's; proc_pid_oom_score_adj(5)."""
 _BUSY_RETRY_S = 0.2
 _LAST_NOTICE_S = 1.0
+_SETTLE_S = 1.0
+"""How long the cache's disk may take for its last entries: what it does not take is fetched again."""
 _GARBAGE_THRESHOLD = 5000
 """Objects made, and not yet gone, between two collections; Python's own is 700, and a page of a listing has 7,000 elements for a moment."""
 
@@ -73,7 +75,8 @@ async def run(
     config = settings.config
     mountpoint = settings.require_mountpoint()
     is_handed = config.fuse_helper is not None or HandedMount.from_path(mountpoint) is not None
-    if not is_handed and await trio.to_thread.run_sync(mounts.prepare_mountpoint, mountpoint):
+    is_abandoned = partial(control.is_abandoned, control.socket_path(mountpoint))
+    if not is_handed and await trio.to_thread.run_sync(mounts.prepare_mountpoint, mountpoint, is_abandoned):
         log.warning("%s was a dead mount; cleaned up", mountpoint)
     directory = CacheDirectory(
         config.cache_dir, size_limit_bytes=config.cache_size_bytes, min_free_bytes=config.cache_min_free_bytes
@@ -84,12 +87,14 @@ async def run(
     for warning in settings.warnings:
         log.warning("%s", warning)
     repositories = open_repositories(settings)
+    cache = Cache(directory, memory_buffer_bytes=config.memory_buffer_bytes, read_timeout_s=config.read_timeout_s)
     try:
         present, late = await latecomer.locate(repositories, config)
-        cache = Cache(directory, memory_buffer_bytes=config.memory_buffer_bytes, read_timeout_s=config.read_timeout_s)
         await _Mount(settings, mountpoint, present, late, cache, readiness, read_again, stderr).serve()
     finally:
         with trio.CancelScope(shield=True), trio.move_on_after(config.shutdown_timeout_s):
+            with trio.move_on_after(_SETTLE_S):
+                await cache.settle()
             for repository in repositories:
                 await repository.aclose()
 
@@ -239,6 +244,7 @@ class _Mount:
     def _source(self, repository: Repository, nursery: trio.Nursery) -> Source:
         full = self._config.verify == "full"
         verifier = Verifier(repository.fetcher, nursery, full=full, forget_pages=self._forget_pages)
+        repository.fetcher.on_retracted = lambda version: nursery.start_soon(self._forget_pages, version)
 
         def new_filler(target: FillTarget) -> Filler:
             if self._config.verify != "off":
@@ -287,8 +293,8 @@ class _Mount:
             mounts.unmount(self._mountpoint, lazy=lazy)
 
     def _entries_changed(self, directory: Directory, changes: Changes) -> None:
-        # Otherwise the kernel does not know it, or believes nothing.
-        if directory.lookups and self._config.metadata_ttl_s:
+        # Otherwise the kernel does not know it. Without a time to live it still believes what is served while the store fails.
+        if directory.lookups:
             names = itertools.chain(changes.added, changes.removed, changes.replaced)
             self._invalidator.changed(directory.inode, names)
 

@@ -216,8 +216,10 @@ class DirectoryStream:
             self._ordered = self._ordered and listing.reached.ordered and min(keys, default=_LAST) > last
             last = max(last, listing.reached.key)
             end = place.end if self._ordered else None
+            # The next page leaves out directories of these names, because their objects were here. What is both by now is shown here.
+            here = self._places[number + 1].objects if end is not None else frozenset[str]()
             for key, (name, version) in zip(keys, listing.entries.items(), strict=True):
-                if (end is None or key <= end) and (version is not None or name not in place.objects):
+                if (end is None or key <= end or name in here) and (version is not None or name not in place.objects):
                     entries[name] = version
             if end is None or last >= end or not token:
                 break

@@ -15,7 +15,7 @@ import trio
 
 from d7yfs.cache import inspection
 from d7yfs.cache.inspection import Stored
-from d7yfs.config.url import RepositoryUrl
+from d7yfs.config.place import Place
 from d7yfs.control import paths_of
 from d7yfs.filesystem import Filesystem
 from d7yfs.inodes import File
@@ -31,7 +31,7 @@ async def drop(
 ) -> dict[str, Any]:
     """Drop what `request` names (`paths`, relative to the mount), in the cache `directory`. Raises NotFound, UsageError, CacheUnusable."""
     paths = paths_of(request, "cache drop")
-    places = [RepositoryUrl.parse(url) for path in paths for url in await filesystem.urls(path)]
+    places = [place for path in paths for place in await filesystem.places(path)]
     gone, kept = await trio.to_thread.run_sync(_drop, directory, places)
     dropped = {(each.map.key, each.map.validator, each.map.size_bytes) for each in gone}
     known = [
@@ -49,6 +49,6 @@ async def drop(
     }
 
 
-def _drop(directory: Path, places: list[RepositoryUrl]) -> tuple[list[Stored], list[Stored]]:
+def _drop(directory: Path, places: list[Place]) -> tuple[list[Stored], list[Stored]]:
     stored = inspection.stored(directory)
     return inspection.drop(each for each in stored if any(each.map.lies_in(place) for place in places))

@@ -61,7 +61,9 @@ class NotFound(D7yfsError):
 
 
 class BucketNotFound(NotFound):
-    """The bucket or container does not exist (or not under this endpoint)."""
+    """The bucket or container does not exist (or not under this endpoint). That says nothing of a name in it: it is no ENOENT."""
+
+    errno = errno.EIO
 
 
 class NotADirectory(D7yfsError):
@@ -110,9 +112,14 @@ class OriginUntrusted(OriginUnavailable):
 
 
 class BadReply(D7yfsError):
-    """A reply breaks HTTP or contradicts what was asked (wrong range, wrong total, wrong validator): its bytes are not used."""
+    """A reply breaks HTTP or contradicts the request (wrong range, wrong total, another encoding): its bytes are not used."""
 
     transient = True
+
+    def __init__(self, message: str, *, hint: str = "", lasting: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.lasting = lasting
+        """True if the same server will most likely break the same rule again."""
 
 
 class VersionUnbound(BadReply):
@@ -145,3 +152,7 @@ class CacheFull(D7yfsError):
 
 class CacheUnusable(D7yfsError):
     """The cache directory cannot be used at all (permissions, another format, read-only)."""
+
+
+class CacheStalled(D7yfsError):
+    """The cache's disk does not answer, so that what only it knows cannot be told."""

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import trio
@@ -19,16 +22,17 @@ from d7yfs.answers import Absent, Changes, Expired, Found
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.filler import NewFiller
 from d7yfs.cache.version import CachedVersion
+from d7yfs.config.place import Place
 from d7yfs.density import Density
 from d7yfs.directory_stream import DirectoryStream, Page, Unseen
-from d7yfs.errors import D7yfsError, IsADirectory, NotFound, ObjectArchived
+from d7yfs.errors import CacheStalled, D7yfsError, IsADirectory, NotFound, ObjectArchived, VersionGone
 from d7yfs.fullness import Fullness
 from d7yfs.inodes import Directory, File, Node
 from d7yfs.lister import LIMIT, Lister
 from d7yfs.listings import Listings, Mode
 from d7yfs.logs import fields_of
 from d7yfs.models import Model, Models
-from d7yfs.objects import ByteRange, ObjectVersion
+from d7yfs.objects import ByteRange, ObjectVersion, StoreIdentity
 from d7yfs.readahead import Window
 from d7yfs.tree import ROOT_INODE, Tree
 from d7yfs.walk import SMALL_FILE_BYTES, Walk
@@ -42,7 +46,7 @@ class Source:
 
     url: str
     """How people name its bucket, without secrets."""
-    identity: str
+    identity: StoreIdentity
     """Part of every cache key."""
     listings: Listings
     new_filler: NewFiller
@@ -73,6 +77,9 @@ class _Handle:
     cached: CachedVersion | None
     window: Window
     model: Model
+    is_gone: bool = False
+    """Whether a read was answered that the version is gone. It stays so, though the same content is uploaded again: or a read(2) that the
+    kernel splits could end short and the next one go on."""
 
 
 @dataclass(slots=True)
@@ -119,6 +126,7 @@ class Filesystem:
         }
         self._sources = sources
         self._cache = cache
+        self._nursery = nursery
         self._tell_changed = changed
         self._forget_names = forget_names
         self._numbers = itertools.count(1)
@@ -128,13 +136,13 @@ class Filesystem:
         self._walks: WeakKeyDictionary[Directory, tuple[dict[str, Node], Walk]] = WeakKeyDictionary()
         """By directory, with the children that the walk is about: another listing has others."""
         self.served = {name: Served() for name in sources}
-        self.fullness = {name: Fullness(each.models, self._cached_bytes_in(each)) for name, each in sources.items()}
+        self.fullness = {
+            name: Fullness(each.models, partial(cache.open_bytes, each.identity), partial(cache.look, each.identity))
+            for name, each in sources.items()
+        }
         self.idle = trio.Event()
         """Set while no file is open; replaced when one is opened."""
         self.idle.set()
-
-    def _cached_bytes_in(self, source: Source) -> Callable[[ObjectVersion], int]:
-        return lambda version: self._cache.cached_bytes(source.identity, version)
 
     def _changed(self, directory: Directory, changes: Changes) -> None:
         if names := {*changes.removed, *changes.replaced}:
@@ -232,13 +240,20 @@ class Filesystem:
             for inode, names in self.tree.surplus(opened).items():
                 self._forget_names(inode, names)
 
-    async def urls(self, path: str) -> list[str]:
+    async def places(self, path: str) -> list[Place]:
         """Where what is at `path` lies in its store; of the root above repositories, where each of them does. Raises as `resolve`."""
         node = await self.resolve(path)
         nodes = [node]
         if isinstance(node, Directory) and node.repository is None:
             nodes = [*(node.children or {}).values()]
-        return [self.describe(each)["url"] for each in nodes]
+        return [place for each in nodes if (place := self._place(each)) is not None]
+
+    def _place(self, node: Node) -> Place | None:
+        """None of the root above repositories."""
+        if isinstance(node, File):
+            return Place(self._sources[node.repository].identity, node.version.key)
+        source = self._sources.get(node.repository) if node.repository is not None else None
+        return Place(source.identity, node.prefix.removesuffix("/")) if source else None
 
     # --- directories ---
 
@@ -325,15 +340,19 @@ class Filesystem:
 
     # --- files ---
 
-    def open(self, inode: int) -> int:
+    async def open(self, inode: int) -> int:
         """A handle on the version that `inode` is. Raises IsADirectory, ObjectArchived, VersionGone."""
         node = self.tree.get(inode)
         if isinstance(node, Directory):
             raise IsADirectory(f"inode {inode} is a directory")
-        cached = self._open(node)
+        self.tree.remember(inode)
+        try:
+            cached = await self._open(node)
+        except BaseException:
+            self.tree.forget(inode)
+            raise
         if cached is not None and cached not in self._densities:
             self._densities[cached] = Density(node.version.key, node.size_bytes)
-        self.tree.remember(inode)
         handle = next(self._numbers)
         model = self._sources[node.repository].models.of(node.version.key)
         model.opens += 1
@@ -344,7 +363,7 @@ class Filesystem:
             self.idle = trio.Event()
         return handle
 
-    def _open(self, node: File) -> CachedVersion | None:
+    async def _open(self, node: File) -> CachedVersion | None:
         """Its version, held for the caller; None when it is empty. Raises ObjectArchived."""
         source = self._sources[node.repository]
         if node.version.archived:
@@ -352,7 +371,7 @@ class Filesystem:
                 f"{source.url}/{node.version.key}: lies in the archive storage class {node.version.archived}",
                 hint="restore it at the provider, then open it again",
             )
-        return self._cache.open(source.identity, node.version, source.new_filler) if node.size_bytes else None
+        return await self._cache.open(source.identity, node.version, source.new_filler) if node.size_bytes else None
 
     def _note_open(self, node: File, cached: CachedVersion) -> None:
         fullness, version = self.fullness[node.repository], node.version
@@ -363,22 +382,28 @@ class Filesystem:
         self.fullness[node.repository].closed(node.version, trio.current_time(), cached.cached_bytes)
         cached.drop()
 
-    async def fill(self, node: File) -> None:
-        """Have all of a file brought into the cache, behind whatever readers wait for; returns when it is there.
+    @asynccontextmanager
+    async def held(self, node: File) -> AsyncIterator[CachedVersion | None]:
+        """A file's version, open meanwhile; None when it is empty. Raises ObjectArchived."""
+        cached = await self._open(node)
+        if cached is None:
+            yield None
+            return
+        self._note_open(node, cached)
+        try:
+            yield cached
+        finally:
+            self._drop(node, cached)
 
-        Raises ObjectArchived, CacheFull, and what `read` does.
-        """
-        cached = self._open(node)
-        if cached is not None:
-            self._note_open(node, cached)
-            try:
-                await cached.fill_whole()
-            finally:
-                self._drop(node, cached)
-
-    def cached_bytes(self, node: File) -> int:
-        """How much of a file is in the cache."""
-        return self._cache.cached_bytes(self._sources[node.repository].identity, node.version)
+    async def cached_bytes(self, nodes: Iterable[File]) -> int:
+        """How much of these files is in the cache. Raises CacheStalled."""
+        versions = defaultdict[StoreIdentity, list[ObjectVersion]](list)
+        for node in nodes:
+            versions[self._sources[node.repository].identity].append(node.version)
+        try:
+            return sum([sum(await self._cache.cached_bytes(*each)) for each in versions.items()])
+        except OSError as error:
+            raise CacheStalled("how much is cached cannot be told: the cache's disk does not answer") from error
 
     @property
     def keepable_bytes(self) -> int:
@@ -402,10 +427,13 @@ class Filesystem:
         if self._densities[cached].touch(wanted):
             cached.fill()
         was_there = cached.has(wanted)
+        name = f"{self._sources[opened.node.repository].url}/{opened.node.version.key}"
         try:
+            if opened.is_gone and not was_there:
+                raise VersionGone(f"{name}: this version was gone when it was read before")
             data = await cached.read(wanted, ahead)
         except D7yfsError as error:
-            name = f"{self._sources[opened.node.repository].url}/{opened.node.version.key}"
+            opened.is_gone |= isinstance(error, VersionGone)
             error.about(object=name, repository=opened.node.repository)
             raise
         assert len(data) == wanted.size
@@ -420,12 +448,21 @@ class Filesystem:
     def _fetch_neighbours(self, node: File) -> None:
         """Have the small files fetched that whoever reads this one will read next, if a directory is being read file by file."""
         walk = self._walk(node)
-        for each in walk.plan(node.inode) if walk else ():
-            if not each.version.archived:
-                source = self._sources[each.repository]
-                cached = self._cache.open(source.identity, each.version, source.new_filler)
-                cached.fill()
-                cached.drop()
+        wanted = [each for each in walk.plan(node.inode) if not each.version.archived] if walk else []
+        if wanted:
+            self._nursery.start_soon(self._prefetch, wanted)
+
+    async def _prefetch(self, nodes: Iterable[File]) -> None:
+        try:
+            for node in nodes:
+                source = self._sources[node.repository]
+                cached = await self._cache.open(source.identity, node.version, source.new_filler)
+                try:
+                    cached.fill()
+                finally:
+                    cached.drop()
+        except Exception:  # it must not end the mount
+            log.exception("files could not be fetched ahead")
 
     def _walk(self, node: File) -> Walk | None:
         """None while the directory's entries are not known."""
@@ -457,17 +494,17 @@ class Filesystem:
     def open_files(self) -> int:
         return len(self._handles)
 
-    def describe(self, node: Node) -> dict[str, str]:
-        """What d7yfs knows of a file beyond stat(2), without secrets: for `d7yfs stat` and extended attributes."""
+    async def describe(self, node: Node) -> dict[str, str]:
+        """What d7yfs knows of a file beyond stat(2), without secrets: for `d7yfs stat` and extended attributes. Raises CacheStalled."""
+        place = self._place(node)
         if isinstance(node, Directory):
-            source = self._sources.get(node.repository) if node.repository is not None else None
-            return {"url": f"{source.url}/{node.prefix}"} if source else {}
+            return {"url": f"{place}/"} if place else {}
         source, version = self._sources[node.repository], node.version
         described = {
-            "url": f"{source.url}/{version.key}",
+            "url": str(place),
             "etag": version.validator,
             "size": str(version.size_bytes),
-            "cached_bytes": str(self.cached_bytes(node)),
+            "cached_bytes": str(await self.cached_bytes([node])),
             "route": source.route(version),
         }
         return described | _optional(version)

@@ -6,8 +6,9 @@ model (`models`) the last FILES such files count, each as its newest version, un
 - A *load* begins when a file is opened of which something is missing, and is over when nothing is missing of any that is open. One that
   is closed before it was whole is not waited for. What is opened within PAUSE_S goes on with the same load: servers open file after file.
 - What is cached of a file in use is known, at the cost of a look into a dictionary. Of one that is closed it is what was cached then, until
-  it is looked at again: evictions and other daemons change it behind our back. A look is a small file read, so `describe` takes
-  them in turn: two to five milliseconds every five seconds, however many files there are, and none where nobody asks.
+  it is looked at again: evictions and other daemons change it behind our back. A look is a small file read, so `describe` has them
+  made in turn: two to five milliseconds of a thread every five seconds, however many files there are, and none where nobody asks. What
+  they find is shown by the next `describe`.
 
 Made and called by `filesystem`; `status` shows it.
 """
@@ -16,8 +17,9 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from d7yfs.models import OTHER, TOP, Models
 from d7yfs.objects import ObjectVersion
@@ -32,6 +34,10 @@ LOOK_PERIOD_S = 5.0
 LOOK_FILES = 50
 _LOOK_BYTES = 16 << 30
 """Their size: what a look reads grows with it, by eight bytes per MiB."""
+
+
+OpenBytes = Callable[[ObjectVersion], int | None]
+Look = Callable[[Sequence[ObjectVersion], Callable[[list[int]], None]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +94,20 @@ class _Model:
 
 
 class Fullness:
-    """One repository's. `cached_bytes` tells how much of a version is cached now; it may read a small file. Times are monotonic seconds."""
+    """One repository's. Times are monotonic seconds.
 
-    def __init__(self, models: Models, cached_bytes: Callable[[ObjectVersion], int]) -> None:
+    `open_bytes` tells how much of a version is cached that is open, and None of one that is not. `look` finds out how much of others is
+    cached, without making anybody wait, and tells the function that it is given, from a thread.
+    """
+
+    def __init__(self, models: Models, open_bytes: OpenBytes, look: Look) -> None:
         self._names = models
-        self._cached_bytes = cached_bytes
+        self._open_bytes = open_bytes
+        self._look_at_versions = look
         self._models: dict[str, _Model] = {}
         self._turns: deque[_File] = deque()
         self._look_at = -math.inf
+        self._looking = False
 
     def opened(self, version: ObjectVersion, now: float, *, whole: bool) -> bool:
         """It was opened, and all of it was there or not. True: tell `whole` when it is."""
@@ -164,26 +176,40 @@ class Fullness:
         return None
 
     def _look(self, now: float) -> None:
-        if now < self._look_at:
+        if self._looking or now < self._look_at:
             return
         self._look_at = now + LOOK_PERIOD_S
         if not self._turns:
             self._turns.extend(file for model in self._models.values() for file in model.files.values())
+        due: list[_File] = []
         looked_bytes = 0
         for _ in range(min(LOOK_FILES, len(self._turns))):
+            if looked_bytes >= _LOOK_BYTES:
+                break
             file = self._turns.popleft()
             if not file.opens:
-                file.cached_bytes = self._cached_bytes(file.version)
+                due.append(file)
                 looked_bytes += file.version.size_bytes
-            if looked_bytes >= _LOOK_BYTES:
-                return
+        if due:
+            self._looking = True
+            self._look_at_versions([file.version for file in due], partial(self._looked, due))
+
+    def _looked(self, files: list[_File], cached_bytes: list[int]) -> None:
+        # From a thread: each is one assignment.
+        for file, found in zip(files, cached_bytes, strict=True):
+            file.cached_bytes = found
+        self._looking = False
+
+    def _cached_bytes(self, file: _File) -> int:
+        open_bytes = self._open_bytes(file.version) if file.opens else None
+        return file.cached_bytes if open_bytes is None else open_bytes
 
     def _sum(self, model: _Model) -> Full:
         files = model.files.values()
         return Full(
             files=len(files),
             size_bytes=sum(file.version.size_bytes for file in files),
-            cached_bytes=sum(self._cached_bytes(file.version) if file.opens else file.cached_bytes for file in files),
+            cached_bytes=sum(self._cached_bytes(file) for file in files),
             loads=model.loads,
             load_s=model.load_s,
         )

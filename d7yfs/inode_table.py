@@ -155,16 +155,39 @@ class InodeTable:
         node = self.unlinked.pop(identity, None)
         if node is not None:
             node.linked = True
+            if isinstance(node, Directory) and node.vanished:
+                self._doubt(node)
         return node
 
-    def unlink(self, node: Node) -> None:
-        """`node` is no entry any more: keep it aside while it is remembered, else remove it and all below it."""
+    def _doubt(self, directory: Directory) -> None:
+        """Have all that is known of a directory and below it asked for again when it is next used."""
+        pending = [directory]
+        while pending:
+            each = pending.pop()
+            each.vanished = False
+            each.returned = True
+            each.expires_at = -math.inf
+            self.doubt_singles(each)
+            pending.extend(child for child in each.entries if isinstance(child, Directory))
+
+    def doubt_singles(self, directory: Directory) -> None:
+        """As `Tree.doubt`."""
+        singles = directory.singles or {}
+        singles.update((name, replace(single, expires_at=-math.inf)) for name, single in list(singles.items()))
+
+    def unlink(self, node: Node, *, vanished: bool = True) -> None:
+        """`node` is no entry any more: keep it aside while it is remembered, else remove it and all below it.
+
+        `vanished`: the store has it no more; else it is only not known to be an entry.
+        """
         pending = [node]
         while pending:
             node = pending.pop()
             node.linked = False
             if node.lookups:
                 self.unlinked[node.identity] = node
+                if isinstance(node, Directory):
+                    node.vanished = node.vanished or vanished
                 continue
             del self.nodes[node.inode]
             if isinstance(node, Directory):
@@ -175,15 +198,18 @@ class InodeTable:
     def clear(self, directory: Directory) -> list[Node]:
         """Make nothing known of a directory's entries; they are returned, still to be unlinked."""
         entries = directory.entries
-        self.hidden -= directory.hidden_count
         self.set_singles(directory, {})
         self.filled.pop(directory.inode, None)
+        self._forget_listing(directory)
+        return entries
+
+    def _forget_listing(self, directory: Directory) -> None:
+        self.hidden -= directory.hidden_count
         directory.children = None
         directory.hidden_count = 0
         directory.withheld = NOTHING_WITHHELD
         directory.expires_at = -math.inf
         directory.stale = False
-        return entries
 
     # -- names that were learnt one by one
 
@@ -200,6 +226,16 @@ class InodeTable:
         directory.singles[name] = single
         self._absent += (single.node is None) - (old is not None and old.node is None)
         self._trim_after -= single.node is None
+
+    def scatter(self, directory: Directory) -> None:
+        """Have a directory keep what its listing had as if each name had been learnt alone."""
+        assert directory.children is not None
+        singles = {
+            name: Single(node, directory.asked_at, directory.expires_at, directory.stale)
+            for name, node in directory.children.items()
+        }
+        self._forget_listing(directory)
+        self.set_singles(directory, {**singles, **(directory.singles or {})})
 
     # -- the bound
 
@@ -245,7 +281,7 @@ class InodeTable:
                     directory.fingerprint = fingerprint(directory.children)
                 before = len(self.nodes)
                 for child in self.clear(directory):
-                    self.unlink(child)
+                    self.unlink(child, vanished=False)
                 self.dropped_total += before - len(self.nodes)
         self._thin(keep, room)
         if self._excess > 0:
@@ -263,7 +299,7 @@ class InodeTable:
                 self._absent -= 1
             elif not single.node.lookups:
                 del directory.singles[name]
-                self.unlink(single.node)
+                self.unlink(single.node, vanished=False)
                 self.dropped_total += 1
 
 

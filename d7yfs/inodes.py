@@ -65,7 +65,7 @@ class Single:
     """What one name was when it was asked for alone."""
 
     node: Node | None
-    """None: there was nothing of that name. Where its directory's `children` are known they say the same."""
+    """None: there was nothing of that name. Where its directory's `children` are known they say the same, for a time of their own."""
     asked_at: float
     expires_at: float
     stale: bool = False
@@ -97,10 +97,12 @@ class Directory:
         "mtime_ns",
         "prefix",
         "repository",
+        "returned",
         "singles",
         "stale",
         "subdirectories",
         "used_at",
+        "vanished",
         "withheld",
     )
 
@@ -134,6 +136,10 @@ class Directory:
         """Of the children dropped last, 0 when none were: tells whether the next listing shows a change."""
         self.lookups = 0
         self.linked = True
+        self.vanished = False
+        """Whether it was found to be gone. When it is back, nothing that was known of it counts."""
+        self.returned = False
+        """Whether it is back, and not listed since: what its children were is no answer, be there no other."""
 
     @property
     def nlink(self) -> int:

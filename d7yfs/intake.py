@@ -145,7 +145,7 @@ class Intake:
                 listing.add(page)
                 if page.next_token and len(listing.entries) > self.limit and self._mode is not Mode.WHOLE:
                     log.info("%s/%s has more than %d entries", self._url, listing.prefix, self.limit)
-                    directory.huge = True
+                    self._tree.scatter(directory.inode)
                     return
                 asking.came(more=bool(page.next_token))
         if listing.prefix == directory.prefix:

@@ -75,8 +75,8 @@ class Lister:
         self._url = url
         self._mode = mode
         self._scanning: Asking | None = None
-        self._listed: dict[int, Asking] = {}
-        self._exact: dict[tuple[int, str], Asking] = {}
+        self._listed: dict[Directory, Asking] = {}
+        self._exact: dict[tuple[Directory, str], Asking] = {}
         self._scan_again_at = -math.inf
         self._denied: WeakKeyDictionary[Directory, float] = WeakKeyDictionary()
         self._streams = Streams(self._intake.page, nursery, tree.lives_until)
@@ -177,9 +177,11 @@ class Lister:
             yield self._ask_exactly(directory, name)
 
     def _is_exact(self, directory: Directory) -> bool:
-        """Whether a name in it is asked for by itself."""
-        denied = trio.current_time() < self._denied.get(directory, -math.inf)
-        return (self._mode is Mode.EXACT or directory.huge or denied) and not _is_lone(directory)
+        """Whether a name in it is asked for by itself. While its listing lives, only a name that was asked for since is open."""
+        now = trio.current_time()
+        denied = now < self._denied.get(directory, -math.inf)
+        alone = self._mode is Mode.EXACT or directory.huge or denied or directory.fresh(now)
+        return alone and not _is_lone(directory)
 
     def _scans(self, directory: Directory) -> bool:
         """Whether a question about a directory is one for a flat listing of the whole repository."""
@@ -210,11 +212,11 @@ class Lister:
 
     def _list(self, directory: Directory) -> Asking:
         """The listing of one directory: the one under way, or else a new one."""
-        asking = self._listed.get(directory.inode)
+        asking = self._listed.get(directory)
         if asking is None:
             listing = DirectoryListing(directory.prefix)
             asking = Asking(trio.current_time(), lambda _prefix, name: listing.answer(name))
-            self._listed[directory.inode] = listing_asked = asking
+            self._listed[directory] = listing_asked = asking
             self._nursery.start_soon(
                 asking.run,
                 f"{self._url}/{directory.prefix}",
@@ -225,9 +227,9 @@ class Lister:
 
     def _ask_exactly(self, directory: Directory, name: str) -> Asking:
         """The question for one name: the one under way, or else a new one."""
-        asking = self._exact.get((directory.inode, name))
+        asking = self._exact.get((directory, name))
         if asking is None:
-            asking = self._exact[directory.inode, name] = question = Asking(trio.current_time())
+            asking = self._exact[directory, name] = question = Asking(trio.current_time())
             self._nursery.start_soon(
                 asking.run,
                 f"{self._url}/{directory.prefix}{name}",
@@ -249,13 +251,13 @@ class Lister:
         try:
             await self._intake.listing(asking, directory, listing)
         finally:
-            del self._listed[directory.inode]
+            del self._listed[directory]
 
     async def _run_question(self, asking: Asking, directory: Directory, name: str) -> None:
         try:
             asking.found.add(directory, await self._intake.name(directory, name, asking.asked_at))
         finally:
-            del self._exact[directory.inode, name]
+            del self._exact[directory, name]
 
     def _scan_failed(self, error: D7yfsError) -> None:
         """Those who wait list the directory that they need, and so does who comes in the next time."""
@@ -267,9 +269,11 @@ class Lister:
         """A question failed: have what is known served, or remember that this directory may not be listed."""
         self._intake.failed(error)
         now = trio.current_time()
-        if directory.fresh(now) or (name is not None and directory.inode in self._listed):
-            return  # a refresh ahead of time; or its listing will tell
         try:
+            if directory.fresh(now) if name is None else not self._is_open(directory, name, now):
+                return  # a refresh ahead of time
+            if name is not None and directory in self._listed:
+                return  # which will tell
             if self._tree.extend_stale(directory.inode, now, STALE_RETRY_S, name=name):
                 listed = f"{self._url}/{directory.prefix}"
                 log.warning("%s; serving the last listing of %s", error.message, listed, extra=fields_of(error))
@@ -292,6 +296,7 @@ class Lister:
                 found = Refreshed()
             if found.directories:
                 return await self._look_for(directory, found)
+        await self._older(directory)
         found = Refreshed()
         known = self._tree.known(directory)
         if self._mode is not Mode.EXACT and directory not in known:
@@ -314,6 +319,18 @@ class Lister:
         if errors:
             raise errors[0]
         return await self._look_for(directory, found)
+
+    async def _older(self, directory: Directory) -> None:
+        """Wait for what was asked for before now of a directory and below it: then it is known, and asked for anew with the rest."""
+        now = trio.current_time()
+
+        def under_way() -> list[Asking]:
+            asked = [*self._listed.items(), *((each, asking) for (each, _), asking in self._exact.items())]
+            below = [asking for each, asking in asked if each.prefix.startswith(directory.prefix)]
+            return [each for each in (*below, self._scanning) if each is not None and each.asked_at < now]
+
+        while older := under_way():
+            await news(older)
 
     async def _look_for(self, directory: Directory, found: Refreshed) -> Refreshed:
         """Whether a directory in which nothing is left is one at all: else it would stay until the one above is listed."""
@@ -345,9 +362,6 @@ class Lister:
             for name in list(directory.singles):
                 found.add(directory, await self.refresh_entry(directory, name))
             return
-        now = trio.current_time()
-        while (older := self._listed.get(directory.inode)) is not None and older.asked_at < now:
-            await news([older])  # what it has seen may be older than what is to be seen
         listed = await self.relist(directory)
         found.directories += listed.directories
         found.changes += listed.changes

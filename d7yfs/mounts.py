@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,14 +97,18 @@ def _stat_errno(point: Path, timeout_s: float = PROBE_TIMEOUT_S) -> int:
             return errno.ETIMEDOUT
 
 
-def prepare_mountpoint(point: Path) -> bool:
+def prepare_mountpoint(point: Path, is_abandoned: Callable[[], bool] = lambda: False) -> bool:
     """Make sure that `point` can be mounted on. Returns whether a dead mount was cleaned up first. Raises MountError.
 
-    A dead mount is one whose daemon is gone: "Transport endpoint is not connected" (ENOTCONN).
+    A dead mount is one whose daemon is gone: "Transport endpoint is not connected" (ENOTCONN), or no answer where `is_abandoned` says that
+    no process serves it: a thread of a killed daemon that still is in the kernel keeps the connection open.
     """
     cleaned = False
     while (mount := mounted_at(point)) is not None and mount.fstype.startswith("fuse"):
-        if _stat_errno(point) != errno.ENOTCONN:
+        trouble = _stat_errno(point)
+        if trouble == errno.ETIMEDOUT and mount.fstype == FSTYPE and is_abandoned():
+            abort(point)
+        elif trouble != errno.ENOTCONN:
             raise MountError(
                 f"{point} is already mounted ({mount.source})",
                 hint=f"unmount it first: d7yfs umount {point}"

@@ -1,4 +1,4 @@
-"""Values that every layer speaks: object versions, listings, byte ranges, part arithmetic. Pure, no I/O.
+"""Values that every layer speaks: stores, object versions, listings, byte ranges, part arithmetic. Pure, no I/O.
 
 Ranges are half-open `[start, stop)` throughout. An `ObjectVersion` never changes: a changed object is another
 `ObjectVersion`.
@@ -62,6 +62,24 @@ class ByteRange:
         """This range cut at multiples of `unit`."""
         cuts = [self.start, *range((self.start // unit + 1) * unit, self.stop, unit), self.stop]
         return [ByteRange(a, b) for a, b in pairwise(cuts) if b > a]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StoreIdentity:
+    """One bucket or container of one store: equal on all hosts and for every way to name it. Part of every cache key and Dragonfly task."""
+
+    scheme: str
+    endpoint: str
+    """`http[s]://host[:port][/path]` in normal form, on Azure the account's; or one word for all endpoints of a provider: `aws`, `google`,
+    `aliyuncs.com`, `myhuaweicloud.com`."""
+    bucket: str
+    account: str = ""
+    """The storage account that an Azure container (`bucket`) belongs to; empty for the other schemes."""
+
+    @property
+    def in_tasks(self) -> str:
+        """How Dragonfly's content ids name the store. Never to be read back, nor to be changed: hosts of all releases share tasks."""
+        return f"{self.scheme} {self.endpoint} {self.bucket}"
 
 
 @dataclass(frozen=True, slots=True)

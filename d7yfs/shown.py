@@ -17,6 +17,7 @@ import trio
 from d7yfs.errors import AccessDenied, D7yfsError, NotFound
 from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.origins.origin import Origin
+from d7yfs.origins.patience import ask_again
 from d7yfs.origins.survey import list_all
 from d7yfs.visibility import Flat, Visibility
 
@@ -47,13 +48,13 @@ class Shown:
 
     async def page(self, prefix: str, token: str) -> ListingPage:
         """What is shown of one page of the delimiter listing of `prefix`: the first ("") or the one behind a continuation token."""
-        return await self._of_directory(prefix, await self.origin.list(prefix, token=token))
+        return await self._of_directory(prefix, await ask_again(lambda: self.origin.list(prefix, token=token)))
 
     async def stat(self, key: str) -> ObjectVersion:
         """The current version of `key`. Raises NotFound, also when it is hidden."""
         if self._visibility.hides(key):
             raise NotFound(f"{self.origin.url}/{key}: hidden by include or exclude")
-        return await self.origin.stat(key)
+        return await ask_again(lambda: self.origin.stat(key))
 
     async def holds(self, prefix: str) -> bool:
         """Whether the directory `prefix`, which ends in a slash, is shown: there is a key under it, and its marker if it needs one."""
@@ -73,7 +74,7 @@ class Shown:
 
     async def _lone(self, key: str) -> ListingPage:
         try:
-            objects: tuple[ObjectVersion, ...] = (await self.origin.stat(key),)
+            objects: tuple[ObjectVersion, ...] = (await ask_again(lambda: self.origin.stat(key)),)
         except NotFound:
             objects = ()
         return self._visibility.directory_page(ListingPage(objects, (), "", time.time_ns()))
@@ -92,7 +93,7 @@ class Shown:
         async def look(directory: str, marker: str) -> None:
             async with self._looks:
                 try:
-                    await self.origin.stat(marker)
+                    await ask_again(lambda: self.origin.stat(marker))
                 except NotFound:
                     unpublished.append(directory)
                 except D7yfsError as error:

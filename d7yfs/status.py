@@ -20,14 +20,14 @@ from d7yfs.fetch.traffic import Traffic
 from d7yfs.filesystem import Served
 from d7yfs.fullness import Full
 from d7yfs.models import Model, Models
-from d7yfs.objects import ObjectVersion
+from d7yfs.objects import ObjectVersion, StoreIdentity
 from d7yfs.repository import Repository
 from d7yfs.visibility import EXCLUDED, NAME, UNPUBLISHED
 
 REACHABLE, STALE, UNREACHABLE = "reachable", "stale", "unreachable"
 """How a repository is: its store answers; it does not, and what was listed before is served; it has not answered yet."""
 
-InUse = Iterable[tuple[str, ObjectVersion, int]]
+InUse = Iterable[tuple[StoreIdentity, ObjectVersion, int]]
 """The versions in use: identity of their origin, version, and how much of it is cached."""
 
 

@@ -130,20 +130,19 @@ class Tree:
     def lookup(self, parent: int, name: str, now: float, *, asked_at: float | None = None) -> Found | Absent | Expired:
         """The entry `name` of the directory `parent`; answered from a listing that lives at `asked_at` (default: now).
 
+        A name that was asked for alone since that listing has a life of its own, which may end sooner.
         `asked_at` is when the request came in. Raises NotADirectory, VersionGone.
         """
         directory = self.directory(parent)
         asked_at = now if asked_at is None else asked_at
         self._table.touch(directory)
-        if directory.children is not None and directory.fresh(asked_at):
-            self._stale_answers += directory.stale
-            node, remaining_s = directory.children.get(name), directory.remaining_s(now)
-        else:
-            single = (directory.singles or {}).get(name)
-            if single is None or not single.fresh(asked_at):
-                return Expired(directory)
-            self._stale_answers += single.stale
-            node, remaining_s = single.node, single.remaining_s(now)
+        single = (directory.singles or {}).get(name)
+        newest = directory if single is None else single  # what was asked for alone is newer than the listing
+        if not newest.fresh(asked_at):
+            return Expired(directory)
+        self._stale_answers += newest.stale
+        node = directory.entry(name) if single is None else single.node
+        remaining_s = newest.remaining_s(now)
         return Found(node, remaining_s) if node is not None else Absent(min(self._negative_ttl_s, remaining_s))
 
     def listed(self, directory: int, asked_at: float) -> bool:
@@ -310,7 +309,12 @@ class Tree:
         assert repository is not None, "the root above repositories has no origin"
         if asked_at < directory.asked_at:
             return Changes(len(directory.children or ()))
-        newer = {name: single for name, single in (directory.singles or {}).items() if single.asked_at > asked_at}
+        expires_at = self.lives_until(asked_at, took_s)
+        newer = {
+            name: _confirmed(single, name, listing, expires_at)
+            for name, single in (directory.singles or {}).items()
+            if single.asked_at > asked_at
+        }
         known = directory.children is not None
         old: Mapping[str, Node | None] = (
             directory.children
@@ -334,7 +338,8 @@ class Tree:
         directory.subdirectories = sum(1 for node in children.values() if node.is_directory)
         directory.stale = False
         directory.asked_at = asked_at
-        directory.expires_at = self.lives_until(asked_at, took_s)
+        directory.expires_at = expires_at
+        directory.returned = False
         self._table.hidden += listing.hidden_count - directory.hidden_count
         directory.hidden_count = listing.hidden_count
         directory.withheld = listing.withheld or NOTHING_WITHHELD
@@ -392,29 +397,46 @@ class Tree:
         directory.asked_at = directory.expires_at = -math.inf
         self._table.set_singles(directory, {})
 
+    def scatter(self, inode: int) -> None:
+        """The directory is huge: what its last listing had is known name by name from now on, and what it lacked is not known.
+
+        Raises NotADirectory, VersionGone.
+        """
+        directory = self.directory(inode)
+        directory.huge = True
+        if directory.children is not None:
+            self._table.scatter(directory)
+
     def doubt(self, inode: int) -> tuple[str, ...]:
         """Have all that was learnt name by name in a directory asked for again when it is next used; the names.
 
         Raises NotADirectory, VersionGone.
         """
         directory = self.directory(inode)
-        singles = directory.singles or {}
-        doubted = {name: replace(single, expires_at=-math.inf) for name, single in singles.items()}
-        self._table.set_singles(directory, doubted)
-        return tuple(doubted)
+        self._table.doubt_singles(directory)
+        return tuple(directory.singles or ())
 
     def extend_stale(self, inode: int, now: float, retry_s: float, *, name: str | None = None) -> bool:
         """Listing failed, or asking for `name` alone: rather than that, serve what is known for another `retry_s` (at least MIN_RETRY_S).
 
-        False when nothing is known; then the failure is the answer. Raises NotADirectory, VersionGone.
+        That one name cannot be asked for says nothing about the others. An old listing tells what the name was; that it was not there
+        then is no answer. False when nothing is known, or all of it from before the directory came back; then the failure is the answer.
+        Raises NotADirectory, VersionGone.
         """
         directory = self.directory(inode)
         retry_at = now + max(retry_s, MIN_RETRY_S)
-        single = (directory.singles or {}).get(name) if name is not None else None
-        if name is not None and single is not None:
+        if name is not None:
+            single = (directory.singles or {}).get(name)
+            if single is None:
+                node = directory.entry(name)
+                if node is None or directory.returned:
+                    return False
+                single = Single(node, directory.asked_at, directory.expires_at)
+            if directory.returned and single.expires_at == -math.inf:
+                return False
             if single.expires_at < retry_at:
                 self._table.set_single(directory, name, replace(single, expires_at=retry_at, stale=True))
-        elif directory.children is None:
+        elif directory.children is None or directory.returned:
             return False
         elif directory.expires_at < retry_at:
             directory.expires_at = retry_at
@@ -457,6 +479,16 @@ def _below(node: Node | None, path: str) -> Node | None:
         if name:
             node = node.entry(name) if isinstance(node, Directory) else None
     return node
+
+
+def _confirmed(single: Single, name: str, listing: DirectoryListing, expires_at: float) -> Single:
+    """A newer answer about one name, which lives as long as a listing that says the same."""
+    version, node = listing.entries.get(name), single.node
+    if isinstance(node, File):
+        same = version is not None and version.identity == node.version.identity
+    else:
+        same = version is None and (name in listing.entries) == (node is not None)
+    return replace(single, expires_at=max(single.expires_at, expires_at)) if same else single
 
 
 def _is_directory(node: Node | None) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -26,6 +26,7 @@ from typing import Any
 import trio
 
 from d7yfs.cache.directory import footprint_bytes
+from d7yfs.cache.version import CachedVersion
 from d7yfs.control import REPORT_PERIOD_S, paths_of
 from d7yfs.errors import CacheFull, D7yfsError, Stopped, UsageError
 from d7yfs.filesystem import Filesystem
@@ -38,6 +39,8 @@ _FILES_AT_ONCE = 32
 """Enough to hide the round trips of small files; each has two descriptors."""
 _LARGE_FILES_AT_ONCE = 4
 """Of these: one alone may fill the link, and what is finished survives being stopped."""
+_ADDED_UP_AT_ONCE = 256
+"""Files whose maps are looked at in one go: a change of threads costs more than a look."""
 _NAMED_PATHS = 100
 _NAMED_FAILURES = 100
 """The others are counted, and in the log."""
@@ -65,12 +68,12 @@ class Plan:
     footprint_bytes: int = 0
     """On disk, when all of it is there."""
 
-    def add(self, size_bytes: int, cached_bytes: int) -> None:
-        """One file more."""
-        self.files += 1
-        self.size_bytes += size_bytes
-        self.missing_bytes += size_bytes - cached_bytes
-        self.footprint_bytes += footprint_bytes(size_bytes)
+    def add(self, sizes: Sequence[int], cached_bytes: int) -> None:
+        """More files, of which so much is cached."""
+        self.files += len(sizes)
+        self.size_bytes += sum(sizes)
+        self.missing_bytes += sum(sizes) - cached_bytes
+        self.footprint_bytes += sum(map(footprint_bytes, sizes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +180,7 @@ class WarmUp:
         self._files_begun = self._files_done = self._fetched_bytes = 0
         self._failures: dict[str, str] = {}
         self._files_failed = 0
-        self._under_way: dict[File, int] = {}
+        self._under_way: dict[File, tuple[CachedVersion, int]] = {}
         """With what was cached of each when its turn came."""
         self._large = trio.CapacityLimiter(_LARGE_FILES_AT_ONCE)
         self._began_at = self._ended_at = trio.current_time()
@@ -211,10 +214,17 @@ class WarmUp:
         self._scope.cancel()
 
     async def _add_up(self) -> None:
+        batch: list[File] = []
         async with aclosing(walk(self._filesystem, self._paths, lambda _path, _error: None)) as files:
             async for _, file in files:
-                self._plan.add(file.size_bytes, self._filesystem.cached_bytes(file))
-                await trio.lowlevel.checkpoint()
+                batch.append(file)
+                if len(batch) == _ADDED_UP_AT_ONCE:
+                    await self._add(batch)
+                    batch.clear()
+        await self._add(batch)
+
+    async def _add(self, files: Sequence[File]) -> None:
+        self._plan.add([file.size_bytes for file in files], await self._filesystem.cached_bytes(files))
 
     async def _bring_all(self) -> None:
         send, receive = trio.open_memory_channel[Found](0)
@@ -237,15 +247,22 @@ class WarmUp:
                     await self._bring(path, file)
 
     async def _bring(self, path: str, file: File) -> None:
-        self._under_way[file] = self._filesystem.cached_bytes(file)
         try:
-            await self._filesystem.fill(file)
+            async with self._filesystem.held(file) as cached:
+                if cached is not None:
+                    await self._fill(file, cached)
             self._files_done += 1
         except D7yfsError as error:
             self._no_room = self._no_room or isinstance(error, CacheFull)
             self._failed(path, error)
+
+    async def _fill(self, file: File, cached: CachedVersion) -> None:
+        before = cached.cached_bytes
+        self._under_way[file] = (cached, before)
+        try:
+            await cached.fill_whole()
         finally:
-            self._fetched_bytes += self._filesystem.cached_bytes(file) - self._under_way[file]
+            self._fetched_bytes += cached.cached_bytes - before
             del self._under_way[file]
 
     def _failed(self, path: str, error: D7yfsError) -> None:
@@ -256,8 +273,8 @@ class WarmUp:
 
     def progress(self) -> Progress:
         """How far it is."""
-        plan, filesystem, ended = self._plan, self._filesystem, self.ended.is_set()
-        arriving = sum(filesystem.cached_bytes(file) - before for file, before in self._under_way.items())
+        plan, ended = self._plan, self.ended.is_set()
+        arriving = sum(cached.cached_bytes - before for cached, before in self._under_way.values())
         fetched_bytes = max(0, self._fetched_bytes + arriving)
         elapsed_s = (self._ended_at if ended else trio.current_time()) - self._began_at
         rate_bytes_s = fetched_bytes / elapsed_s if elapsed_s > 0 else 0.0

@@ -1,19 +1,31 @@
 #!/usr/bin/env bash
 # Installs Azurite, Microsoft's emulator of Azure Storage, for the tests, and prints the path of its azurite-blob.
 #
-# Into ~/.cache/d7yfs (XDG_CACHE_HOME), with npm; nothing happens when it is there. Its packages' install scripts are not run.
+# usage: scripts/azurite.sh [--installed]     --installed: as it is there, or exit status 1; nothing is installed
+#
+# Into ~/.cache/d7yfs (XDG_CACHE_HOME), as requirements/azurite/package-lock.json pins it; nothing happens when it is there. Its packages'
+# install scripts are not run. Needs npm and Node.js 20 or newer; root installs Debian's.
 set -euo pipefail
+cd "$(dirname "$0")/.."
+. scripts/install_once.sh
 
-version=3.37.0
-directory="${XDG_CACHE_HOME:-$HOME/.cache}/d7yfs/azurite-$version"
+install_azurite() {  # TARGET-DIRECTORY
+    cp requirements/azurite/package.json requirements/azurite/package-lock.json "$1"
+    npm ci --prefix "$1" --ignore-scripts --no-audit --no-fund --loglevel=error
+    [ -x "$1/node_modules/.bin/azurite-blob" ] || die "npm has ended without an azurite-blob"
+}
 
-if [ ! -x "$directory/node_modules/.bin/azurite-blob" ]; then
-    command -v npm >/dev/null || { echo "azurite: npm is missing (Node.js 20 or newer)" >&2; exit 1; }
-    mkdir -p "$(dirname "$directory")"
-    partial=$(mktemp -d "$directory.XXXXXX")
-    trap 'rm -rf "$partial"' EXIT
-    npm install --prefix "$partial" --ignore-scripts --no-audit --no-fund --loglevel=error "azurite@$version" >&2
-    rm -rf "$directory"
-    mv -T "$partial" "$directory"
+target=$tools/azurite-$(digest requirements/azurite/package.json requirements/azurite/package-lock.json scripts/azurite.sh)
+program=$target/node_modules/.bin/azurite-blob
+if [ "${1:-}" = --installed ]; then
+    [ -x "$program" ] || exit 1
+    echo "$program"
+    exit 0
 fi
-echo "$directory/node_modules/.bin/azurite-blob"
+
+command -v npm >/dev/null || [ -d "$target" ] || install_packages npm
+command -v node >/dev/null || install_packages nodejs
+node=$(node -p process.versions.node)
+[ "${node%%.*}" -ge 20 ] || die "Azurite needs Node.js 20 or newer, and node is $node here: please install a newer one (nodejs.org)"
+install_once "$target" install_azurite
+echo "$program"

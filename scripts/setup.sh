@@ -4,12 +4,10 @@
 # usage: scripts/setup.sh [COMMAND…]     commands needed besides, each in the Debian package of the same name (s3fs, curl), or PACKAGE:COMMAND
 #
 # Missing Debian/Ubuntu packages are installed when root runs it; otherwise it prints the line that installs them.
-# Does nothing when nothing changed. PYTHON=… chooses the interpreter.
+# Does nothing when nothing changed; of two at a time in one tree, the second waits. PYTHON=… chooses the interpreter.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-
-say() { printf 'setup: %s\n' "$*" >&2; }
-die() { say "$@"; exit 1; }
+. scripts/install_once.sh
 
 find_python() {
     local candidate
@@ -39,18 +37,8 @@ missing_packages() {
     done
 }
 
-install_packages() {
-    if ! command -v apt-get >/dev/null; then
-        die "this machine lacks what these Debian packages hold, please install it: $*"
-    elif [ "$(id -u)" -ne 0 ]; then
-        die "system packages are missing, please run: sudo apt-get install --no-install-recommends $*"
-    fi
-    say "apt-get install $*"
-    export DEBIAN_FRONTEND=noninteractive
-    apt-get update -qq
-    apt-get install -y -qq --no-install-recommends "$@" >/dev/null
-}
-
+exec 9<. # the tree's directory is the lock
+flock 9
 python=$(find_python)
 mapfile -t missing < <(missing_packages "$python" "$@")
 if [ ${#missing[@]} -gt 0 ]; then

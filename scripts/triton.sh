@@ -8,11 +8,9 @@
 # tritonserver that is there anyway. Needs x86-64 Linux with glibc 2.35 or newer and a shared libpython 3.9 to 3.12.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. scripts/install_once.sh
 
 VERSION=2.51.0  # of the server in the wheel
-
-say() { printf 'triton: %s\n' "$*" >&2; }
-die() { say "$@"; exit 1; }
 
 # Prints an interpreter, its version and the directory of its libpython (empty: the linker finds it). The system's own comes first: other
 # users can run it, and one in root's home they cannot.
@@ -36,12 +34,29 @@ print("%d.%d" % sys.version_info[:2], sysconfig.get_config_var("LIBDIR"), sys.ex
 
 install_libpython() {
     local package
-    package=libpython$(/usr/bin/python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])') || return 1
-    command -v apt-get >/dev/null || return 1
-    [ "$(id -u)" -eq 0 ] || die "the Python backend needs a shared libpython, please run: sudo apt-get install $package"
-    say "apt-get install $package"
-    export DEBIAN_FRONTEND=noninteractive
-    { apt-get update -qq && apt-get install -y -qq --no-install-recommends "$package"; } >/dev/null
+    package=$(/usr/bin/python3 -c 'import sys; print("libpython%d.%d" % sys.version_info[:2])') && install_packages "$package"
+}
+
+install_triton() {  # TARGET-DIRECTORY
+    local python version libdir server
+    python=$(find_python) || { install_libpython && python=$(find_python); } ||
+        die "no Python 3.9 to 3.12 with a shared libpython (PYTHON=/path/to/python3 names one)"
+    read -r python version libdir <<<"$python"
+    # Without pip of its own, which Debian keeps in another package: ours installs into it.
+    "$python" -m venv --without-pip "$1"
+    .venv/bin/python -m pip --quiet --disable-pip-version-check --python "$1/bin/python" install --no-deps --require-hashes \
+        -r requirements/triton.txt
+    server=lib/python$version/site-packages/pytriton/tritonserver
+    cp "$1/$server/python_backend_stubs/$version/triton_python_backend_stub" "$1/$server/backends/python/"
+    cat >"$1/tritonserver" <<WRAPPER
+#!/bin/sh
+# The backend's process finds its Python by the PATH.
+PATH='$target/bin':\$PATH LD_LIBRARY_PATH='$libdir'\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}
+export PATH LD_LIBRARY_PATH
+exec '$target/$server/bin/tritonserver' --backend-directory='$target/$server/backends' "\$@"
+WRAPPER
+    chmod 755 "$1/tritonserver"
+    move_environment "$1" "$target"
 }
 
 if [ -n "${D7YFS_TRITON:-}" ]; then
@@ -50,35 +65,8 @@ if [ -n "${D7YFS_TRITON:-}" ]; then
     exit 0
 fi
 
-if [ "$(id -u)" -eq 0 ]; then
-    home=${XDG_CACHE_HOME:-/var/cache}/d7yfs-tools
-else
-    home=${XDG_CACHE_HOME:-$HOME/.cache}/d7yfs
-fi
-target=$home/tritonserver-$VERSION
-
-if [ ! -x "$target/tritonserver" ]; then
-    python=$(find_python) || { install_libpython && python=$(find_python); } ||
-        die "no Python 3.9 to 3.12 with a shared libpython (PYTHON=/path/to/python3 names one)"
-    read -r python version libdir <<<"$python"
-    say "installing $target, with $python"
-    rm -rf "$target"
-    mkdir -p "$target"
-    # Without pip of its own, which Debian keeps in another package: ours installs into it.
-    "$python" -m venv --without-pip "$target"
-    .venv/bin/python -m pip --quiet --disable-pip-version-check --python "$target/bin/python" install --no-deps --require-hashes \
-        -r requirements/triton.txt
-    server=$target/lib/python$version/site-packages/pytriton/tritonserver
-    cp "$server/python_backend_stubs/$version/triton_python_backend_stub" "$server/backends/python/"
-    cat >"$target/tritonserver.new" <<WRAPPER
-#!/bin/sh
-# The backend's process finds its Python by the PATH.
-PATH='$target/bin':\$PATH LD_LIBRARY_PATH='$libdir'\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}
-export PATH LD_LIBRARY_PATH
-exec '$server/bin/tritonserver' --backend-directory='$server/backends' "\$@"
-WRAPPER
-    chmod 755 "$target/tritonserver.new"
-    # Last: what is there is complete.
-    mv "$target/tritonserver.new" "$target/tritonserver"
-fi
+# Other users cannot enter root's home.
+[ "$(id -u)" -ne 0 ] || tools=${XDG_CACHE_HOME:-/var/cache}/d7yfs-tools
+target=$tools/tritonserver-$VERSION-$(digest requirements/triton.txt scripts/triton.sh)
+install_once "$target" install_triton
 echo "$target/tritonserver"

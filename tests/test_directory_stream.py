@@ -264,6 +264,15 @@ async def test_an_object_with_a_directory_of_its_name_far_behind_is_shown_once()
             assert await Reader(stream).rest() == [*names[:-2], "b"]
 
 
+async def test_what_is_an_object_and_a_directory_is_shown_where_its_object_was(autojump_clock: MockClock) -> None:
+    store = Store("a", "a-0", "a-1", "a/", "b/")
+    async with streaming(store, pages_kept=1) as stream:
+        assert await Reader(stream).rest() == ["a", "a-0", "a-1", "b"]
+        store.delete("a-0")
+        store.delete("a-1")
+        assert await Reader(stream).rest() == ["a", "b"], "though one page has both, and the first ended between them"
+
+
 async def test_what_kept_pages_tell_of_a_name(autojump_clock: MockClock) -> None:
     store = Store("a", "a-1", "a-2", "a-3", "b/", "c", "d", "e")
     async with streaming(store) as stream:

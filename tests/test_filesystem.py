@@ -17,8 +17,8 @@ from d7yfs.answers import Absent, Found
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.filler import Filler, FillTarget
+from d7yfs.config.place import Place
 from d7yfs.errors import (
-    D7yfsError,
     IsADirectory,
     NotADirectory,
     NotFound,
@@ -30,9 +30,9 @@ from d7yfs.errors import (
 from d7yfs.filesystem import Filesystem, Source
 from d7yfs.lister import STALE_RETRY_S
 from d7yfs.models import OTHER
-from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
+from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion, StoreIdentity
 from d7yfs.tree import ROOT_INODE, Repository, Tree
-from tests.cache.doubles import steady_pace
+from tests.cache.doubles import PromptDisk
 from tests.listings import MemoryListings
 
 TTL_S = 60.0
@@ -63,7 +63,12 @@ class Store(MemoryListings):
 
     @property
     def source(self) -> Source:
-        return Source(f"mem://{self.name}", f"mem {self.name}", self, lambda target: _Filler(self, target))
+        return Source(
+            f"mem://{self.name}",
+            StoreIdentity("s3", "aws", self.name or "bucket"),
+            self,
+            lambda target: _Filler(self, target),
+        )
 
 
 class _Filler:
@@ -122,7 +127,7 @@ async def mounted(tmp_path: Path, *stores: Store, prefix: str = "") -> AsyncIter
     )
     directory = CacheDirectory(tmp_path / "cache", size_limit_bytes=1 << 30, min_free_bytes=0)
     directory.prepare()
-    cache = Cache(directory, memory_buffer_bytes=16 << 20, read_timeout_s=READ_TIMEOUT_S, pace=steady_pace())
+    cache = Cache(directory, memory_buffer_bytes=16 << 20, read_timeout_s=READ_TIMEOUT_S, disk=PromptDisk())
     async with trio.open_nursery() as nursery:
         yield Filesystem(tree, {store.name: store.source for store in stores}, cache, nursery)
         nursery.cancel_scope.cancel()
@@ -210,6 +215,35 @@ async def test_lookups_at_once_are_one_listing(tmp_path: Path, autojump_clock: M
     assert len(store.requests) == 1, "who gave up took nothing from the others"
 
 
+async def test_a_lookup_that_is_given_up_at_any_moment_is_counted_if_it_was_answered(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    store = Store(file=b"x")
+    answers: list[Found | Absent] = []
+
+    async def look(filesystem: Filesystem, scope: trio.CancelScope) -> None:
+        with scope:
+            answers.append(await filesystem.lookup(ROOT_INODE, "file"))
+
+    async with mounted(tmp_path, store) as filesystem:
+        given_up = 0
+        for steps in range(20):
+            store.listing_gate = trio.Event()
+            scope = trio.CancelScope()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(look, filesystem, scope)
+                await trio.testing.wait_all_tasks_blocked()
+                store.listing_gate.set()
+                for _ in range(steps):
+                    await trio.lowlevel.checkpoint()
+                scope.cancel()
+            given_up += scope.cancelled_caught
+            node = await filesystem.resolve("file")
+            assert node.lookups == len(answers)
+            await trio.sleep(TTL_S + 1)
+        assert 0 < given_up < 20
+
+
 async def test_a_listing_that_fails(
     tmp_path: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -266,7 +300,7 @@ async def test_a_stalled_repository_does_not_hold_up_another(tmp_path: Path, aut
         await trio.testing.wait_all_tasks_blocked()
         with trio.fail_after(1):
             inode = await inode_of(filesystem, "well/file")
-            assert await filesystem.read(filesystem.open(inode), 0, 10) == b"x"
+            assert await filesystem.read(await filesystem.open(inode), 0, 10) == b"x"
         nursery.cancel_scope.cancel()
 
 
@@ -317,7 +351,7 @@ async def test_reads_end_at_the_end_of_the_file_and_nowhere_else(tmp_path: Path)
     body = bytes(range(256)) * (2 * BLOCK_BYTES // 256) + b"tail"
     store = Store(file=body)
     async with mounted(tmp_path, store) as filesystem:
-        handle = filesystem.open(await inode_of(filesystem, "file"))
+        handle = await filesystem.open(await inode_of(filesystem, "file"))
         for offset, size in (
             (0, 10),
             (BLOCK_BYTES - 5, 10),
@@ -336,7 +370,7 @@ async def test_reads_end_at_the_end_of_the_file_and_nowhere_else(tmp_path: Path)
 
 async def test_an_empty_file_has_no_cache_files(tmp_path: Path) -> None:
     async with mounted(tmp_path, Store(empty=b"")) as filesystem:
-        handle = filesystem.open(await inode_of(filesystem, "empty"))
+        handle = await filesystem.open(await inode_of(filesystem, "empty"))
         assert await filesystem.read(handle, 0, 4096) == b""
         filesystem.release(handle)
     assert list(tmp_path.rglob("*.data")) == []
@@ -347,21 +381,37 @@ async def test_what_cannot_be_opened(tmp_path: Path) -> None:
     store.put("cold", b"frozen", archived="DEEP_ARCHIVE")
     async with mounted(tmp_path, store) as filesystem:
         with pytest.raises(IsADirectory):
-            filesystem.open(await inode_of(filesystem, "model"))
+            await filesystem.open(await inode_of(filesystem, "model"))
         with pytest.raises(ObjectArchived, match=r"mem:///cold.*DEEP_ARCHIVE") as caught:
-            filesystem.open(await inode_of(filesystem, "cold"))
+            await filesystem.open(await inode_of(filesystem, "cold"))
         assert caught.value.errno == errno.EACCES
         assert filesystem.open_files == 0
         assert (await filesystem.getattr(await inode_of(filesystem, "cold"))).size_bytes == 6
 
 
-@pytest.mark.parametrize("error", [VersionGone("replaced"), OriginUnavailable("away")])
-async def test_a_fills_error_is_the_readers_and_passes(
-    tmp_path: Path, autojump_clock: MockClock, error: D7yfsError
-) -> None:
-    store = Store(file=b"bytes")
+async def test_a_version_that_was_gone_once_stays_so_for_that_handle(tmp_path: Path) -> None:
+    """Else a read(2) that the kernel splits could end short, and the next one go on."""
+    body = bytes(2 * BLOCK_BYTES)
+    store = Store(file=body)
     async with mounted(tmp_path, store) as filesystem:
-        handle = filesystem.open(await inode_of(filesystem, "file"))
+        inode = await inode_of(filesystem, "file")
+        handle = await filesystem.open(inode)
+        assert await filesystem.read(handle, 0, 5) == body[:5]
+        store.fill_error = VersionGone("replaced")
+        with pytest.raises(VersionGone, match="replaced"):
+            await filesystem.read(handle, BLOCK_BYTES, 5)
+        store.fill_error = None
+        with pytest.raises(VersionGone, match="was gone when it was read before"):
+            await filesystem.read(handle, BLOCK_BYTES, 5)
+        assert await filesystem.read(handle, 0, 5) == body[:5], "what is cached can be read"
+        assert await filesystem.read(await filesystem.open(inode), BLOCK_BYTES, 5) == body[:5], "the same content again"
+
+
+async def test_a_fills_error_is_the_readers_and_passes(tmp_path: Path, autojump_clock: MockClock) -> None:
+    store = Store(file=b"bytes")
+    error = OriginUnavailable("away")
+    async with mounted(tmp_path, store) as filesystem:
+        handle = await filesystem.open(await inode_of(filesystem, "file"))
         store.fill_error = error
         with pytest.raises(type(error)) as caught:
             await filesystem.read(handle, 0, 5)
@@ -374,7 +424,7 @@ async def test_a_read_that_nothing_comes_for_ends(tmp_path: Path, autojump_clock
     store = Store(file=b"bytes")
     store.fill_gate = trio.Event()
     async with mounted(tmp_path, store) as filesystem:
-        handle = filesystem.open(await inode_of(filesystem, "file"))
+        handle = await filesystem.open(await inode_of(filesystem, "file"))
         began = trio.current_time()
         with pytest.raises(ReadTimeout):
             await filesystem.read(handle, 0, 5)
@@ -389,13 +439,13 @@ async def test_a_replaced_object_is_another_inode_and_versions_never_mix(
     store = Store(file=b"old bytes")
     async with mounted(tmp_path, store) as filesystem:
         old = await inode_of(filesystem, "file")
-        old_handle = filesystem.open(old)
+        old_handle = await filesystem.open(old)
         store.put("file", b"new bytes, and more")
         assert await inode_of(filesystem, "file") == old, "the listing is fresh"
         await trio.sleep(TTL_S + 1)
         new = await inode_of(filesystem, "file")
         assert new != old
-        new_handle = filesystem.open(new)
+        new_handle = await filesystem.open(new)
         assert await filesystem.read(old_handle, 0, 100) == b"old bytes"
         assert await filesystem.read(new_handle, 0, 100) == b"new bytes, and more"
         assert (await filesystem.getattr(old)).size_bytes == 9
@@ -415,13 +465,13 @@ async def test_restored_from_the_archive(tmp_path: Path, autojump_clock: MockClo
         store.versions["cold"] = replace(store.versions["cold"], archived="")
         await trio.sleep(TTL_S + 1)
         assert await inode_of(filesystem, "cold") == inode, "the same bytes"
-        assert await filesystem.read(filesystem.open(inode), 0, 6) == b"frozen"
+        assert await filesystem.read(await filesystem.open(inode), 0, 6) == b"frozen"
 
 
 async def test_a_sequential_reader_is_read_ahead_for_and_a_random_one_is_not(tmp_path: Path) -> None:
     store = Store(file=bytes(40 * BLOCK_BYTES))
     async with mounted(tmp_path, store) as filesystem:
-        handle = filesystem.open(await inode_of(filesystem, "file"))
+        handle = await filesystem.open(await inode_of(filesystem, "file"))
         for offset in (30, 3, 17, 9):
             await filesystem.read(handle, offset * BLOCK_BYTES, 4096)
         assert store.aheads == []
@@ -436,7 +486,7 @@ async def test_a_model_that_is_read_on_is_filled_whole_and_a_peek_at_its_header_
     store.put("model.safetensors", bytes(40 * BLOCK_BYTES))
     async with mounted(tmp_path, store) as filesystem:
         inode = await inode_of(filesystem, "model.safetensors")
-        peek, handle = filesystem.open(inode), filesystem.open(inode)
+        peek, handle = await filesystem.open(inode), await filesystem.open(inode)
         await filesystem.read(peek, 0, 2 * BLOCK_BYTES)
         assert store.fills == 0
         for offset in (7, 30, 12):
@@ -452,9 +502,11 @@ async def test_who_reads_a_directory_file_by_file_finds_the_next_files_on_their_
         store.put(f"d/{index:03}", bytes(5), archived="GLACIER" if index == 10 else "")
     async with mounted(tmp_path, store) as filesystem:
         for name in ("000", "001", "002"):
-            assert await filesystem.read(filesystem.open(await inode_of(filesystem, f"d/{name}")), 0, 5) == bytes(5)
+            assert await filesystem.read(await filesystem.open(await inode_of(filesystem, f"d/{name}")), 0, 5) == bytes(
+                5
+            )
         assert store.filled == []
-        handle = filesystem.open(await inode_of(filesystem, "d/003"))
+        handle = await filesystem.open(await inode_of(filesystem, "d/003"))
         await filesystem.read(handle, 0, 5)
         assert store.filled == [f"d/{index:03}" for index in range(4, 16) if index != 10]
         await filesystem.read(handle, 0, 5)
@@ -466,7 +518,7 @@ async def test_a_small_file_that_is_no_entry_any_more_is_read_all_the_same(
 ) -> None:
     store = Store(a=b"a", b=b"b")
     async with mounted(tmp_path, store) as filesystem:
-        handle = filesystem.open(await inode_of(filesystem, "a"))
+        handle = await filesystem.open(await inode_of(filesystem, "a"))
         del store.versions["a"]
         await trio.sleep(TTL_S + 1)
         assert await names(filesystem) == ["b"]
@@ -477,7 +529,7 @@ async def test_handles_are_counted_and_idle_says_when_none_is_open(tmp_path: Pat
     async with mounted(tmp_path, Store(file=b"x")) as filesystem:
         assert filesystem.idle.is_set()
         inode = await inode_of(filesystem, "file")
-        first, second = filesystem.open(inode), filesystem.open(inode)
+        first, second = await filesystem.open(inode), await filesystem.open(inode)
         assert first != second
         assert (filesystem.open_files, filesystem.idle.is_set()) == (2, False)
         filesystem.release(first)
@@ -491,22 +543,31 @@ async def test_handles_are_counted_and_idle_says_when_none_is_open(tmp_path: Pat
 async def test_describe(tmp_path: Path) -> None:
     store = Store(model__a=b"abc")
     async with mounted(tmp_path, store) as filesystem:
-        described = filesystem.describe(await filesystem.resolve("model/a"))
+        described = await filesystem.describe(await filesystem.resolve("model/a"))
         assert described == {
-            "url": "mem:///model/a",
+            "url": "s3://bucket/model/a",
             "etag": store.versions["model/a"].validator,
             "size": "3",
             "cached_bytes": "0",
             "route": "origin",
         }
-        handle = filesystem.open(await inode_of(filesystem, "model/a"))
+        handle = await filesystem.open(await inode_of(filesystem, "model/a"))
         await filesystem.read(handle, 0, 1)
-        assert filesystem.describe(await filesystem.resolve("/model//a"))["cached_bytes"] == "3"
+        assert (await filesystem.describe(await filesystem.resolve("/model//a")))["cached_bytes"] == "3"
         filesystem.release(handle)
-        assert filesystem.describe(await filesystem.resolve("model/a"))["cached_bytes"] == "3"
-        assert filesystem.describe(await filesystem.resolve("model")) == {"url": "mem:///model/"}
+        assert (await filesystem.describe(await filesystem.resolve("model/a")))["cached_bytes"] == "3"
+        assert await filesystem.describe(await filesystem.resolve("model")) == {"url": "s3://bucket/model/"}
         root = await filesystem.getattr(ROOT_INODE)
         assert math.isfinite(root.attributes_timeout_s(trio.current_time()))
+
+
+async def test_places_are_those_of_the_store_and_not_of_its_url(tmp_path: Path) -> None:
+    store = Store(model__a=b"abc")
+    identity = store.source.identity
+    async with mounted(tmp_path, store) as filesystem:
+        assert await filesystem.places("model/a") == [Place(identity, "model/a")]
+        assert await filesystem.places("model") == [Place(identity, "model")]
+        assert await filesystem.places("") == [Place(identity)]
 
 
 async def test_the_task_of_a_file(tmp_path: Path) -> None:
@@ -524,7 +585,7 @@ async def test_the_task_of_a_file(tmp_path: Path) -> None:
         source = replace(store.source, task_id=task_id, route=lambda _: "proxy")
         through = Filesystem(filesystem.tree, {"": source}, filesystem._cache, nursery)
         node = await through.resolve("model/a")
-        assert through.describe(node)["route"] == "proxy"
+        assert (await through.describe(node))["route"] == "proxy"
         assert await through.task_id(node) == "f00d"
         assert told == [store.versions["model/a"]]
         assert await through.task_id(node) == "", "who asks gets an answer all the same"
@@ -537,7 +598,7 @@ async def test_what_was_there_before_it_was_asked_for_is_counted(tmp_path: Path)
     body = bytes(3 * BLOCK_BYTES)
     left, right = Store("left", file=body), Store("right", file=body)
     async with mounted(tmp_path, left, right) as filesystem:
-        handle = filesystem.open(await inode_of(filesystem, "left/file"))
+        handle = await filesystem.open(await inode_of(filesystem, "left/file"))
         for _ in range(3):
             await filesystem.read(handle, 0, BLOCK_BYTES)
         served = filesystem.served["left"]
@@ -555,7 +616,7 @@ async def test_how_full_a_model_is(tmp_path: Path, autojump_clock: MockClock) ->
             return found.files, found.size_bytes, found.cached_bytes
 
         inode = await inode_of(filesystem, "llm/a")
-        first, second = filesystem.open(inode), filesystem.open(inode)
+        first, second = await filesystem.open(inode), await filesystem.open(inode)
         assert full() == (1, 2 * BLOCK_BYTES, 0)
         await trio.sleep(1)
         await filesystem.read(first, 0, BLOCK_BYTES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from d7yfs.fullness import FILES, LOOK_FILES, LOOK_PERIOD_S, PAUSE_S, Full, Fullness
 from d7yfs.models import OTHER, Models
 from d7yfs.objects import ObjectVersion
@@ -14,11 +16,14 @@ class Scene:
         self.cached: dict[str, int] = {}
         self.looked: list[str] = []
         self.models = Models(limit=limit)
-        self.fullness = Fullness(self.models, self._cached_bytes)
+        self.fullness = Fullness(self.models, self._open_bytes, self._look)
 
-    def _cached_bytes(self, version: ObjectVersion) -> int:
-        self.looked.append(version.key)
+    def _open_bytes(self, version: ObjectVersion) -> int:
         return self.cached.get(version.key, 0)
+
+    def _look(self, versions: Sequence[ObjectVersion], tell: Callable[[list[int]], None]) -> None:
+        self.looked += [each.key for each in versions]
+        tell([self.cached.get(each.key, 0) for each in versions])
 
     def open(self, key: str, now: float, *, whole: bool = False, validator: str = "1") -> ObjectVersion:
         found = version(key, validator)

@@ -16,10 +16,10 @@ from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.filler import Filler, FillTarget
 from d7yfs.directory_stream import Unseen
-from d7yfs.errors import AccessDenied
+from d7yfs.errors import AccessDenied, OriginUnavailable
 from d7yfs.filesystem import Filesystem, Source
 from d7yfs.inodes import Directory
-from d7yfs.objects import ObjectVersion
+from d7yfs.objects import ObjectVersion, StoreIdentity
 from d7yfs.tree import ROOT_INODE, Repository, Tree
 from tests.listings import MemoryListings
 
@@ -102,7 +102,7 @@ async def mounted(
 
     changed: list[tuple[Directory, Changes]] = []
     async with trio.open_nursery() as nursery:
-        source = Source("mem://", "mem", listings, _no_filler, listing_limit=LIMIT)
+        source = Source("mem://", StoreIdentity("mem", "", ""), listings, _no_filler, listing_limit=LIMIT)
         filesystem = Filesystem(
             tree,
             {"": source},
@@ -283,10 +283,28 @@ async def test_the_kernel_is_told_to_forget_but_not_what_is_open(tmp_path: Path)
         directory = await mount.huge()
         opened = await mount.look("n000")
         assert isinstance(opened, Found)
-        mount.filesystem.open(opened.node.inode)
+        await mount.filesystem.open(opened.node.inode)
         for name in names(60):
             await mount.look(name)
         inodes = {inode for inode, _ in mount.told}
         forgotten = [name for _, told in mount.told for name in told]
         assert inodes == {directory.inode}
         assert forgotten[:5] == names(6)[1:]
+
+
+async def test_what_it_was_before_it_was_huge_is_no_answer(tmp_path: Path, autojump_clock: MockClock) -> None:
+    async with mounted(tmp_path, 3) as mount:
+        directory = await mount.huge()
+        assert isinstance(await mount.look("n000"), Found)
+        for name in names(30):
+            mount.listings.add(f"h/{name}")
+        await trio.sleep(TTL_S)
+        await mount.open()
+        assert directory.huge
+        await trio.sleep(TTL_S)
+        mount.listings.errors["stat h/n001"] = OriginUnavailable("away")
+        assert isinstance(await mount.look("n001"), Found), "as it was known"
+        assert isinstance(await mount.look("n020"), Found), "which can be asked for"
+        mount.listings.errors["stat"] = OriginUnavailable("away")
+        with pytest.raises(OriginUnavailable):
+            await mount.look("n021")

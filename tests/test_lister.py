@@ -13,7 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from d7yfs.answers import Absent, Changes, Found
 from d7yfs.errors import AccessDenied, BucketNotFound, D7yfsError, NotFound, OriginUnavailable
 from d7yfs.inodes import Directory, File
-from d7yfs.lister import DENIED_RETRY_S, LIMIT, RACE_AFTER_S, STALE_RETRY_S, Lister
+from d7yfs.lister import LIMIT, RACE_AFTER_S, STALE_RETRY_S, Lister
 from d7yfs.listing import DirectoryListing
 from d7yfs.listings import Mode
 from d7yfs.objects import ListingPage
@@ -375,25 +375,47 @@ async def test_forever_asks_once(autojump_clock: MockClock) -> None:
 
 
 async def test_a_slow_listing_lives_longer(autojump_clock: MockClock) -> None:
-    listings = MemoryListings("a")
-    listings.delays_s["list"] = 4.0
+    listings = MemoryListings("a", "b", "c", page_size=1)
+    listings.delays_s["list"] = 2.0
     async with scene(listings, Mode.DIRECTORY) as it:
-        assert await it.look("a")
-        await trio.sleep(4 * TTL_PER_LISTING - 5)
-        assert await it.look("a")
-        assert len(listings.requests) == 1, "listing takes no more than a part of the time"
+        assert await it.names() == ["a", "b", "c"]
+        await trio.sleep(6 * TTL_PER_LISTING - 7)
+        assert await it.look("c")
+        assert len(listings.requests) == 3, "listing takes no more than a part of the time"
         await trio.sleep(2)
-        assert await it.look("a")
-        assert len(listings.requests) == 2
+        assert await it.names() == ["a", "b", "c"]
+        assert len(listings.requests) == 6
 
 
-async def test_a_store_that_was_away_is_not_a_slow_one(autojump_clock: MockClock) -> None:
+async def test_one_page_that_took_long_says_nothing_of_the_next(autojump_clock: MockClock) -> None:
+    """A stall of the network, or a retry: absence that was listed then must not last for minutes."""
+    listings = MemoryListings("a", "b", "c", page_size=1)
+    listings.delays_s["list"] = 0.1
+    async with scene(listings, Mode.DIRECTORY, ttl_s=1.0) as it, trio.open_nursery() as nursery:
+
+        async def stall() -> None:
+            await trio.sleep(0.15)  # the second page is under way
+            listings.delays_s["list"] = 4.0
+            await trio.sleep(2.0)  # the third
+            listings.delays_s["list"] = 0.1
+
+        nursery.start_soon(stall)
+        assert await it.names() == ["a", "b", "c"]
+        asked = len(listings.requests)
+        listings.add("new")
+        await trio.sleep(3 * 0.1 * TTL_PER_LISTING)
+        assert await it.names() == ["a", "b", "c", "new"]
+        assert len(listings.requests) > asked
+
+
+@pytest.mark.parametrize("took_s", [4.0, 50.0])
+async def test_a_store_that_was_away_is_not_a_slow_one(autojump_clock: MockClock, took_s: float) -> None:
     listings = MemoryListings("a")
-    listings.delays_s["list"] = 50.0
-    async with scene(listings, Mode.DIRECTORY) as it:
+    listings.delays_s["list"] = took_s
+    async with scene(listings, Mode.DIRECTORY, ttl_s=1.0) as it:
         assert await it.look("a")
         listings.delays_s.clear()
-        await trio.sleep(5 * TTL_PER_LISTING)
+        await trio.sleep(0.5 * TTL_PER_LISTING)
         assert await it.look("a")
         assert len(listings.requests) == 2
 
@@ -471,6 +493,40 @@ async def test_a_huge_directory_is_not_kept(autojump_clock: MockClock) -> None:
         assert it.tree.statistics()["inodes"] < 20
 
 
+async def test_where_the_listing_lives_a_name_that_was_absent_is_asked_for_alone(autojump_clock: MockClock) -> None:
+    listings = MemoryListings("a", "b")
+    async with scene(listings) as it:
+        top = await it.directory()
+        assert await it.names() == ["a", "b"]
+        del listings.versions["a"]
+        await it.lister.refresh_entry(top, "a")
+        listings.add("a")
+        assert await it.look("a") is None
+        await trio.sleep(NEGATIVE_S)
+        listings.requests.clear()
+        assert await it.look("a")
+        assert await it.look("b")
+        assert listings.requests == ["stat a", "holds a/"] or listings.requests == ["holds a/", "stat a"]
+        assert it.changes[-1] == ("", Changes(2, added=("a",))), "and the kernel hears of it"
+
+
+async def test_a_name_that_was_absent_while_a_listing_came_is_asked_for_after_its_time(
+    autojump_clock: MockClock,
+) -> None:
+    listings = MemoryListings(*(f"f{i:03}" for i in range(30)), page_size=10)
+    listings.delays_s["list"] = 2.0
+    async with scene(listings, Mode.DIRECTORY) as it, trio.open_nursery() as nursery:
+        nursery.start_soon(it.names)
+        await trio.sleep(3)  # the first page has come
+        removed = listings.versions.pop("f025")
+        assert await it.look("f025") is None, "asked for alone"
+        listings.versions["f025"] = removed
+        await trio.sleep(NEGATIVE_S)  # the listing is over, and has shown it
+        assert await it.look("f025")
+        assert len(listings.of("list")) == 3
+        nursery.cancel_scope.cancel()
+
+
 # --- exactly ---
 
 
@@ -541,9 +597,42 @@ async def test_where_listing_is_denied_auto_asks_exactly(autojump_clock: MockClo
         listings.errors["stat"] = AccessDenied("no")
         with pytest.raises(AccessDenied):
             await it.look("b/w")
+
+
+async def test_a_directory_that_may_not_be_listed_is_tried_again_after_a_minute(autojump_clock: MockClock) -> None:
+    listings = MemoryListings("b/y")
+    listings.errors |= {"scan": AccessDenied("no"), "list b/": AccessDenied("no"), "holds": AccessDenied("no")}
+    async with scene(listings, ttl_s=1000.0) as it:
+        for minute in (1, 2):
+            assert isinstance(await it.look(f"b/{minute}"), Directory), "which nobody may tell"
+            assert listings.of("list") == ["", *["b/"] * minute]
+            await trio.sleep(59)
+            assert isinstance(await it.look(f"b/{minute}.5"), Directory)
+            assert listings.of("list") == ["", *["b/"] * minute], "by its name alone, so long"
+            await trio.sleep(2)
         listings.errors.clear()
-        await trio.sleep(DENIED_RETRY_S + 1)
+        assert await it.look("b/3") is None, "by a listing"
         assert await it.names("b") == ["y"]
+
+
+@pytest.mark.parametrize(("error", "pause_s"), [(AccessDenied("no"), 60.0), (OriginUnavailable("away"), 5.0)])
+async def test_a_flat_listing_that_fails_is_tried_again_after_a_while(
+    autojump_clock: MockClock, error: D7yfsError, pause_s: float
+) -> None:
+    listings = MemoryListings("a")
+    listings.errors["scan"] = error
+    async with scene(listings, ttl_s=0.5) as it:
+        for tries in (1, 2):
+            assert await it.look("a")
+            await trio.sleep(pause_s - 1)
+            assert await it.look("a")
+            assert len(listings.of("scan")) == tries
+            assert len(listings.of("list")) == 2 * tries, "meanwhile the directory is listed alone"
+            await trio.sleep(2)
+        listings.requests.clear()
+        listings.errors.clear()
+        assert await it.look("a")
+        assert listings.requests == ["scan "]
 
 
 @pytest.mark.parametrize("mode", [Mode.WHOLE, Mode.DIRECTORY])
@@ -553,6 +642,18 @@ async def test_otherwise_a_listing_that_is_denied_is_an_error(autojump_clock: Mo
     async with scene(listings, mode) as it:
         with pytest.raises(AccessDenied):
             await it.look("a")
+        assert not listings.of("stat")
+
+
+async def test_a_listing_that_fails_is_not_one_that_is_denied(autojump_clock: MockClock) -> None:
+    listings = MemoryListings("a")
+    listings.errors |= dict.fromkeys(("scan", "list"), OriginUnavailable("away"))
+    async with scene(listings) as it:
+        with pytest.raises(OriginUnavailable):
+            await it.look("a")
+        assert not listings.of("stat")
+        listings.errors.clear()
+        assert await it.look("a")
         assert not listings.of("stat")
 
 
@@ -639,6 +740,26 @@ async def test_a_refresh_is_asked_for_after_it(autojump_clock: MockClock) -> Non
         await it.lister.refresh(it.tree.directory(ROOT_INODE))
         assert trio.current_time() == 20
         assert listings.of("scan") == ["", ""]
+
+
+async def test_a_refresh_waits_for_what_was_asked_before_it(autojump_clock: MockClock) -> None:
+    listings = MemoryListings("a/x", "b/x", "c/d/x")
+    async with scene(listings, Mode.EXACT) as it, trio.open_nursery() as nursery:
+        a, d = await it.directory("a"), await it.directory("c/d")
+        listings.delays_s |= {"stat a/x": 10.0, "list c/d/": 10.0, "holds b/": 100.0}
+        nursery.start_soon(it.look, "a/x")
+        nursery.start_soon(it.lister.list, d, trio.current_time())
+        nursery.start_soon(it.look, "b/x")
+        await trio.sleep(1)
+        listings.requests.clear()
+        refreshed_at = trio.current_time()
+        await it.lister.refresh(a)
+        assert set(listings.requests) >= {"list a/"} or listings.of("stat") == ["a/x"]
+        assert (a.singles or {})["x"].asked_at >= refreshed_at
+        await it.lister.refresh(await it.directory("c"))
+        assert d.asked_at >= refreshed_at
+        assert trio.current_time() < 100, "what lies elsewhere is not waited for"
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_refresh_that_fails_says_so_and_leaves_what_is_known(autojump_clock: MockClock) -> None:

@@ -85,7 +85,7 @@ STATUS: dict[str, Any] = {
     "version": "1.2.3",
     "mountpoint": "/mnt/models",
     "repositories": [REPOSITORY],
-    "cache": asdict(CacheStatistics("/c", 1, 2, 0, 4, 1, 0, 0, 0, 0, 5, 0, 0, 0)),
+    "cache": asdict(CacheStatistics("/c", 1, 2, 0, 4, 1, 0, 0, 0, 0, 5, 0, 0, 0, 0.0)),
     "tree": Tree([Repository("", "")], metadata_ttl_s=60, negative_ttl_s=5, created_ns=1).statistics(),
     "kernel_notices": asdict(invalidation.Counters(3, 2, 1)),
     "fuse": {

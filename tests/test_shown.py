@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 from contextlib import aclosing
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from d7yfs.config.globs import Globs
 from d7yfs.config.markers import Markers
-from d7yfs.errors import AccessDenied, NotFound, OriginUnavailable
+from d7yfs.errors import AccessDenied, BadReply, BucketNotFound, NotFound, OriginUnavailable
 from d7yfs.listing import DirectoryListing, NoObject
 from d7yfs.listings import Listings, ask
 from d7yfs.scan import Unordered
@@ -47,6 +49,35 @@ async def test_without_rules_all_is_shown_and_nothing_else_asked() -> None:
     assert list((await listed(shown(origin))).entries) == ["c.tmp", "d", "a", "b"]
     assert await flat(shown(origin)) == list(KEYS)
     assert origin.calls == 2
+
+
+async def test_a_page_that_is_no_answer_is_asked_for_again(autojump_clock: MockClock) -> None:
+    """A gateway's page in the store's place, for a moment."""
+    origin = MemoryOrigin(*KEYS)
+    page = BadReply("what answers is no store")
+    for question in (
+        lambda: listed(shown(origin)),
+        lambda: flat(shown(origin)),
+        lambda: shown(origin).page("", ""),
+        lambda: shown(origin).stat("d"),
+        lambda: shown(origin).holds("a/"),
+    ):
+        origin.troubles = [page, page]
+        assert await question()
+        origin.troubles = [page, page, page]
+        with pytest.raises(BadReply):
+            await question()
+    origin.troubles = [BadReply("for good", lasting=True)]
+    with pytest.raises(BadReply, match="for good"):
+        await shown(origin).stat("d")
+
+
+async def test_an_absent_bucket_says_nothing_of_a_name() -> None:
+    origin = MemoryOrigin(*KEYS)
+    origin.troubles = [BucketNotFound("gone")]
+    with pytest.raises(BucketNotFound) as caught:
+        await shown(origin).stat("d")
+    assert caught.value.errno == errno.EIO
 
 
 async def test_each_directory_that_needs_a_marker_costs_one_look() -> None:

@@ -896,6 +896,82 @@ def test_a_name_lives_by_itself_and_its_absence_shorter() -> None:
     assert tree.statistics()["stale_answers_total"] == 1
 
 
+def test_that_a_name_is_absent_lives_no_longer_in_a_listing_that_was_older() -> None:
+    mount = Mount(make_tree(), version("m/a"), version("m/b"))
+    mount.list()
+    mount.tree.admit(ROOT_INODE, "a", NoObject.ABSENT, 10.0, asked_at=10.0)
+    assert mount.tree.lookup(ROOT_INODE, "a", 14.0) == Absent(1.0)
+    assert isinstance(mount.tree.lookup(ROOT_INODE, "a", 10.0 + NEGATIVE_S), Expired)
+    assert isinstance(mount.tree.lookup(ROOT_INODE, "b", 10.0 + NEGATIVE_S), Found), (
+        "the others are as they were listed"
+    )
+    # A listing that was asked for before, and has come to its end after.
+    mount.tree.apply(ROOT_INODE, listing_of(mount.objects, "m/"), 16.0, asked_at=9.0)
+    assert mount.tree.children(ROOT_INODE) == ("b",)
+    assert isinstance(mount.tree.lookup(ROOT_INODE, "a", 16.0), Expired)
+    assert mount.tree.lookup(ROOT_INODE, "a", 16.0, asked_at=9.5) == Absent(0.0), "who asked before that answer has it"
+
+
+@pytest.mark.parametrize("answer", [version("m/a"), NoObject.DIRECTORY, NoObject.ABSENT])
+def test_an_answer_about_one_name_lives_as_long_as_a_listing_that_says_the_same(
+    answer: ObjectVersion | NoObject,
+) -> None:
+    objects = {"a": version("m/a")} if isinstance(answer, ObjectVersion) else {}
+    objects |= {"a/x": version("m/a/x")} if answer is NoObject.DIRECTORY else {}
+    mount = Mount(make_tree(), *objects.values())
+    mount.tree.admit(ROOT_INODE, "a", answer, 1.0, asked_at=1.0)
+    mount.tree.apply(ROOT_INODE, listing_of(mount.objects, "m/"), 4.0, asked_at=0.0, took_s=4.0)
+    assert not isinstance(mount.tree.lookup(ROOT_INODE, "a", 99.0), Expired), "25 times as long as that took"
+    assert isinstance(mount.tree.lookup(ROOT_INODE, "a", 100.0), Expired)
+
+
+def test_a_name_that_cannot_be_asked_for_says_nothing_of_the_others() -> None:
+    mount = Mount(make_tree(), version("m/a"), version("m/b"))
+    a = mount.find("a")
+    mount.expire()
+    assert mount.tree.extend_stale(ROOT_INODE, mount.now, 4.0, name="a")
+    assert mount.tree.lookup(ROOT_INODE, "a", mount.now) == Found(a, 4.0)
+    assert isinstance(mount.tree.lookup(ROOT_INODE, "b", mount.now), Expired)
+    assert not mount.tree.extend_stale(ROOT_INODE, mount.now, 4.0, name="c"), "that it was absent then is no answer"
+    assert isinstance(mount.tree.lookup(ROOT_INODE, "c", mount.now), Expired)
+    mount.list()
+    assert mount.tree.directory(ROOT_INODE).singles is None, "the next listing tells"
+
+
+def test_a_directory_that_is_back_is_asked_for_again_with_all_below_it() -> None:
+    mount = Mount(make_tree(ttl_s=math.inf), version("m/d/e/x"))
+    d, e = mount.find("d"), mount.find("d/e")
+    mount.find("d/e/x")
+    for node in (d, e):
+        mount.tree.remember(node.inode)
+    mount.tree.admit(d.inode, "f", NoObject.DIRECTORY, 1.0, asked_at=1.0)
+    mount.delete("m/d/e/x")
+    mount.list()
+    assert mount.tree.resolve("d") is None
+    mount.put(version("m/d/e/y"))
+    mount.list()
+    assert mount.tree.resolve("d/e") is e, "it is the same, for the kernel remembers it"
+    for parent, name in ((d, "e"), (d, "f"), (e, "x"), (e, "y")):
+        assert isinstance(mount.tree.lookup(parent.inode, name, 2.0), Expired), name
+        assert not mount.tree.extend_stale(parent.inode, 2.0, 4.0, name=name), (
+            "it was learnt before the directory was gone"
+        )
+    for node in (d, e):
+        assert not mount.tree.extend_stale(node.inode, 2.0, 4.0), "a failing listing is no reason to serve that either"
+
+
+def test_what_a_huge_directory_had_is_known_name_by_name() -> None:
+    mount = Mount(make_tree(), version("m/a"), version("m//hidden"))
+    a = mount.find("a")
+    mount.tree.scatter(ROOT_INODE)
+    assert mount.tree.directory(ROOT_INODE).huge
+    assert mount.tree.directory(ROOT_INODE).children is None
+    assert mount.tree.statistics()["hidden_keys"] == 0
+    assert mount.tree.lookup(ROOT_INODE, "a", 10.0) == Found(a, TTL_S - 10)
+    assert isinstance(mount.tree.lookup(ROOT_INODE, "new", 10.0), Expired)
+    assert not mount.tree.extend_stale(ROOT_INODE, 100.0, 4.0), "nothing of it is a listing any more"
+
+
 def test_memory_per_object_stays_within_a_kibibyte() -> None:
     count = 20_000
     prefix = "repository/models/some-language-model/"
@@ -1000,7 +1076,9 @@ class TreeModel(RuleBasedStateMachine):
     def apply_listing(self, directory: Directory, listing: DirectoryListing, asked_at: float) -> None:
         inode = directory.inode
         before = set(self.tree.children(inode)) if directory.children is not None else None
+        vanished = self.vanished()
         changes = self.tree.apply(inode, listing, self.now, asked_at=asked_at)
+        self.doubt(vanished)
         if asked_at < self.listed_at.get(inode, -math.inf):
             assert not changes
             return
@@ -1008,6 +1086,9 @@ class TreeModel(RuleBasedStateMachine):
         self.listed_at[inode] = asked_at
         self.lives_until[inode] = asked_at + self.ttl_s
         newer = {name: each for name, each in self.singles.get(inode, {}).items() if each.asked_at > asked_at}
+        for name, each in newer.items():
+            if not each.is_there and name not in listing.entries:
+                newer[name] = replace(each, lives_until=max(each.lives_until, asked_at + self.ttl_s))
         self.singles[inode] = newer
         after = listing.entries.keys() - newer.keys() | {name for name, each in newer.items() if each.is_there}
         assert changes.entries == len(after)
@@ -1018,13 +1099,24 @@ class TreeModel(RuleBasedStateMachine):
     def known(self, inode: int, name: str) -> tuple[bool, ObjectVersion | None, float]:
         """Whether a name is there, what it is, and until when that is believed: by whichever question was the last."""
         single = self.singles.get(inode, {}).get(name)
-        lives_until = self.lives_until.get(inode, -math.inf)
-        if single is not None and (lives_until <= self.now or inode not in self.listed):
-            return single.is_there, single.version, single.lives_until
         if single is not None:
-            return single.is_there, single.version, lives_until
+            return single.is_there, single.version, single.lives_until
         entries = self.listed[inode].entries if inode in self.listed else {}
-        return name in entries, entries.get(name), lives_until
+        return name in entries, entries.get(name), self.lives_until.get(inode, -math.inf)
+
+    def vanished(self) -> list[Directory]:
+        """Those that the kernel remembers and the origin had no more."""
+        return [directory for directory in self.directories() if directory.vanished]
+
+    def doubt(self, vanished: list[Directory]) -> None:
+        """Of these, nothing is believed of what is back, nor of what lies below it."""
+        pending = [directory for directory in vanished if not directory.vanished]
+        while pending:
+            directory = pending.pop()
+            self.lives_until[directory.inode] = -math.inf
+            singles = self.singles.get(directory.inode, {})
+            singles.update({name: replace(each, lives_until=-math.inf) for name, each in singles.items()})
+            pending.extend(child for child in directory.entries if isinstance(child, Directory))
 
     def check(self, directory: Directory, name: str, found: Found | Absent) -> None:
         """An answer is what the newest question about it showed, never anything older, and lives no longer."""
@@ -1064,11 +1156,15 @@ class TreeModel(RuleBasedStateMachine):
                 assert self.now >= self.known(inode, name)[2], "asked to list again what still lives"
             assert answer.directory is directory
             if fails:
-                known = directory.children is not None
-                assert self.tree.extend_stale(inode, self.now, retry_s=2.0) == known
+                alone = name in (directory.singles or {})
+                known = alone or directory.children is not None
+                assert self.tree.extend_stale(inode, self.now, retry_s=2.0, name=name if alone else None) == known
                 if not known:
                     return
-                self.lives_until[inode] = self.now + 2.0
+                if alone:
+                    self.singles[inode][name] = replace(self.singles[inode][name], lives_until=self.now + 2.0)
+                else:
+                    self.lives_until[inode] = self.now + 2.0
             else:
                 self.apply(directory)
             answer = self.tree.lookup(inode, name, self.now)
@@ -1103,7 +1199,9 @@ class TreeModel(RuleBasedStateMachine):
         before = directory.entry(name)
         known = directory.children is not None or name in (directory.singles or {})
         old = self.singles.get(inode, {}).get(name)
+        vanished = self.vanished()
         changes = self.tree.admit(inode, name, answer, self.now, asked_at=asked_at, took_s=0.0)
+        self.doubt(vanished)
         if asked_at < max(self.listed_at.get(inode, -math.inf), old.asked_at if old else -math.inf):
             assert directory.entry(name) is before
             assert not changes

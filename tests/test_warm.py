@@ -16,10 +16,10 @@ from d7yfs.cache.directory import CacheDirectory, footprint_bytes
 from d7yfs.cache.filler import Filler, FillTarget
 from d7yfs.errors import D7yfsError, NotFound, OriginUnavailable, UsageError, VersionGone
 from d7yfs.filesystem import Filesystem, Source
-from d7yfs.objects import BLOCK_BYTES, ByteRange
+from d7yfs.objects import BLOCK_BYTES, ByteRange, StoreIdentity
 from d7yfs.tree import Repository, Tree
 from d7yfs.warm import Plan, WarmUps, outermost, walk
-from tests.cache.doubles import steady_pace
+from tests.cache.doubles import PromptDisk
 from tests.test_filesystem import Store
 
 
@@ -35,7 +35,7 @@ class WarmStore(Store):
 
     @property
     def source(self) -> Source:
-        return Source(f"mem://{self.name}", f"mem {self.name}", self, lambda each: _Filler(self, each))
+        return Source(f"mem://{self.name}", StoreIdentity("mem", "", self.name), self, lambda each: _Filler(self, each))
 
 
 class _Filler:
@@ -107,7 +107,7 @@ async def mounted(
     )
     directory = CacheDirectory(tmp_path / "cache", size_limit_bytes=limit_bytes, min_free_bytes=0)
     directory.prepare()
-    cache = Cache(directory, memory_buffer_bytes=16 << 20, read_timeout_s=30.0, pace=steady_pace())
+    cache = Cache(directory, memory_buffer_bytes=16 << 20, read_timeout_s=30.0, disk=PromptDisk())
     async with trio.open_nursery() as nursery:
         filesystem = Filesystem(tree, {store.name: store.source for store in stores}, cache, nursery)
         yield Mount(filesystem, WarmUps(filesystem, nursery), cache)
@@ -138,9 +138,8 @@ def test_a_path_that_leaves_the_mount_is_refused() -> None:
 
 def test_a_plan_adds_up() -> None:
     plan = Plan()
-    plan.add(10 * BLOCK_BYTES, 3 * BLOCK_BYTES)
-    plan.add(1, 0)
-    plan.add(0, 0)
+    plan.add([10 * BLOCK_BYTES], 3 * BLOCK_BYTES)
+    plan.add([1, 0], 0)
     assert (plan.files, plan.size_bytes, plan.missing_bytes) == (3, 10 * BLOCK_BYTES + 1, 7 * BLOCK_BYTES + 1)
     assert plan.footprint_bytes >= 10 * BLOCK_BYTES + 3 * 4096 + 4096, "each has a map, and disks have blocks"
 
@@ -271,7 +270,9 @@ async def test_progress_while_it_runs(tmp_path: Path, autojump_clock: MockClock)
         await trio.sleep(2)
         (report,) = mount.warm_ups.running()
         assert (report["state"], report["fetched_bytes"], report["eta_s"]) == ("running", 0, None)
-        cached = mount.cache.open("mem ", store.versions["file"], lambda target: _Filler(store, target))
+        cached = await mount.cache.open(
+            StoreIdentity("mem", "", ""), store.versions["file"], lambda target: _Filler(store, target)
+        )
         await cached.write(0, memoryview(bytes(BLOCK_BYTES)))
         await trio.sleep(2)
         (report,) = mount.warm_ups.running()

@@ -6,11 +6,12 @@ block's entry (checksum and boot tag) is written to the map only after its bytes
 (`LinkedStore`); each block is read from whichever has it.
 
 All methods are called from the trio thread, except `store`, `finish_read`, `read_back`, `matches_checksum`, `check_linked` and
-`whole_crc32c`, which are for a worker thread. Used by `CachedVersion` only.
+`whole_crc32c`, which are for a worker thread. Those that are for the trio thread wait for no disk. Used by `CachedVersion` only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import logging
@@ -18,12 +19,14 @@ import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import crc32c
 
 from d7yfs.cache.budget import MemoryBudget
 from d7yfs.cache.directory import ENTRY_BYTES, HEADER_BYTES, VersionFiles
+from d7yfs.cache.disk import DiskStalled, Lane
 from d7yfs.cache.linked import LinkedStore, LinkFailed, read_whole
 from d7yfs.cache.presence import Arriving, Block, Presence, block_range
 from d7yfs.checksum import crc32c_of_blocks
@@ -55,19 +58,25 @@ class Landing:
     """CRC32C of the block's bytes before these; with them once they are stored. Of no use in memory."""
     error: OSError | None = None
 
+    def own(self) -> None:
+        """Have a copy of the bytes: those that are lent may change before a disk that stalls has taken them."""
+        self.data = memoryview(bytes(self.data))
+
 
 class BackingFile:
     """Bytes of `version`, in `files` on disk and, for blocks that the disk has no room for, in memory.
 
-    `take_room(n)` reserves room for n more bytes on disk, if there is any; `room_left()` only looks. `is_wanted(index)` says whether a
-    reader waits for that block.
+    `linked` is dfdaemon's file of it, where there are `files`. What may wait for the disk goes by `lane`. `take_room(n)` reserves room for
+    n more bytes on disk, if there is any; `room_left()` only looks. `is_wanted(index)` says whether a reader waits for that block.
     """
 
     def __init__(
         self,
         version: ObjectVersion,
         files: VersionFiles | None,
+        linked: LinkedStore | None,
         *,
+        lane: Lane,
         boot_tag: int,
         budget: MemoryBudget,
         take_room: Callable[[int], bool],
@@ -76,6 +85,7 @@ class BackingFile:
     ) -> None:
         self.version = version
         self._files = files
+        self._lane = lane
         self._boot_tag = boot_tag
         self._budget = budget
         self._take_room = take_room
@@ -88,7 +98,7 @@ class BackingFile:
         self.checksum_mismatches = 0
         self.taken_over_blocks = 0
         self.presence = Presence(version.size_bytes, (self._stored_state(e) for e in files.entries) if files else ())
-        self._linked = LinkedStore(files, version.size_bytes, boot_tag) if files else None
+        self._linked = linked
         for index, state in enumerate(self._linked.blocks if self._linked else ()):
             if state != Block.ABSENT and self.presence.blocks[index] == Block.ABSENT:
                 self.presence.landed(index, state)
@@ -115,12 +125,11 @@ class BackingFile:
         for run in self.presence.missing(wanted):
             first = run.start // BLOCK_BYTES
             count = -(-run.size // BLOCK_BYTES)
-            try:
-                stored = os.pread(self._files.map_fd, count * ENTRY_BYTES, HEADER_BYTES + first * ENTRY_BYTES)
-            except OSError:
-                return found
+            stored = bytearray(count * ENTRY_BYTES)
+            # It was read whole when it was opened.
+            read_bytes = self._read_fresh(self._files.map_fd, HEADER_BYTES + first * ENTRY_BYTES, memoryview(stored))
             for index, (entry,) in enumerate(
-                _ENTRY.iter_unpack(stored[: len(stored) // ENTRY_BYTES * ENTRY_BYTES]), first
+                _ENTRY.iter_unpack(stored[: read_bytes // ENTRY_BYTES * ENTRY_BYTES]), first
             ):
                 if self._stored_state(entry) == Block.DISK:
                     self._forget_arriving(index)
@@ -170,10 +179,12 @@ class BackingFile:
 
     def store(self, landings: list[Landing]) -> None:
         """Write to disk what `begin_write` has left. For any thread: an error is kept for `finish_write`."""
+        files = self._files
+        if files is None:
+            return  # nobody waited for it any more, and the version was closed
         for landing in landings:
-            assert self._files is not None
             try:
-                _pwrite_all(self._files.data_fd, landing.data, landing.block.start + landing.offset)
+                _pwrite_all(files.data_fd, landing.data, landing.block.start + landing.offset)
             except OSError as error:
                 landing.error = error
             landing.crc = crc32c.crc32c(landing.data, landing.crc)
@@ -185,7 +196,8 @@ class BackingFile:
             if self.presence.arriving.get(index) is not arriving:
                 continue
             if landing.error is not None:
-                self._refuse_disk(landing.error)
+                if not isinstance(landing.error, DiskStalled):
+                    self._refuse_disk(landing.error)
                 if not arriving.in_memory and not self._move_to_memory(index, landing.block, arriving):
                     continue
             if arriving.in_memory:
@@ -220,8 +232,11 @@ class BackingFile:
         if self._files is None:
             return
         self._files.entries[index] = entry
+        self._lane.disk.soon(partial(self._write_entry, self._files.map_fd, index, entry))
+
+    def _write_entry(self, map_fd: int, index: int, entry: int) -> None:
         try:
-            os.pwrite(self._files.map_fd, _ENTRY.pack(entry), HEADER_BYTES + index * ENTRY_BYTES)
+            os.pwrite(map_fd, _ENTRY.pack(entry), HEADER_BYTES + index * ENTRY_BYTES)
         except OSError as error:
             log.warning("cache: presence of a block of %s could not be recorded: %s", self.version.key, error.strerror)
 
@@ -233,14 +248,11 @@ class BackingFile:
     def _move_to_memory(self, index: int, block: ByteRange, arriving: Arriving) -> bool:
         """The disk refused the rest of an arriving block: take its landed head along, or give the block up if that is lost."""
         assert self._files is not None
-        try:
-            head = os.pread(self._files.data_fd, arriving.landed_bytes, block.start)
-        except OSError:
-            head = b""
-        if len(head) < arriving.landed_bytes:
+        head = memoryview(bytearray(arriving.landed_bytes))
+        if self._read_fresh(self._files.data_fd, block.start, head) < len(head):
             self.presence.drop(index)
             return False
-        _pwrite_all(self._memory(), memoryview(head), block.start)
+        _pwrite_all(self._memory(), head, block.start)
         arriving.in_memory = True
         self._budget.add(self, index)
         return True
@@ -295,14 +307,28 @@ class BackingFile:
                 return os.preadv(fd, [view], start)
             return 0
 
+    def _read_fresh(self, fd: int, start: int, view: memoryview) -> int:
+        """As `_read_hot`, of what was read or written a while ago; where the file system cannot tell, it is taken to be in memory still."""
+        try:
+            return os.preadv(fd, [view], start, os.RWF_NOWAIT)
+        except OSError as error:
+            if error.errno == errno.EAGAIN:  # memory pressure has dropped it: it is there at the next look
+                self._lane.disk.behind(partial(_read_ahead, fd, start, len(view)))
+            if error.errno != errno.EOPNOTSUPP or self._lane.disk.stalled_s:
+                return 0
+        with contextlib.suppress(OSError):
+            return os.preadv(fd, [view], start)
+        return 0
+
     def finish_read(self, cold: Cold) -> None:
         """Fill the pieces that `begin_read` left. For a worker thread. Raises OSError when the disk fails or the file is cut off."""
-        assert self._files is not None
+        files = self._files
+        assert files is not None
         for fd, start, view in cold:
             if len(view) >= _STREAMING_BYTES:
                 # The kernel would go to the disk in steps of the disk's own readahead (128 KiB); so it goes once, and on ahead.
                 os.posix_fadvise(fd, start, len(view) + _DISK_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
-            if fd != self._files.data_fd:
+            if fd != files.data_fd:
                 read_whole(fd, start, view)
                 continue
             done = 0
@@ -337,11 +363,18 @@ class BackingFile:
         """Where dfdaemon may link its file; None while nothing is kept on disk."""
         return self._files.incoming if self._files is not None and not self._disk_refused else None
 
-    def adopt_link(self, incoming: Path) -> None:
-        """See `LinkedStore.adopt`. Raises OSError."""
-        assert self._linked is not None
-        if not self._linked.adopt(incoming):
+    async def adopt_link(self, incoming: Path) -> None:
+        """See `LinkedStore.take`. Raises OSError."""
+        linked = self._linked
+        assert linked is not None
+        taken = await self._lane.run(partial(linked.take, incoming), late=linked.leave)
+        if taken is not None:
+            linked.adopt(taken)
             self._drop_linked_blocks()
+
+    def clear_link_path(self, incoming: Path) -> None:
+        """Delete what dfdaemon has put at `new_link_path`, if it is still there."""
+        self._lane.disk.behind(partial(_unlink, incoming))
 
     def check_linked(self, piece: ByteRange, crc32: int | None) -> list[int] | None:
         """See `LinkedStore.check`. For any thread. Raises LinkFailed."""
@@ -434,7 +467,22 @@ class BackingFile:
         )
         return buffer
 
-    def strike_out(self) -> None:
+    def retract(self, wanted: ByteRange) -> int:
+        """The blocks of `wanted` hold what is not to be believed: absent from now on. Returns the start of the first of them."""
+        first, stop = wanted.start // BLOCK_BYTES, -(-wanted.stop // BLOCK_BYTES)
+        for index in range(first, stop):
+            state = self.presence.blocks[index]
+            if state in _LINKED:
+                continue  # dfdaemon's file, which came another way
+            self._forget_arriving(index)
+            if state == Block.MEMORY:
+                self.drop_memory_block(index)
+            elif state != Block.ABSENT:
+                self.presence.drop(index)
+                self._store_entry(index, 0)
+        return first * BLOCK_BYTES
+
+    async def strike_out(self) -> None:
         """What is on disk is not the object's: it is absent from now on, for all daemons that have not seen it yet, and fetched again."""
         if self._files is None:
             return
@@ -443,10 +491,16 @@ class BackingFile:
             if state in (Block.DISK, Block.UNVERIFIED):
                 self._files.entries[index] = 0
                 self.presence.drop(index)
+        refused = self._disk_refused
+        self._disk_refused = True  # or `refresh` would take over what is not struck out yet
+        struck_out = partial(os.pwrite, self._files.map_fd, self._files.entries.tobytes(), HEADER_BYTES)
         try:
-            os.pwrite(self._files.map_fd, self._files.entries.tobytes(), HEADER_BYTES)
+            await self._lane.write(struck_out)
         except OSError as error:
-            self._refuse_disk(error)  # or `refresh` would take over what could not be struck out
+            self._disk_refused = refused
+            self._refuse_disk(error)
+        else:
+            self._disk_refused = refused
 
     def leave_disk(self, error: OSError) -> None:
         """The disk failed under this version: what lay there is fetched again, into memory. If it is dfdaemon's file only that is left."""
@@ -464,16 +518,31 @@ class BackingFile:
                 self.presence.drop(index)
 
     def close(self) -> None:
-        """Release descriptors and memory. Nothing may be reading."""
+        """Release descriptors and memory, those of the disk once no thread uses them. Nothing may be asked for any more."""
         self._budget.release(self)
-        if self._linked is not None:
-            self._linked.close()
         if self._files is not None:
-            self._files.close()
+            self._lane.close(partial(close_pair, self._files, self._linked))
             self._files = None
         if self._memory_fd >= 0:
             os.close(self._memory_fd)
             self._memory_fd = -1
+
+
+def _read_ahead(fd: int, start: int, size_bytes: int) -> None:
+    with contextlib.suppress(OSError):
+        os.posix_fadvise(fd, start, size_bytes, os.POSIX_FADV_WILLNEED)
+
+
+def _unlink(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def close_pair(files: VersionFiles, linked: LinkedStore | None) -> None:
+    """Close what an open version has on disk. For a worker thread."""
+    if linked is not None:
+        linked.close()
+    files.close()
 
 
 def _pwrite_all(fd: int, data: memoryview, position: int) -> int:

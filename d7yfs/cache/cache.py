@@ -1,6 +1,9 @@
 """All object versions that are open now, over one cache directory; keeps the directory within its bounds.
 
-One `CachedVersion` per identity exists at a time, so eight readers of one file share its transfers. Eviction runs in a worker thread, woken
+One `CachedVersion` per identity exists at a time, so eight readers of one file share its transfers, and its opening. A version whose files
+cannot be opened in time, because the disk stalls or another process holds their lock, is read uncached until its last handle is closed.
+
+What waits for the disk is asked for through `Disk`. Eviction runs in a worker thread of its own, woken
 when the directory nears its limit; writers never wait for it: what does not fit meanwhile is kept in memory or not at all.
 
 Built by `daemon`, which runs `run()` in its nursery; `Filesystem` opens versions.
@@ -10,21 +13,26 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
-from d7yfs.cache.backing import BackingFile
+from d7yfs.cache import earlier
+from d7yfs.cache.backing import BackingFile, close_pair
 from d7yfs.cache.budget import MemoryBudget
-from d7yfs.cache.directory import CacheDirectory, VersionFiles, boot_tag
+from d7yfs.cache.directory import TRIES, CacheDirectory, Locked, VersionFiles, boot_tag
+from d7yfs.cache.disk import STALL_S, Disk
 from d7yfs.cache.filler import NewFiller
 from d7yfs.cache.leases import Leases
-from d7yfs.cache.linked import shed_copies
-from d7yfs.cache.pace import Pace
+from d7yfs.cache.linked import LinkedStore, shed_copies
 from d7yfs.cache.version import CachedVersion
-from d7yfs.objects import BLOCK_BYTES, ObjectVersion
+from d7yfs.objects import BLOCK_BYTES, ObjectVersion, StoreIdentity
 
 log = logging.getLogger(__name__)
+
+_Key = tuple[StoreIdentity, str, str, int]
 
 _HEADROOM = 0.05
 _MAX_HEADROOM_BYTES = 1 << 30
@@ -36,6 +44,12 @@ _SCAN_S = 60.0
 _PAUSE_S = 1.0
 _IDLE_PAUSE_S = 10.0
 """Pauses after a pass that freed something and one that freed nothing: then all is in use, and an evictor must not spin."""
+_LOOK_S = 1.0
+"""What the disk has free is looked at this often while we write: others write there too."""
+_LOCK_POLL_S = 0.1
+"""How often a lock is tried that another process holds: there is no event for its end."""
+
+_Pair = tuple[VersionFiles, LinkedStore]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +72,8 @@ class CacheStatistics:
     checksum_mismatches: int
     """Whole files that were not what the provider had recorded."""
     uncached_opens: int
+    disk_stalled_s: float
+    """For how long the disk has not answered; 0 while it does."""
 
 
 class Cache:
@@ -69,51 +85,84 @@ class Cache:
         *,
         memory_buffer_bytes: int,
         read_timeout_s: float,
-        pace: Pace | None = None,
+        disk: Disk | None = None,
     ) -> None:
         self._directory = directory
-        self._pace = pace or Pace()
+        # Who waits for an open has a deadline of his own, and is to have his file before it.
+        self._disk = disk or Disk(patience_s=min(STALL_S, read_timeout_s / 2))
         self._budget = MemoryBudget(memory_buffer_bytes)
         self._read_timeout_s = read_timeout_s
         self._boot_tag = boot_tag()
-        self._open: dict[tuple[str, str, str, int], CachedVersion] = {}
+        self._open: dict[_Key, CachedVersion] = {}
+        self._opening: dict[_Key, trio.Event] = {}
+        self._look_at = 0.0
         self._evict_wanted, self._asked = trio.Event(), trio.Event()
         self._closed = Counter[str]()  # what versions had counted when they were closed
         self._uncached_opens = 0
+        self._earlier_told = False
 
-    def open(self, origin_identity: str, version: ObjectVersion, new_filler: NewFiller) -> CachedVersion:
-        """The open version, held once for the caller, who must `drop` it. Touches local files only; never fails for want of disk."""
-        key = (origin_identity, *version.identity)
-        cached = self._open.get(key)
-        if cached is None:
-            cached = CachedVersion(
-                version,
-                new_filler=new_filler,
-                read_timeout_s=self._read_timeout_s,
-                pace=self._pace,
-                on_last_drop=lambda closing: self._close(key, closing),
-            )
-            files = self._open_files(origin_identity, version)
-            cached.backing = backing = BackingFile(
-                version,
-                files,
-                boot_tag=self._boot_tag,
-                budget=self._budget,
-                take_room=self._take_room,
-                room_left=lambda: self._directory.has_room(BLOCK_BYTES),
-                is_wanted=cached.is_wanted,
-            )
-            cached.leases = Leases(files, keeps=lambda: backing.keeps, missing=cached.missing)
-            self._open[key] = cached
+    async def open(self, store: StoreIdentity, version: ObjectVersion, new_filler: NewFiller) -> CachedVersion:
+        """The open version, held once for the caller, who must `drop` it.
+
+        Never fails for want of disk: without it, or when it is not there within the disk's patience, the version is uncached.
+        """
+        key = (store, *version.identity)
+        while (cached := self._open.get(key)) is None:
+            if (opening := self._opening.get(key)) is not None:
+                await opening.wait()
+                continue
+            self._opening[key] = trio.Event()
+            try:
+                pair = await self._open_files(store, version)
+                self._open[key] = self._made(key, version, pair, new_filler)
+            finally:
+                self._opening.pop(key).set()
         cached.hold()
         return cached
 
-    def cached_bytes(self, origin_identity: str, version: ObjectVersion) -> int:
-        """How much of `version` is cached, whether it is open or not."""
-        cached = self._open.get((origin_identity, *version.identity))
-        if cached is not None:
-            return cached.backing.presence.cached_bytes
-        return self._directory.cached_bytes(origin_identity, version)
+    def _made(self, key: _Key, version: ObjectVersion, pair: _Pair | None, new_filler: NewFiller) -> CachedVersion:
+        lane = self._disk.lane()
+        cached = CachedVersion(
+            version,
+            new_filler=new_filler,
+            read_timeout_s=self._read_timeout_s,
+            lane=lane,
+            on_last_drop=lambda closing: self._close(key, closing),
+        )
+        files, linked = pair or (None, None)
+        cached.backing = backing = BackingFile(
+            version,
+            files,
+            linked,
+            lane=lane,
+            boot_tag=self._boot_tag,
+            budget=self._budget,
+            take_room=self._take_room,
+            room_left=lambda: not self._disk.stalled_s and self._directory.has_room(BLOCK_BYTES),
+            is_wanted=cached.is_wanted,
+        )
+        cached.leases = Leases(files, lane, keeps=lambda: backing.keeps, missing=cached.missing)
+        return cached
+
+    def open_bytes(self, store: StoreIdentity, version: ObjectVersion) -> int | None:
+        """How much of `version` is cached, if it is open."""
+        cached = self._open.get((store, *version.identity))
+        return None if cached is None else cached.backing.presence.cached_bytes
+
+    async def cached_bytes(self, store: StoreIdentity, versions: Iterable[ObjectVersion]) -> list[int]:
+        """How much of each of `versions` is cached, whether it is open or not. Raises OSError when the disk does not tell."""
+        versions = [*versions]
+        known = [self.open_bytes(store, each) for each in versions]
+        unknown = [each for each, cached_bytes in zip(versions, known, strict=True) if cached_bytes is None]
+        looked = iter(await self._disk.run(partial(self._look_at_maps, store, unknown)) if unknown else ())
+        return [next(looked) if cached_bytes is None else cached_bytes for cached_bytes in known]
+
+    def look(self, store: StoreIdentity, versions: Sequence[ObjectVersion], tell: Callable[[list[int]], None]) -> None:
+        """As `cached_bytes`, for closed versions and without waiting: `tell` is called later, from a thread."""
+        self._disk.behind(lambda: tell(self._look_at_maps(store, versions)))
+
+    def _look_at_maps(self, store: StoreIdentity, versions: Sequence[ObjectVersion]) -> list[int]:
+        return [self._directory.cached_bytes(store, each) for each in versions]
 
     def set_limits(self, *, size_limit_bytes: int, min_free_bytes: int, memory_buffer_bytes: int) -> None:
         """From now on; what is too much then is evicted."""
@@ -123,19 +172,52 @@ class Cache:
         self._asked.set()
         self._evict_wanted.set()
 
-    def in_use(self) -> list[tuple[str, ObjectVersion, int]]:
-        """The open versions: identity of their origin, version, and how much of it is cached."""
+    def in_use(self) -> list[tuple[StoreIdentity, ObjectVersion, int]]:
+        """The open versions: their store, version, and how much of it is cached."""
         return [(key[0], each.version, each.backing.presence.cached_bytes) for key, each in self._open.items()]
 
-    def _open_files(self, origin_identity: str, version: ObjectVersion) -> VersionFiles | None:
+    async def _open_files(self, store: StoreIdentity, version: ObjectVersion) -> _Pair | None:
         try:
-            return self._directory.open(origin_identity, version)
+            pair = self._open_here(store, version)
+            if pair is None:
+                pair = await self._open_when_unlocked(partial(self._open_pair, store, version))
         except OSError as error:
             log.warning("cache: %s cannot be kept: %s; reading it uncached", version.key, error.strerror or error)
             self._uncached_opens += 1
             return None
+        self._directory.take(pair[0].made_bytes)
+        # Not waited for: a frozen file system opens what it has, and can be read.
+        self._disk.soon(partial(self._disk.proved, pair[0].touch))
+        return pair
 
-    def _close(self, key: tuple[str, str, str, int], cached: CachedVersion) -> None:
+    def _open_here(self, store: StoreIdentity, version: ObjectVersion) -> _Pair | None:
+        """On the trio thread, where small files follow each other; None unless the disk has just taken a write, and where it is locked."""
+        if not self._disk.is_prompt:
+            return None
+        try:
+            return self._open_pair(store, version, tries=1)
+        except Locked:
+            return None
+
+    async def _open_when_unlocked(self, open_pair: Callable[[], _Pair]) -> _Pair:
+        """Between its tries it takes no thread: many versions may be locked. Raises OSError."""
+        deadline = trio.current_time() + self._disk.patience_s
+        while True:
+            try:
+                return await self._disk.run(open_pair, late=self._close_late)
+            except Locked:
+                if trio.current_time() + _LOCK_POLL_S >= deadline:
+                    raise
+            await trio.sleep(_LOCK_POLL_S)
+
+    def _open_pair(self, store: StoreIdentity, version: ObjectVersion, tries: int = TRIES) -> _Pair:
+        files = self._directory.open(store, version, tries=tries)
+        return files, LinkedStore(files, version.size_bytes, self._boot_tag, self._disk)
+
+    def _close_late(self, pair: _Pair) -> None:
+        self._disk.behind(partial(close_pair, *pair))
+
+    def _close(self, key: _Key, cached: CachedVersion) -> None:
         del self._open[key]
         self._closed.update(_counts(cached))
         cached.backing.close()
@@ -152,6 +234,11 @@ class Cache:
 
     def _take_room(self, size_bytes: int) -> bool:
         self._asked.set()
+        if self._disk.stalled_s:
+            return False
+        if (now := trio.current_time()) >= self._look_at:
+            self._look_at = now + _LOOK_S
+            self._disk.behind(self._directory.look)
         if not self._directory.has_room(size_bytes + self._headroom_bytes):
             self._evict_wanted.set()
             if not self._directory.has_room(size_bytes):
@@ -174,6 +261,7 @@ class Cache:
         try:
             shed_copies(directory)
             freed_bytes = directory.evict(directory.size_limit_bytes)
+            freed_bytes += self._drop_earlier()
             if not directory.has_room(headroom_bytes):
                 target_bytes = min(
                     int(directory.size_limit_bytes * _LOW_WATER),
@@ -184,6 +272,22 @@ class Cache:
             log.warning("cache: %s could not be tidied: %s", directory.path, error.strerror)
             return 0
         return freed_bytes
+
+    def _drop_earlier(self) -> int:
+        def left(size_bytes: int) -> None:
+            self._directory.earlier_bytes = size_bytes
+
+        dropped = earlier.drop(self._directory.path, left)
+        if dropped.files and not self._earlier_told:
+            self._earlier_told = True
+            later = f"; {len(dropped.kept)} files more once nobody has them open" if dropped.kept else ""
+            size_gib = dropped.disk_bytes / (1 << 30)
+            log.info("cache: %.1f GiB of an earlier version's format are dropped%s", size_gib, later)
+        return dropped.disk_bytes
+
+    async def settle(self) -> None:
+        """Return once the disk has all that nobody waits for: entries, times of use."""
+        await self._disk.quiet()
 
     def fail_waiters(self, error: Exception) -> None:
         """Answer every reader that waits, at shutdown."""
@@ -203,6 +307,7 @@ class Cache:
             open_versions=len(self._open),
             evicted_files=self._directory.evicted_files,
             uncached_opens=self._uncached_opens,
+            disk_stalled_s=round(self._disk.stalled_s, 3),
             hits=counts["hits"],
             misses=counts["misses"],
             disk_bytes_written=counts["disk_bytes_written"],

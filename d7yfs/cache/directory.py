@@ -1,21 +1,22 @@
 """The cache directory on disk: where a version's files lie, who may delete them, and how much room there is.
 
-Layout, version 1 (`FORMAT` names the directory, so daemons of another format never meet these files):
+Layout, version 2 (`FORMAT` names the directory, so daemons of another format never meet these files):
 
-    CACHE_DIR/v1/a/abcdef….data    sparse, as long as the object: the bytes
-    CACHE_DIR/v1/a/abcdef….map     header (identity, the data file's st_dev and st_ino), then 8 bytes a block
+    CACHE_DIR/v2/a/abcdef….data    sparse, as long as the object: the bytes
+    CACHE_DIR/v2/a/abcdef….map     header (identity, the data file's st_dev and st_ino), then 8 bytes a block
 
 Beside a pair may lie dfdaemon's file of the same version, hard-linked (`d7yfs.cache.linked`). While dfdaemon has it too, it takes none of
 our room and deleting it frees none: only a link that is the file's last is counted.
 
-The name is the SHA-256 of the version's identity: origin, key, validator, size. Two daemons of one uid may use one directory.
+The name is the SHA-256 of the version's identity, JSON in the map's header: the store's fields, key, validator, size. Two daemons of one
+uid may use one directory. Files of earlier formats are never served, and go (`d7yfs.cache.earlier`).
 
 Locks (flock on the map file): every opener holds it shared while the version is open; whoever creates or deletes the pair holds it
 exclusively. So a pair that is in use anywhere is never evicted, and a half-made pair is never used. The map is made first and deleted
 last, so whoever holds its lock owns the data's name too. Eviction unlinks whole files and never truncates or punches: a descriptor that
 someone still holds stays right.
 
-Called by `Cache` (from the trio thread: opening and admitting; from a worker thread: `evict`).
+Called by `Cache`: from worker threads what may wait for the disk, from the trio thread the account of what is used and free.
 """
 
 from __future__ import annotations
@@ -33,15 +34,17 @@ import stat
 import struct
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from d7yfs.cache.presence import Presence, block_count
 from d7yfs.errors import CacheUnusable
-from d7yfs.objects import BLOCK_BYTES, ObjectVersion
+from d7yfs.objects import BLOCK_BYTES, ObjectVersion, StoreIdentity
 
-FORMAT = "v1"
+FORMAT = "v2"
+EARLIER_FORMATS = ("v1",)
+"""v1: bytes of replies that carried no validator may be in it."""
 MAGIC = b"d7yfsmap"
 HEADER = struct.Struct("<8sIIQQQI")
 """Magic, header bytes, block bytes, object size, the data file's st_dev and st_ino, length of the identity that follows."""
@@ -49,8 +52,11 @@ HEADER_BYTES = 4096
 ENTRY_BYTES = 8
 INCOMING = "incoming"
 """Directory of links that are on their way."""
+SHARDS = (*"0123456789abcdef", INCOMING)
+"""The directories of a format."""
 _STEP_S = 0.002
 """How far openers of one new pair are moved apart: longer than making it takes."""
+TRIES = 64
 _DISK_UNIT_BYTES = 4096
 _FORGOTTEN_S = 3600.0
 """A link that has been on its way for so long was forgotten by a daemon that died."""
@@ -70,6 +76,8 @@ class VersionFiles:
     map_path: Path
     identity: bytes
     """Of the version, as the map's header holds it."""
+    made_bytes: int = 0
+    """What the pair takes, if it was made by this open: to be taken account of on the trio thread."""
 
     @property
     def link_path(self) -> Path:
@@ -86,11 +94,23 @@ class VersionFiles:
         """A new name on this file system, for a link that is on its way."""
         return self.map_path.parent.parent / INCOMING / secrets.token_hex(8)
 
+    def touch(self) -> None:
+        """The version counts as used just now: by this time versions are evicted."""
+        with contextlib.suppress(OSError):
+            os.utime(self.map_fd)
+
     def close(self) -> None:
-        """Release both descriptors, and with the map's the shared lock; from now on the version counts as used just now."""
-        _touch(self.map_fd)
+        """Release both descriptors, and with the map's the shared lock."""
+        self.touch()
         os.close(self.data_fd)
         os.close(self.map_fd)
+
+
+class Locked(OSError):
+    """Another process holds the lock of a version's map exclusively, or has damaged files of it open."""
+
+    def __init__(self, map_path: Path) -> None:
+        super().__init__(errno.EBUSY, "another process holds its files in the cache", str(map_path))
 
 
 class CacheDirectory:
@@ -104,9 +124,14 @@ class CacheDirectory:
         self.size_limit_bytes = size_limit_bytes
         self.min_free_bytes = min_free_bytes
         self.evicted_files = 0
+        self.earlier_bytes = 0
+        """What earlier formats take until it is deleted (`d7yfs.cache.earlier`); written by the evicting thread."""
         self._taken_bytes = 0
         self._scan = (0, 0)
         """What the last scan found, and `_taken_bytes` when it began: what came during a scan counts twice rather than never."""
+        self._look = (0, 0)
+        """What the disk had free when it was looked at last, and `_taken_bytes` at that time."""
+        self._looked = False
         self._root = path / FORMAT
         self._on_tmpfs = False
 
@@ -115,7 +140,7 @@ class CacheDirectory:
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_owner(self.path, self.path.stat())
-            if all(entry.name == FORMAT for entry in self.path.iterdir()):
+            if all(entry.name in (FORMAT, *EARLIER_FORMATS) for entry in self.path.iterdir()):
                 _close_to_others(self.path)
             # Else it holds what is not ours (root may name /tmp): closing it would break whoever uses that. What is ours lies in FORMAT.
             self._root.mkdir(mode=0o700, exist_ok=True)
@@ -124,10 +149,11 @@ class CacheDirectory:
             probe = self._root / f".probe-{os.getpid()}"
             probe.write_bytes(b"")
             probe.unlink()
+            self.look()
             self._on_tmpfs = _is_tmpfs(self._root)
             # Now, because making one would be most of what the first open of a file costs. So few, because each that is not in the
             # kernel's cache costs a look at the disk.
-            for shard in [*"0123456789abcdef", INCOMING]:
+            for shard in SHARDS:
                 (self._root / shard).mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise CacheUnusable(
@@ -135,14 +161,15 @@ class CacheDirectory:
                 hint="make it a writable directory on a local disk, or name another with --cache-dir",
             ) from error
 
-    def open(self, origin_identity: str, version: ObjectVersion) -> VersionFiles:
-        """Open the pair of `version`, made anew when it is absent or not what it says. Blocks on local files only.
+    def open(self, store: StoreIdentity, version: ObjectVersion, *, tries: int = TRIES) -> VersionFiles:
+        """Open the pair of `version`, made anew when it is absent or not what it says. For any thread; with one try it never sleeps.
 
-        Raises OSError (disk full, read-only, …): the version is then read uncached.
+        Raises Locked while another process holds the lock exclusively, for longer than making a pair takes; and OSError (disk full,
+        read-only, …): the version is then read uncached.
         """
-        identity = _identity(origin_identity, version)
+        identity = _identity(store, version)
         map_path = self._map_path(identity)
-        for _ in range(64):
+        for left in reversed(range(tries)):
             if not map_path.parent.is_dir():
                 # Also after somebody has emptied the cache directory under us.
                 self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -155,15 +182,14 @@ class CacheDirectory:
                 if files is None:
                     os.close(map_fd)
             if files is not None:
-                _touch(map_fd)
                 return files
             # Two who find the same unfinished pair stand in each other's way: each sees the other's lock. Out of step, one is first.
-            time.sleep(random.uniform(0, _STEP_S))  # noqa: S311  # jitter, not cryptography
-        raise OSError(errno.EBUSY, "another process has damaged cache files of this version open", str(map_path))
+            time.sleep(random.uniform(0, _STEP_S) if left else 0)  # noqa: S311  # jitter, not cryptography
+        raise Locked(map_path)
 
-    def cached_bytes(self, origin_identity: str, version: ObjectVersion) -> int:
-        """Bytes of `version` whose blocks are present on disk; leaves no trace."""
-        identity = _identity(origin_identity, version)
+    def cached_bytes(self, store: StoreIdentity, version: ObjectVersion) -> int:
+        """Bytes of `version` whose blocks are present on disk; leaves no trace. For a worker thread."""
+        identity = _identity(store, version)
         map_path = self._map_path(identity)
         try:
             map_fd = os.open(map_path, os.O_RDONLY | os.O_CLOEXEC)
@@ -171,12 +197,14 @@ class CacheDirectory:
             return 0
         try:
             entries = read_map(map_fd, map_path.with_suffix(".data"), identity, version.size_bytes)
+            if entries is None:
+                return 0
+            for index, entry in enumerate(_linked_entries(map_path, identity, version.size_bytes)):
+                entries[index] |= entry
+        except OSError:
+            return 0
         finally:
             os.close(map_fd)
-        if entries is None:
-            return 0
-        for index, entry in enumerate(_linked_entries(map_path, identity, version.size_bytes)):
-            entries[index] |= entry
         # True is Block.DISK. An eighth of what a generator would take, which is 16 ms for an object of 100 GiB.
         return Presence(version.size_bytes, map(bool, entries)).cached_bytes
 
@@ -187,7 +215,10 @@ class CacheDirectory:
     def _open_locked(self, map_path: Path, map_fd: int, identity: bytes, size_bytes: int) -> VersionFiles | None:
         """The pair behind `map_fd`, or None when the pair was replaced under us and must be opened again."""
         data_path = map_path.with_suffix(".data")
-        fcntl.flock(map_fd, fcntl.LOCK_SH)
+        try:
+            fcntl.flock(map_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None  # it is being made or deleted; or somebody holds it for long
         if not same_file(map_path, map_fd):
             return None
         entries = read_map(map_fd, data_path, identity, size_bytes)
@@ -213,19 +244,23 @@ class CacheDirectory:
             return None
         data_fd = make_pair(map_path, map_fd, identity, size_bytes)
         # flock(2): a conversion lets go of the old lock first, so an evictor may slip in between.
-        fcntl.flock(map_fd, fcntl.LOCK_SH)
+        try:
+            fcntl.flock(map_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(data_fd)
+            return None
         if not same_file(map_path, map_fd):
             os.close(data_fd)
             return None
-        count = block_count(size_bytes)
-        self.take(HEADER_BYTES + count * ENTRY_BYTES)
-        return VersionFiles(data_fd, map_fd, array("Q", bytes(count * ENTRY_BYTES)), self._on_tmpfs, map_path, identity)
+        entries = array("Q", bytes(block_count(size_bytes) * ENTRY_BYTES))
+        made_bytes = HEADER_BYTES + len(entries) * ENTRY_BYTES
+        return VersionFiles(data_fd, map_fd, entries, self._on_tmpfs, map_path, identity, made_bytes)
 
     @property
     def used_bytes(self) -> int:
         """Bytes on disk: never less than our own share, more until the next scan where a transfer was given up or repeated."""
         found_bytes, taken_bytes = self._scan
-        return found_bytes + self._taken_bytes - taken_bytes
+        return found_bytes + self.earlier_bytes + self._taken_bytes - taken_bytes
 
     def take(self, size_bytes: int) -> None:
         """Account for `size_bytes` of one file that are about to be written."""
@@ -252,12 +287,23 @@ class CacheDirectory:
         """How much must be freed before `size_bytes` can be written and `min_free_bytes` stay free."""
         return max(0, self.min_free_bytes + size_bytes - self._free_bytes())
 
-    def _free_bytes(self) -> int:
+    def look(self) -> None:
+        """See how much the disk has free. For a worker thread: it may wait for the disk."""
+        taken_bytes = self._taken_bytes
         try:
             disk = os.statvfs(self.path)
         except OSError:
-            return 0
-        return disk.f_bavail * disk.f_frsize
+            self._look = (0, taken_bytes)
+        else:
+            self._look = (disk.f_bavail * disk.f_frsize, taken_bytes)
+        self._looked = True
+
+    def _free_bytes(self) -> int:
+        """As far as is known: what the disk had when it was looked at, less what we have taken since."""
+        if not self._looked:
+            self.look()
+        free_bytes, taken_bytes = self._look
+        return free_bytes - (self._taken_bytes - taken_bytes)
 
     def evict(self, target_bytes: int) -> int:
         """Count what is used and delete least recently opened versions until at most `target_bytes` are. Returns bytes freed.
@@ -270,7 +316,7 @@ class CacheDirectory:
         for map_path in self._root.glob("*/*.map"):
             try:
                 status = map_path.stat()
-                size = status.st_blocks * 512 + _disk_bytes(map_path.with_suffix(".data")) + linked_bytes(map_path)
+                size = status.st_blocks * 512 + disk_bytes(map_path.with_suffix(".data")) + linked_bytes(map_path)
             except FileNotFoundError:
                 continue
             used += size
@@ -281,27 +327,30 @@ class CacheDirectory:
                 map_path = path.with_suffix(".map")
                 if not map_path.exists():
                     delete_pair(map_path, os.O_CREAT)
-        self._drop_forgotten()
+        # Links that nobody has taken from where they came in.
+        drop_forgotten((self._root / INCOMING).glob("*"))
         freed = 0
         for _, size, name in sorted(candidates):
-            if used - freed <= target_bytes:
+            if used + self.earlier_bytes - freed <= target_bytes:
                 break
             if delete_pair(Path(name)):
                 freed += size
                 self.evicted_files += 1
         self._scan = (used - freed, taken_bytes)
+        self.look()
         return freed
 
     def links(self) -> Iterator[Path]:
         """The names by which dfdaemon's files are linked here."""
         return self._root.glob("*/*.link")
 
-    def _drop_forgotten(self) -> None:
-        """Links that nobody has taken from where they came in. A link's making is the last change of its file's inode."""
-        for path in (self._root / INCOMING).glob("*"):
-            with contextlib.suppress(OSError):
-                if time.time() - path.lstat().st_ctime > _FORGOTTEN_S:
-                    path.unlink()
+
+def drop_forgotten(paths: Iterable[Path]) -> None:
+    """Delete files that were under way for so long that their daemon has died. A link's making is the last change of its file's inode."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            if time.time() - path.lstat().st_ctime > _FORGOTTEN_S:
+                path.unlink()
 
 
 def footprint_bytes(size_bytes: int) -> int:
@@ -312,8 +361,16 @@ def footprint_bytes(size_bytes: int) -> int:
     )
 
 
-def _identity(origin_identity: str, version: ObjectVersion) -> bytes:
-    fields = {"origin": origin_identity, "key": version.key, "validator": version.validator, "size": version.size_bytes}
+def _identity(store: StoreIdentity, version: ObjectVersion) -> bytes:
+    fields = {
+        "scheme": store.scheme,
+        "endpoint": store.endpoint,
+        "account": store.account,
+        "bucket": store.bucket,
+        "key": version.key,
+        "validator": version.validator,
+        "size": version.size_bytes,
+    }
     return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode(errors="surrogatepass")
 
 
@@ -331,12 +388,6 @@ def _close_to_others(path: Path) -> None:
         path.chmod(mode & 0o700)
 
 
-def _touch(fd: int) -> None:
-    """Note the time of use, by which versions are evicted."""
-    with contextlib.suppress(OSError):
-        os.utime(fd)
-
-
 def same_file(path: Path, fd: int) -> bool:
     """Whether `path` still names the file that `fd` is."""
     try:
@@ -345,7 +396,8 @@ def same_file(path: Path, fd: int) -> bool:
         return False
 
 
-def _disk_bytes(path: Path) -> int:
+def disk_bytes(path: Path) -> int:
+    """What one file takes; nothing where there is none."""
     try:
         return path.stat().st_blocks * 512
     except FileNotFoundError:

@@ -45,17 +45,26 @@ class FillTarget(Protocol):
         what another has brought; bytes behind a gap are ignored.
         """
 
+    def retract(self, wanted: ByteRange) -> int:
+        """What was written of `wanted` is not to be believed: its blocks are absent from now on, for other daemons too.
+
+        Returns the start of its first block.
+        """
+
     def ended(self, tried: ByteRange, error: Exception | None) -> None:
         """A transfer of `tried` is over: readers that still lack bytes inside it get `error`, or ask again when it is None."""
 
     def new_link_path(self) -> Path | None:
         """Where dfdaemon may hard-link its own file of this version; None while nothing is kept on disk."""
 
-    def adopt_link(self, incoming: Path) -> None:
+    async def adopt_link(self, incoming: Path) -> None:
         """Take that file as the version's second store: of what it held before, only what is in the same file is still there.
 
         Raises OSError when it is not there, not for us to read, no link, or not as long as the object.
         """
+
+    def clear_link_path(self, incoming: Path) -> None:
+        """Delete what is still at a `new_link_path`."""
 
     def check_linked(self, piece: ByteRange, crc32: int | None) -> list[int] | None:
         """What `land_linked` wants to know of `piece` (whole blocks); None when its CRC32 is another. Without `crc32` it is believed.
@@ -78,7 +87,7 @@ class FillTarget(Protocol):
     def read_back(self, piece: ByteRange) -> bytearray:
         """Bytes that lie on disk. For a worker thread, while held. Raises OSError."""
 
-    def mismatched(self, *, strike_out: bool) -> None:
+    async def mismatched(self, *, strike_out: bool) -> None:
         """What lies on disk is not what the provider says it is: counted and, if so told, forgotten, so that it is fetched again."""
 
     def hold(self) -> None:

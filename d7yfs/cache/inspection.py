@@ -38,9 +38,9 @@ from d7yfs.cache.directory import (
 )
 from d7yfs.cache.presence import Block, Presence, block_count, block_range
 from d7yfs.checksum import plain_md5
-from d7yfs.config.url import RepositoryUrl
+from d7yfs.config.place import Place
 from d7yfs.errors import CacheUnusable
-from d7yfs.objects import BLOCK_BYTES
+from d7yfs.objects import BLOCK_BYTES, StoreIdentity
 
 _WORKERS = 4
 _JOB_BLOCKS = 64
@@ -51,8 +51,7 @@ _ABSENT = bytes(ENTRY_BYTES)
 class Map:
     """What a map file says, the entries aside."""
 
-    origin: str
-    """`Origin.identity`: scheme, endpoint, bucket."""
+    store: StoreIdentity
     key: str
     validator: str
     size_bytes: int
@@ -67,24 +66,18 @@ class Map:
             if (magic, header_bytes, block_bytes) != (MAGIC, HEADER_BYTES, BLOCK_BYTES):
                 return None
             text = header[HEADER.size : HEADER.size + length].decode(errors="surrogatepass")
-            identity = json.loads(text)
-            found = cls(identity["origin"], identity["key"], identity["validator"], size_bytes, (device, inode))
-            return found if found.url else None
-        except (struct.error, ValueError, KeyError, TypeError, AttributeError):
+            said = json.loads(text)
+            texts = [said[name] for name in ("scheme", "endpoint", "bucket", "account", "key", "validator")]
+            if not all(isinstance(each, str) for each in texts):
+                return None
+            *store, key, validator = texts
+            return cls(StoreIdentity(*store), key, validator, size_bytes, (device, inode))
+        except (struct.error, ValueError, KeyError, TypeError):
             return None
 
-    @property
-    def url(self) -> RepositoryUrl:
-        """Where the object lies."""
-        scheme, endpoint, bucket = self.origin.split(" ", 2)
-        return RepositoryUrl(scheme, endpoint if "://" in endpoint else "", bucket, self.key)
-
-    def lies_in(self, place: RepositoryUrl) -> bool:
-        """Whether `place` is this object or above it. Without an endpoint `place` means all of them."""
-        url = self.url
-        if not place.endpoint_url:
-            url = RepositoryUrl(url.scheme, "", url.bucket, url.prefix)
-        return place.covers(url)
+    def lies_in(self, place: Place) -> bool:
+        """True if `place` is this object or above it."""
+        return place.covers(self.store, self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +95,8 @@ class Stored:
 
     @property
     def name(self) -> str:
-        return str(self.map.url)
+        """The URL by which it can be asked for."""
+        return str(Place(self.map.store, self.map.key))
 
     @property
     def complete(self) -> bool:

@@ -17,8 +17,10 @@ import fcntl
 import os
 import struct
 from collections.abc import Callable
+from functools import partial
 
 from d7yfs.cache.directory import ENTRY_BYTES, HEADER_BYTES, VersionFiles
+from d7yfs.cache.disk import Lane
 from d7yfs.objects import BLOCK_BYTES, ByteRange
 
 _FLOCK = struct.Struct("hhqqi")
@@ -32,9 +34,15 @@ class Leases:
     """
 
     def __init__(
-        self, files: VersionFiles | None, *, keeps: Callable[[], bool], missing: Callable[[ByteRange], list[ByteRange]]
+        self,
+        files: VersionFiles | None,
+        lane: Lane,
+        *,
+        keeps: Callable[[], bool],
+        missing: Callable[[ByteRange], list[ByteRange]],
     ) -> None:
         self._files = files
+        self._lane = lane
         self._keeps = keeps
         self._missing = missing
 
@@ -73,7 +81,7 @@ class Leases:
         if self._files is not None:
             _set_lock(self._files.map_fd, fcntl.F_UNLCK, 0, 1)
 
-    def written_to(self, offset: int) -> int:
+    async def written_to(self, offset: int) -> int:
         """Where the data file's next hole is, from `offset` on: moves while another daemon writes there, long before a block is whole.
 
         lseek(2), SEEK_HOLE; a file system that knows no holes answers with the end of the file.
@@ -81,7 +89,8 @@ class Leases:
         if self._files is None:
             return offset
         try:
-            return os.lseek(self._files.data_fd, offset, os.SEEK_HOLE)
+            # In a thread: it waits for a write to the same file that another daemon is stuck in.
+            return await self._lane.read(partial(os.lseek, self._files.data_fd, offset, os.SEEK_HOLE))
         except OSError:
             return offset
 

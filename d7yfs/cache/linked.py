@@ -1,8 +1,8 @@
 """A version's second store: dfdaemon's own file of it, hard-linked beside the pair. Only ever read.
 
-    CACHE_DIR/v1/a/abcdef….link       a hard link to the file in dfdaemon's store
-    CACHE_DIR/v1/a/abcdef….linkmap    as the pair's map, and bound in the same way, to the link's st_dev and st_ino
-    CACHE_DIR/v1/incoming/…           where dfdaemon is asked to put a link
+    CACHE_DIR/v2/a/abcdef….link       a hard link to the file in dfdaemon's store
+    CACHE_DIR/v2/a/abcdef….linkmap    as the pair's map, and bound in the same way, to the link's st_dev and st_ino
+    CACHE_DIR/v2/incoming/…           where dfdaemon is asked to put a link
 
 Invariants:
 
@@ -16,8 +16,8 @@ Invariants:
 
 The pair's lock guards both files too. Descriptors of replaced links stay open until `close`, for threads may be reading from them.
 
-Made and used by `BackingFile`. Trio thread only, except `check` and `block_crc32c`, which are for any thread. `Cache` calls `shed_copies`
-where it evicts.
+Made by `Cache` and used by `BackingFile`. Trio thread only, but for `take`, `check` and `block_crc32c`, which are for any thread, and the
+making, which waits for the disk. `Cache` calls `shed_copies` where it evicts.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import stat
 import threading
 from array import array
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import crc32c
@@ -47,6 +48,7 @@ from d7yfs.cache.directory import (
     read_map,
     same_file,
 )
+from d7yfs.cache.disk import Disk
 from d7yfs.cache.presence import Block, block_count, block_range
 from d7yfs.objects import BLOCK_BYTES, ByteRange
 
@@ -59,6 +61,8 @@ log = logging.getLogger(__name__)
 _CHUNK_BYTES = 256 << 10
 """Stays in the processor's own cache between the two sums."""
 _scratch = threading.local()
+Taken = tuple[int, int]
+"""Descriptors of a new link and of its map."""
 
 
 class LinkFailed(OSError):
@@ -68,8 +72,9 @@ class LinkFailed(OSError):
 class LinkedStore:
     """The link of one open version, if there is one."""
 
-    def __init__(self, files: VersionFiles, size_bytes: int, boot_tag: int) -> None:
+    def __init__(self, files: VersionFiles, size_bytes: int, boot_tag: int, disk: Disk) -> None:
         self._files = files
+        self._disk = disk
         self._size_bytes = size_bytes
         self._boot_tag = boot_tag
         self._fd = self._map_fd = -1
@@ -109,11 +114,11 @@ class LinkedStore:
             return
         self._fd, self._map_fd, self._entries = fd, map_fd, entries
 
-    def adopt(self, incoming: Path) -> bool:
-        """Make the file that dfdaemon has linked to `incoming` the version's link; whether it is the one that it was.
+    def take(self, incoming: Path) -> Taken | None:
+        """Make the file that dfdaemon has linked to `incoming` the version's link, for `adopt`; None when it is the one that it was.
 
-        Raises OSError: ENOENT when dfdaemon lives elsewhere and its path is not ours, EACCES when its file is not for us, ESTALE when
-        the file cannot be the object's, EXDEV when it is no link.
+        For any thread. Raises OSError: ENOENT when dfdaemon lives elsewhere and its path is not ours, EACCES when its file is not for us,
+        ESTALE when the file cannot be the object's, EXDEV when it is no link.
         """
         fd = _open_link(incoming)
         try:
@@ -125,24 +130,31 @@ class LinkedStore:
             if self._fd >= 0 and os.path.samestat(status, os.fstat(self._fd)):
                 incoming.unlink()
                 os.close(fd)
-                return True
+                return None
             link_map = self._files.link_map_path
             link_map.unlink(missing_ok=True)
             incoming.rename(self._files.link_path)
-            self.drop()
-            count = block_count(self._size_bytes)
             map_fd = os.open(link_map, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError:
             os.close(fd)
             raise
-        self._fd, self._map_fd, self._entries = fd, map_fd, array("Q", bytes(count * ENTRY_BYTES))
         header = map_header(status, self._files.identity, self._size_bytes)
         try:
             # Written whole, as the pair's: what is cut off is not believed.
-            os.pwrite(map_fd, header + bytes(count * ENTRY_BYTES), 0)
+            os.pwrite(map_fd, header + bytes(block_count(self._size_bytes) * ENTRY_BYTES), 0)
         except OSError as error:
             log.warning("cache: a link cannot be recorded, and is gone with this process: %s", error.strerror)
-        return False
+        return fd, map_fd
+
+    def leave(self, taken: Taken | None) -> None:
+        """Nobody waits for what `take` has taken any more; it stays for the next process that opens the version."""
+        self._replaced += taken or ()
+
+    def adopt(self, taken: Taken) -> None:
+        """What `take` has taken is the link from now on; nothing of it is there yet."""
+        self.drop()
+        self._fd, self._map_fd = taken
+        self._entries = array("Q", bytes(block_count(self._size_bytes) * ENTRY_BYTES))
 
     def check(self, piece: ByteRange, crc32_said: int | None) -> list[int] | None:
         """The CRC32C of each block of `piece` (cut at the object's end), whose CRC32 must be `crc32_said`; None when it is not.
@@ -189,10 +201,7 @@ class LinkedStore:
         self._write_entries(index, index + 1)
 
     def _write_entries(self, first: int, stop: int) -> None:
-        try:
-            os.pwrite(self._map_fd, self._entries[first:stop].tobytes(), HEADER_BYTES + first * ENTRY_BYTES)
-        except OSError as error:
-            log.warning("cache: presence of linked blocks could not be recorded: %s", error.strerror)
+        self._disk.soon(partial(_write_entries, self._map_fd, self._entries[first:stop].tobytes(), first))
 
     def drop(self) -> None:
         """Forget the link that there was, map and all, in this process; its descriptor stays good for threads that read."""
@@ -205,18 +214,29 @@ class LinkedStore:
         """Forget the link, and delete it unless another daemon has replaced it since."""
         if self._fd < 0:
             return
-        with contextlib.suppress(OSError):
-            os.ftruncate(self._map_fd, 0)  # our own file: whoever finds it believes none of it
-            if os.path.samestat(os.fstat(self._fd), self._files.link_path.stat()):
-                self._files.link_path.unlink()
+        self._disk.behind(partial(_remove, self._fd, self._map_fd, self._files.link_path))
         self.drop()
 
     def close(self) -> None:
-        """Nobody is reading any more."""
+        """Nobody is reading any more. For any thread."""
         self.drop()
         for fd in self._replaced:
             os.close(fd)
         self._replaced.clear()
+
+
+def _write_entries(map_fd: int, entries: bytes, first: int) -> None:
+    try:
+        os.pwrite(map_fd, entries, HEADER_BYTES + first * ENTRY_BYTES)
+    except OSError as error:
+        log.warning("cache: presence of linked blocks could not be recorded: %s", error.strerror)
+
+
+def _remove(fd: int, map_fd: int, link_path: Path) -> None:
+    with contextlib.suppress(OSError):
+        os.ftruncate(map_fd, 0)  # our own file: whoever finds it believes none of it
+        if os.path.samestat(os.fstat(fd), link_path.stat()):
+            link_path.unlink()
 
 
 def shed_copies(directory: CacheDirectory) -> None:

@@ -1,20 +1,11 @@
-"""Where writes to the cache's disk are made: on the trio thread while the disk takes them at once, in worker threads while it does not.
+"""Whether writes to the cache's disk may be made on the trio thread, or the disk has fallen behind. Pure; used by `Disk`.
 
-A buffered write is a copy into the page cache, and quickest where its bytes were received a moment ago: in a thread on another core
-it takes several times as long, and going there and back costs as much again. But a disk that has fallen behind makes writers wait
-(balance_dirty_pages in the kernel's mm/page-writeback.c, up to 0.2 s each), and then nobody else should. A single write that took
-long proves nothing: the machine may have been busy, and threads would double what the rest of a file costs. So others wait for
-PATIENCE_S in all.
-
-One per cache directory; used by `CachedVersion`.
+A disk that has fallen behind makes writers wait (balance_dirty_pages in the kernel's mm/page-writeback.c, up to 0.2 s each), and then
+nobody else should. A single write that took long proves nothing: the machine may have been busy, and threads would double what the
+rest of a file costs. So others wait for PATIENCE_S in all.
 """
 
 from __future__ import annotations
-
-import time
-from collections.abc import Callable
-
-import trio
 
 QUICK_S = 0.01
 """What a write of a block may take; more is waiting."""
@@ -30,35 +21,19 @@ REST_S = 3.0
 
 
 class Pace:
-    """How the disk has been doing. `clock` is time.monotonic(): what a disk takes has nothing to do with trio's clock."""
+    """How the disk has been doing. Times are monotonic seconds."""
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._waited_s = 0.0
         self._waited_at = float("-inf")
-        self._in_threads = 0
 
-    @property
-    def is_slow(self) -> bool:
-        """Also while a write hangs in a thread, however long."""
-        return self._waited_s >= PATIENCE_S and (self._in_threads > 0 or self._clock() < self._waited_at + REST_S)
+    def is_slow(self, now: float) -> bool:
+        """True if writes should be made in threads."""
+        return self._waited_s >= PATIENCE_S and now < self._waited_at + REST_S
 
-    async def write(self, store: Callable[[], None], limiter: trio.CapacityLimiter) -> None:
-        """Call `store` here, or in a worker thread with a token of `limiter`. Not cancelled half-way."""
-        if self.is_slow:
-            self._in_threads += 1
-            try:
-                await trio.to_thread.run_sync(self._timed, store, limiter=limiter)
-            finally:
-                self._in_threads -= 1
-        else:
-            self._timed(store)
-
-    def _timed(self, store: Callable[[], None]) -> None:
-        began = self._clock()
-        store()
-        now = self._clock()
-        if now - began >= QUICK_S:
+    def took(self, took_s: float, now: float) -> None:
+        """A write took so long, and has ended now."""
+        if took_s >= QUICK_S:
             forgiven_s = FORGIVEN * (now - self._waited_at)
-            self._waited_s = max(self._waited_s - forgiven_s, 0.0) + now - began
+            self._waited_s = max(self._waited_s - forgiven_s, 0.0) + took_s
             self._waited_at = now

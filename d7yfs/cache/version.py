@@ -14,14 +14,15 @@ Called by `Filesystem` (through `Cache.open`) and, as `FillTarget`, by fillers. 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import trio
 
-from d7yfs.cache.backing import BackingFile, Cold
+from d7yfs.cache.backing import BackingFile, Cold, Landing
+from d7yfs.cache.disk import DiskStalled, Lane
 from d7yfs.cache.filler import Filler, NewFiller
 from d7yfs.cache.leases import Leases
-from d7yfs.cache.pace import Pace
 from d7yfs.errors import CacheFull, OriginUnavailable, ProxyUnavailable, ReadTimeout
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 
@@ -58,7 +59,7 @@ class CachedVersion:
         *,
         new_filler: NewFiller,
         read_timeout_s: float,
-        pace: Pace,
+        lane: Lane,
         on_last_drop: Callable[[CachedVersion], None],
     ) -> None:
         self.version = version
@@ -67,7 +68,7 @@ class CachedVersion:
         self.holds = 0
         self._waiters: set[_Waiter] = set()
         self._read_timeout_s = read_timeout_s
-        self._pace = pace
+        self._lane = lane
         self._writing = trio.CapacityLimiter(1)
         """The kernel writes to one file one write at a time: more threads would only spin on its lock."""
         self._last_progress = 0.0
@@ -188,7 +189,11 @@ class CachedVersion:
         """Take over what other daemons have brought, and settle which blocks of an earlier boot are right."""
         self._refresh(wanted)
         for index in self.backing.presence.unverified(wanted):
-            good = await trio.to_thread.run_sync(self.backing.matches_checksum, index)
+            try:
+                good = await self._lane.read(partial(self.backing.matches_checksum, index))
+            except DiskStalled as error:
+                self._leave_disk(error)
+                return
             self.backing.verified(index, good=good)
 
     async def _read(self, wanted: ByteRange, ahead: ByteRange | None) -> bytearray:
@@ -206,13 +211,16 @@ class CachedVersion:
             if not cold:
                 return buffer
             try:
-                await trio.to_thread.run_sync(self.backing.finish_read, cold)
+                await self._lane.read(partial(self.backing.finish_read, cold))
             except OSError as error:
-                self.backing.leave_disk(error)
-                self._serve_all()
+                self._leave_disk(error)
                 asked_at = trio.current_time()
             else:
                 return buffer
+
+    def _leave_disk(self, error: OSError) -> None:
+        self.backing.leave_disk(error)
+        self._serve_all()
 
     async def _wait_for(self, waiter: _Waiter, ahead: ByteRange | None, asked_at: float) -> _Served | None:
         """Ask the filler and wait for its answer: what `BackingFile.begin_read` gave, or None when it must be asked again."""
@@ -280,7 +288,7 @@ class CachedVersion:
     async def write(self, offset: int, data: memoryview) -> None:
         landings = self.backing.begin_write(offset, data)
         if landings:
-            await self._pace.write(lambda: self.backing.store(landings), self._writing)
+            await self._store(landings)
         self.backing.finish_write(landings)
         self._last_progress = trio.current_time()
         if self._waiters:
@@ -289,11 +297,33 @@ class CachedVersion:
                 self._serve(waiter)
         self._tell_whole()
 
+    def retract(self, wanted: ByteRange) -> int:
+        return self.backing.retract(wanted)
+
+    async def _store(self, landings: list[Landing]) -> None:
+        """Have them written, here or in a thread. Not cancelled half-way; a disk that stalls is told of as any that fails."""
+        store = partial(self.backing.store, landings)
+        if self._lane.disk.is_prompt:
+            self._lane.disk.timed(store)
+            return
+        async with self._writing:
+            for landing in landings:
+                landing.own()
+            try:
+                with trio.CancelScope(shield=True):
+                    await self._lane.write(store)
+            except DiskStalled as error:
+                for landing in landings:
+                    landing.error = error
+
     def new_link_path(self) -> Path | None:
         return self.backing.new_link_path()
 
-    def adopt_link(self, incoming: Path) -> None:
-        self.backing.adopt_link(incoming)
+    async def adopt_link(self, incoming: Path) -> None:
+        await self.backing.adopt_link(incoming)
+
+    def clear_link_path(self, incoming: Path) -> None:
+        self.backing.clear_link_path(incoming)
 
     def check_linked(self, piece: ByteRange, crc32: int | None) -> list[int] | None:
         return self.backing.check_linked(piece, crc32)
@@ -324,10 +354,10 @@ class CachedVersion:
     def read_back(self, piece: ByteRange) -> bytearray:
         return self.backing.read_back(piece)
 
-    def mismatched(self, *, strike_out: bool) -> None:
+    async def mismatched(self, *, strike_out: bool) -> None:
         self.backing.checksum_mismatches += 1
         if strike_out:
-            self.backing.strike_out()
+            await self.backing.strike_out()
 
     def _serve_all(self) -> None:
         """Presence has changed otherwise than by a write."""

@@ -14,17 +14,17 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from d7yfs import control, mounts
-from d7yfs.cache import inspection
+from d7yfs.cache import earlier, inspection
 from d7yfs.cache.inspection import Stored, Verdict
 from d7yfs.cli import daemons
 from d7yfs.cli.as_json import print_list, print_object
 from d7yfs.cli.status import show_size_roughly
 from d7yfs.config.layers import first
+from d7yfs.config.place import Place
 from d7yfs.config.schema import OPTIONS, default_cache_dir
 from d7yfs.config.sources import CONFIG_VARIABLE
 from d7yfs.config.toml import read_toml
-from d7yfs.config.url import RepositoryUrl
-from d7yfs.errors import UsageError
+from d7yfs.errors import NotFound, UsageError
 
 _OPTION = OPTIONS["cache_dir"]
 
@@ -55,8 +55,26 @@ def _directory(cache_dir: Path | None, config: Path | None) -> Path:
 
 def _chosen(directory: Path, url: str | None) -> list[Stored]:
     """Everything, or what lies at or below a URL."""
-    place = RepositoryUrl.parse(url) if url else None
+    place = Place.parse(url) if url is not None else None
     return [each for each in inspection.stored(directory) if place is None or each.map.lies_in(place)]
+
+
+def _named(directory: Path, url: str | None) -> list[Stored]:
+    """As `_chosen`. Raises NotFound when a URL names nothing: it was mistyped, or is another spelling than that of a mount's settings."""
+    chosen = _chosen(directory, url)
+    if chosen or url is None:
+        return chosen
+    place = Place.parse(url)
+    known = {each.map.store for each in inspection.stored(directory)}
+    same = (place.store.scheme, place.store.account, place.store.bucket)
+    others = [str(Place(each)) for each in sorted(known) if (each.scheme, each.account, each.bucket) == same]
+    elsewhere = [each for each in others if each != str(Place(place.store))]
+    hint = (
+        f"cached of that name at other endpoints: {', '.join(elsewhere)}"
+        if elsewhere
+        else "d7yfs cache ls shows the URLs"
+    )
+    raise NotFound(f"nothing of {place} is in the cache {directory}", hint=hint)
 
 
 @click.group()
@@ -107,13 +125,13 @@ def _row(each: Stored) -> dict[str, Any]:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_directory_options
 def verify(url: str | None, md5: bool, as_json: bool, cache_dir: Path | None, config: Path | None) -> None:
-    """Compare cached blocks with their checksums, all or at and below URL. Exit status 1 when something is wrong.
+    """Compare cached blocks with their checksums, all or at and below URL. Exit status 1 when something is wrong, or nothing of URL cached.
 
     Bad blocks are fetched again when their file is opened the next time. Where a running mount has the file open now, it goes on with
     what it has until the last handle is closed there. An ETag that differs from the MD5 is reported only: with KMS encryption it never was
     one.
     """
-    found = _chosen(_directory(cache_dir, config), url)
+    found = _named(_directory(cache_dir, config), url)
     began = time.monotonic()
     with Progress(
         TextColumn("verifying"),
@@ -159,7 +177,8 @@ def _verdict_row(each: Verdict) -> dict[str, Any]:
 def drop(place: str | None, everything: bool, as_json: bool, cache_dir: Path | None, config: Path | None) -> None:
     """Delete what is cached at and below URL, or at and below PATH in a mount.
 
-    What some process has open is kept and named; exit status 1 then. With PATH the daemon behind the mount does it, and the kernel drops
+    What some process has open is kept and named; exit status 1 then, and where nothing of URL is cached. --all drops what earlier versions
+    of d7yfs have left, too. With PATH the daemon behind the mount does it, and the kernel drops
     its pages too, so the next read comes from the store.
     """
     if (place is None) != everything:
@@ -186,12 +205,14 @@ def drop(place: str | None, everything: bool, as_json: bool, cache_dir: Path | N
 
 def _drop(directory: Path, url: str | None) -> dict[str, Any]:
     """As the daemon answers `cache-drop`; None for everything."""
-    gone, kept = inspection.drop(_chosen(directory, url))
+    gone, kept = inspection.drop(_named(directory, url))
+    dropped = earlier.Dropped()
     if url is None:
         inspection.drop_remains(directory)
+        dropped = earlier.drop(directory)
     return {
-        "files": len(gone),
-        "disk_bytes": sum(each.disk_bytes for each in gone),
-        "kept_files": len(kept),
-        "kept": [each.name for each in kept],
+        "files": len(gone) + dropped.files,
+        "disk_bytes": sum(each.disk_bytes for each in gone) + dropped.disk_bytes,
+        "kept_files": len(kept) + len(dropped.kept),
+        "kept": [*(each.name for each in kept), *map(str, dropped.kept)],
     }

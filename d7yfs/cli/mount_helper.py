@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 
 from d7yfs.config.layers import spellings, suggestion
 from d7yfs.config.schema import OPTIONS, Option
+from d7yfs.config.sources import split_sources
 from d7yfs.errors import D7yfsError, UsageError
 
 _USAGE = "mount.d7yfs SOURCE DIR [-sfnv] [-o OPTION[,OPTION]…]"
@@ -67,8 +68,7 @@ def translate(argv: Sequence[str]) -> list[str]:
     if "-v" in given and "--log-level" not in arguments:
         arguments += ["--log-level", "debug"]
     source, directory = operands
-    # A ';' may be part of a prefix: it separates only where another NAME=SCHEME:// follows.
-    sources = [] if source == "none" else re.split(r";(?=[^;/:=]+=[a-z0-9]+://)", source)
+    sources = [] if source == "none" else split_sources(source)
     return [] if "-f" in given else ["mount", *arguments, "--", *sources, directory]
 
 

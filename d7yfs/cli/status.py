@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -65,7 +66,10 @@ def _table(answer: dict[str, Any]) -> Table:
     uptime = timedelta(seconds=int(answer["uptime_s"]))
     table.add_row("daemon", f"pid {answer['pid']}, up {uptime}, {show_size_roughly(answer['rss_bytes'])} resident")
     used, limit = show_size_roughly(cache["used_bytes"]), show_size_roughly(cache["limit_bytes"])
-    table.add_row("cache", f"{cache['directory']}: {used} of {limit}, {cache['hits']} hits, {cache['misses']} misses")
+    stalled_s = cache.get("disk_stalled_s", 0)
+    stalled = f", [red]its disk has not answered for {stalled_s:.0f} s[/red]" if stalled_s else ""
+    counted = f"{used} of {limit}, {cache['hits']} hits, {cache['misses']} misses"
+    table.add_row("cache", f"{escape(cache['directory'])}: {counted}{stalled}")
     table.add_row("known", f"{tree['files']} files, {tree['directories']} directories")
     table.add_row("read", f"{show_size_roughly(fuse['read_bytes'])} by the kernel, {fuse['open_files']} files open")
     table.add_row("log", answer["log"])

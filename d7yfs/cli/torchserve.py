@@ -15,7 +15,7 @@ from d7yfs.cli.as_json import print_list
 from d7yfs.cli.place import Place
 from d7yfs.config import torchserve as plugin_files
 from d7yfs.config import units
-from d7yfs.config.sources import TORCHSERVE_VARIABLE, parse_source
+from d7yfs.config.sources import TORCHSERVE_VARIABLE, parse_source, split_sources
 from d7yfs.config.url import RepositoryUrl
 from d7yfs.errors import ConfigError, UsageError
 from d7yfs.mounts import FSTYPE, mount_table
@@ -270,7 +270,7 @@ def _repositories() -> Iterator[tuple[Path, RepositoryUrl]]:
     """What is mounted, and where: several repositories of one mount are directories in it."""
     for mount in mount_table():
         if mount.fstype == FSTYPE:
-            for source in mount.source.split(";"):
+            for source in split_sources(mount.source):
                 with contextlib.suppress(ConfigError):
                     name, url = parse_source(source)
                     yield mount.point / name, url

@@ -194,6 +194,12 @@ def parse_source(text: str) -> tuple[str, RepositoryUrl]:
     return name, RepositoryUrl.parse(url)
 
 
+def split_sources(text: str) -> list[str]:
+    """The sources of a mount's one `SOURCE`, as fstab and the mount table have it: `URL`, or several `NAME=URL` with `;` between."""
+    # A ';' may be part of a prefix: it separates only where another NAME=SCHEME:// follows.
+    return re.split(r";(?=[^;/:=]+=[a-z0-9]+://)", text)
+
+
 def _flag_layer(flags: Mapping[str, object], here: Path) -> Layer:
     layer = {}
     for name, raw in flags.items():

@@ -20,6 +20,8 @@ before the container, and decides the address:
 Keys are opaque: nothing is percent-decoded, case and an inner `//` are kept (on S3, `a//b` and `a/b` are two keys). Slashes
 around the prefix are dropped. Segments `.` and `..` are refused, because HTTP software on the way may resolve them and so
 reach another bucket. Credentials in a URL are refused, and no message repeats them.
+
+Of what is cached there is another spelling too, for keys that these forms cannot write: `place`.
 """
 
 from __future__ import annotations

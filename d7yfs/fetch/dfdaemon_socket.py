@@ -92,7 +92,7 @@ class Piece:
 class Receiver(Protocol[T]):
     """Who is told about one download. What it raises ends the download."""
 
-    def started(self, started: Started) -> None:
+    async def started(self, started: Started) -> None:
         """Called once, before anything else, in the trio thread."""
 
     def check(self, piece: Piece) -> T:
@@ -236,7 +236,7 @@ class _Reading:
                 raise BadReply(f"{self._order.name}: dfdaemon tells of more pieces than the object has")
             if reply.HasField("download_task_started_response"):
                 size_bytes = reply.download_task_started_response.content_length
-                trio.from_thread.run_sync(self._begin, Started(reply.task_id, size_bytes))
+                trio.from_thread.run(self._begin, Started(reply.task_id, size_bytes))
             elif reply.HasField("download_piece_finished_response"):
                 if not self._has_started:
                     raise BadReply(f"{self._order.name}: dfdaemon tells of a piece before it says what it brings")
@@ -247,9 +247,9 @@ class _Reading:
                     self._given_up.wait(_REST_S)
             asked_at = time.monotonic()
 
-    def _begin(self, started: Started) -> None:
+    async def _begin(self, started: Started) -> None:
         if not self._given_up.is_set():
-            self._receiver.started(started)
+            await self._receiver.started(started)
             self._has_started = True
             self._wake()
 

@@ -107,9 +107,9 @@ class DirectFiller:
 
     def _part_bytes(self) -> int:
         """Small parts first: several at once bring the first megabytes sooner than one large one; later each request should matter."""
-        if self._asked_bytes < 32 << 20:
-            return 2 << 20
-        return 4 << 20 if self._asked_bytes < 128 << 20 else PART_BYTES
+        if self._asked_bytes < 4 * PART_BYTES:
+            return PART_BYTES // 4
+        return PART_BYTES // 2 if self._asked_bytes < 16 * PART_BYTES else PART_BYTES
 
     def fetch(self, wanted: ByteRange, *, urgent: bool, proxied: bool = False, reason: str = "") -> int:
         """Start what is missing of `wanted` and not under way, in whole blocks; what is under way and now `urgent` leaves its queue.

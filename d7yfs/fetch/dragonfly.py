@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from d7yfs.objects import ObjectVersion
+from d7yfs.objects import ObjectVersion, StoreIdentity
 from d7yfs.origins.origin import ReadRequest
 
 MAX_DIRECT_BYTES = 4 << 20
@@ -120,7 +120,7 @@ class Task:
 
 def task(
     request: ReadRequest,
-    origin_identity: str,
+    store: StoreIdentity,
     version: ObjectVersion,
     options: TaskOptions,
     *,
@@ -138,7 +138,7 @@ def task(
     users = {name.lower(): value for name, value in options.headers.items()}
     tag = options.tag or users.get("x-dragonfly-tag", "")
     application = options.application or users.get("x-dragonfly-application", "")
-    content = "" if names_version(url) else content_id(origin_identity, version, options.piece_length_bytes)
+    content = "" if names_version(url) else content_id(store, version, options.piece_length_bytes)
     if not content_ids and content:
         tag, content = (f"{tag}-{content}" if tag else content), ""
     ours = {
@@ -171,12 +171,12 @@ _IDENTITY = (
 )
 
 
-def content_id(origin_identity: str, version: ObjectVersion, piece_length_bytes: int = 0) -> str:
+def content_id(store: StoreIdentity, version: ObjectVersion, piece_length_bytes: int = 0) -> str:
     """Names one version of one object on all hosts: with it, the task id is a hash of this and nothing else, so it binds everything.
 
     A piece length of 0 is bound by the size, from which dfdaemon computes it.
     """
-    fields: tuple[str | int, ...] = ("d7yfs-1", origin_identity, version.key, version.validator, version.size_bytes)
+    fields: tuple[str | int, ...] = ("d7yfs-1", store.in_tasks, version.key, version.validator, version.size_bytes)
     if piece_length_bytes:
         fields += (piece_length_bytes,)
     return hashlib.sha256(json.dumps(fields).encode()).hexdigest()

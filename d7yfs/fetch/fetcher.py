@@ -17,14 +17,17 @@ from contextlib import AsyncExitStack, suppress
 from functools import partial
 
 import trio
+from cachetools import TTLCache
 
 from d7yfs.errors import (
     AccessDenied,
     BadReply,
     D7yfsError,
+    NotFound,
     ObjectArchived,
     OriginUnavailable,
     ProxyUnavailable,
+    VersionGone,
     VersionUnbound,
 )
 from d7yfs.fetch import dragonfly, hedge
@@ -34,10 +37,10 @@ from d7yfs.fetch.journal import Journal
 from d7yfs.fetch.outage import Sparing
 from d7yfs.fetch.proxies import QUEUE_PATIENCE_S, Proxies, Registration
 from d7yfs.fetch.proxy import Proxy
-from d7yfs.fetch.reply import check_head, error_of
+from d7yfs.fetch.reply import check_head, error_of, proves
 from d7yfs.fetch.transfer import DIRECT, FALLBACK, Sink, Transfer, Urgency
 from d7yfs.fetch.transport import Response, Transport
-from d7yfs.logs import fields_of
+from d7yfs.logs import fields, fields_of
 from d7yfs.models import Models
 from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.origins.origin import Origin
@@ -48,12 +51,15 @@ log = logging.getLogger(__name__)
 BUFFER_BYTES = 1 << 20
 _ERROR_BODY_BYTES = 16 << 10
 _MAX_DOUBTFUL = 3
-"""Tries without a byte between them where patience does not help: a reply that breaks the rules is rarely an accident, and what dfdaemon
+"""Tries without a byte between them where patience does not help: a server that ignores Range will go on to do so, and what dfdaemon
 cannot get from the origin we may."""
 _MIN_PAUSE_S = 0.001
 """Less patience than this is none: rounding would leave ever less of it, and never nothing."""
 _URGENT_RESERVE = 4
 """Connections that prefetch may not take, so that a reader who waits never queues behind it alone."""
+_GONE_MAX = 1024
+_GONE_S = 1.0
+"""One question answers all the parts of a version that fail together. Soon after, the same content may have been uploaded again."""
 
 _ANY_VERSION = ObjectVersion("-", 1, '"-"', 0, version_id="-")
 """Never asked for; it has an id, lest an origin that pins by ids ask for one."""
@@ -90,6 +96,10 @@ class Fetcher:
         self._prefetches = trio.CapacityLimiter(max(1, max_connections - _URGENT_RESERVE))
         self._all_prefetches = all_prefetches or trio.CapacityLimiter(math.inf)
         self._sparing = Sparing()
+        self.on_retracted: Callable[[ObjectVersion], None] = lambda _: None
+        """Told when bytes of a version turned out to have come wrong, after readers may have had them."""
+        self._gone: TTLCache[tuple[str, str, int], bool] = TTLCache(_GONE_MAX, _GONE_S, timer=trio.current_time)
+        """Identities of versions that the store said were not current, a moment ago."""
         self._buffers: list[bytearray] = []
 
     def name(self, version: ObjectVersion) -> str:
@@ -166,10 +176,15 @@ class Fetcher:
             await stack.enter_async_context(self._connections)
             for each in [wanted] if claim is None else claim():
                 transfer = Transfer(version, each, sink, reason=reason, small_too=small_too)
-                if proxied and self.proxy is not None:
-                    await self._through(self.proxy, transfer, urgency or Urgency(urgent=True))
-                else:
-                    await self._until_done(transfer)
+                try:
+                    if proxied and self.proxy is not None:
+                        await self._through(self.proxy, transfer, urgency or Urgency(urgent=True))
+                    else:
+                        await self._until_done(transfer)
+                except D7yfsError:
+                    # Cut off, and nobody goes on: what came last is not proved, and nothing will prove it.
+                    transfer.retract()
+                    raise
 
     async def _through(self, proxies: Proxies, transfer: Transfer, urgency: Urgency) -> None:
         """Bring a range through a proxy; where that is not required, in time or else from the origin, which also tells what is true."""
@@ -260,8 +275,10 @@ class Fetcher:
             try:
                 await self._attempt(transfer, proxy, fresh=fresh)
                 return
-            except D7yfsError as error:
-                self._name(error, transfer.version)
+            except D7yfsError as failure:
+                error = self._name(failure, transfer.version)
+                if isinstance(error, VersionGone) and (proxy is None or required):
+                    error = await self._confirmed(error, transfer.version)
                 if transfer.position > reached:
                     attempt = doubtful = 0
                     resigned = False
@@ -273,11 +290,11 @@ class Fetcher:
                     continue
                 avoidable = proxy is not None and not required
                 if not error.transient or (avoidable and isinstance(error, (ProxyUnavailable, VersionUnbound))):
-                    raise
-                doubtful += avoidable or isinstance(error, BadReply)
+                    raise error from None
+                doubtful += avoidable or (isinstance(error, BadReply) and error.lasting)
                 patience_s = self.read_timeout_s - (trio.current_time() - transfer.last_progress)
                 if doubtful >= _MAX_DOUBTFUL or patience_s <= _MIN_PAUSE_S:
-                    raise
+                    raise error from None
                 self.counters.count_retry(error)
                 pause_s = min(pause_before_retry_s(attempt, error), patience_s)
                 log.info("%s; retry in %.1f s", error.message, pause_s, extra=fields_of(error))
@@ -288,15 +305,35 @@ class Fetcher:
                 failed.failed()
                 proxy = await self.proxy.choose()
 
-    def _name(self, error: D7yfsError, version: ObjectVersion) -> None:
+    async def _confirmed(self, gone: VersionGone, version: ObjectVersion) -> D7yfsError:
+        """`gone` if the store itself says that the version is no longer current, else a passing error instead of it.
+
+        A 404 page or another ETag may come from a gateway in the store's place, and under mmap the error ends the reader. A version that
+        the URL pins by an id of its own has no second witness: `stat` speaks of the current one.
+        """
+        try:
+            request = await self.origin.read_request(version, presigned=False)
+            if not version.validator.isdecimal() and dragonfly.names_version(request.url):
+                return gone
+            if version.identity in self._gone or (await self.origin.stat(version.key)).identity != version.identity:
+                self._gone[version.identity] = True
+                return gone
+        except (NotFound, VersionGone, AccessDenied):
+            self._gone[version.identity] = True
+            return gone
+        except D7yfsError as error:
+            return OriginUnavailable(f"{gone.message}; the store cannot be asked whether that is so: {error.message}")
+        return OriginUnavailable(f"{gone.message}; but the store still shows this version as the current one")
+
+    def _name(self, error: D7yfsError, version: ObjectVersion) -> D7yfsError:
         """Have `error` say which object it is about: the transport knows host and port only."""
         name = self.name(version)
         if name not in error.message:
             error.message = f"{name}: {error.message}"
-        error.about(object=name)
+        return error.about(object=name)
 
     async def _attempt(self, transfer: Transfer, proxy: Proxy | None, *, fresh: bool) -> None:
-        """One GET from the offset reached to the end of what is wanted."""
+        """One GET to the end of what is wanted, from the offset reached less the seam to what came before."""
         version = transfer.version
         rest = transfer.rest
         request = await self.origin.read_request(version, presigned=proxy is not None, fresh=fresh)
@@ -353,7 +390,9 @@ class Fetcher:
                     raise ProxyUnavailable(
                         f"{name}: the proxy {proxy.url} answered {status} ({kind or 'no reason'})"
                     ) from failure
-            elif not task.is_proved_by(headers.get(dragonfly.TASK_ID_HEADER)):
+            elif not task.is_proved_by(said := headers.get(dragonfly.TASK_ID_HEADER)):
+                if said is None and not proves(headers, version):
+                    raise ProxyUnavailable(f"{name}: something else than dfdaemon has answered at {proxy.url}")
                 self.counters.unbound += 1
                 raise self._unbound(name, proxy, task)
         check_head(status, headers, version=version, wanted=rest, name=name, error_body=body)
@@ -374,10 +413,12 @@ class Fetcher:
     async def _receive(self, response: Response, transfer: Transfer, proxy: Proxy | None) -> None:
         buffer = self._buffers.pop() if self._buffers else bytearray(BUFFER_BYTES)
         view, surplus = memoryview(buffer), memoryview(bytearray(1))
-        start, stop = transfer.position, transfer.wanted.stop
+        received, stop = 0, transfer.wanted.stop
         try:
+            await self._compare_seam(response, transfer)
             while transfer.position < stop:
                 count = await response.receive_into(view[: stop - transfer.position])
+                received += count
                 if not count:
                     missing = stop - transfer.position
                     raise OriginUnavailable(f"{self.name(transfer.version)}: cut off {missing} bytes before the end")
@@ -396,7 +437,6 @@ class Fetcher:
             raise
         finally:
             self._buffers.append(buffer)
-            received = transfer.position - start
             model = self.models.of(transfer.version.key)
             if proxy is not None:
                 self.counters.proxy_bytes += received
@@ -404,6 +444,29 @@ class Fetcher:
             else:
                 self.counters.count_direct(received, transfer.reason)
                 model.direct_bytes += received
+
+    async def _compare_seam(self, response: Response, transfer: Transfer) -> None:
+        """Receive again the last bytes before the offset reached. Raises BadReply where they differ; what is not proved is given back."""
+        seam = transfer.seam
+        again = memoryview(bytearray(len(seam)))
+        filled = 0
+        while filled < len(seam):
+            count = await response.receive_into(again[filled:])
+            if not count:
+                raise OriginUnavailable(f"{self.name(transfer.version)}: cut off before the offset that was reached")
+            filled += count
+        if again == seam:
+            transfer.proved()
+            return
+        lost = transfer.retract()
+        self.on_retracted(transfer.version)
+        message = (
+            f"{self.name(transfer.version)}: bytes {lost} came wrong over a connection that was cut off after them: "
+            "they are dropped and fetched again; a reader who has them already has wrong bytes"
+        )
+        hint = "something on the way to the store loses bytes in mid-stream; https would notice it at once"
+        log.error("%s (%s)", message, hint, extra=fields({"object": self.name(transfer.version)}))
+        raise BadReply(message, hint=hint)
 
 
 def _registers(wanted: ByteRange, *, small_too: bool) -> bool:

@@ -217,7 +217,7 @@ class Handover:
                     receiver = _Receiver(self, order, target, advance, registration, fill)
                     await self._socket.download(order, receiver)
             finally:
-                link_path.unlink(missing_ok=True)
+                target.clear_link_path(link_path)
             receiver.ended()
             fill.outcome = COMPLETE
 
@@ -275,7 +275,7 @@ class _Receiver:
         self._ahead: dict[int, int] = {}
         """Pieces that have come before what lies before them: start to stop."""
 
-    def started(self, started: Started) -> None:
+    async def started(self, started: Started) -> None:
         order = self._order
         if started.size_bytes != order.size_bytes:
             raise BadReply(
@@ -284,7 +284,7 @@ class _Receiver:
         if not order.task.is_proved_by(started.task_id):
             raise VersionUnbound(f"{order.name}: dfdaemon answered with another task than this version's")
         try:
-            self._target.adopt_link(order.link_path)
+            await self._target.adopt_link(order.link_path)
         except OSError as error:
             raise self._handover.link_failed(order, error) from error
 

@@ -1,6 +1,11 @@
 """Judges the head of a reply to a GET for a range of one object version: these bytes, or which error. Pure.
 
-Never believes a reply: status, Content-Range, total size, length, encoding and validator must all fit what was asked.
+Believes no reply that does not prove its version. The proof is the strong validator that the listing showed: the `ETag`, or on Google
+Cloud Storage `x-goog-generation`. Every provider sends it with each 200 and 206 (docs/clouds.md has the pages that say so); a page of a
+captive portal, a gateway or a load balancer does not. dfdaemon passes on the header that the origin gave it, so its replies carry the proof
+too, beside the task's id, which the fetcher compares. Beyond the proof status, Content-Range, total size, length and encoding must all fit
+the request.
+
 Used by `Fetcher` for origins and proxies alike.
 """
 
@@ -16,7 +21,7 @@ from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.origins.encryption import undecryptable
 from d7yfs.origins.request_id import request_id
 
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 _EXPIRED_CODES = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
 """S3 says 400 to a session token that has ended."""
 _BUSY_CODES = {"RequestTimeout", "SlowDown"}
@@ -38,12 +43,14 @@ def check_head(
 
     `headers` has lower-case names. `name` is how people know the object (`s3://bucket/key`). Accepts 206, and 200 where Content-Range says
     the same (rclone, dfdaemon before 1.3.11) or where the whole object was asked for. RFC 9110, 14.4 and 15.3.7.
+
+    Raises OriginUnavailable for a reply without proof: something else than the store has answered. Raises VersionGone for the proof of
+    another version, and BadReply where the proof is right and the rest contradicts the request.
     """
     if status not in (200, 206):
         raise error_of(status, headers, name=name, body=error_body)
-    stored_coding = _coding(headers, "x-goog-stored-content-encoding")
-    if stored_coding and not _coding(headers, "content-encoding") and "content-length" not in headers:
-        raise BadReply(f"{name}: is stored as {stored_coding[:40]!r}, and the server decoded it on the way")
+    _check_proof(headers, version, name)
+    _check_coding(headers, version, name)
     content_range = headers.get("content-range")
     if content_range is not None:
         match = _CONTENT_RANGE.fullmatch(content_range.strip())
@@ -58,22 +65,67 @@ def check_head(
         raise BadReply(f"{name}: 206 without Content-Range")
     elif wanted != version.whole:
         raise BadReply(
-            f"{name}: asked for {wanted}, got the whole object", hint="the server ignores Range; it cannot be mounted"
+            f"{name}: asked for {wanted}, got the whole object",
+            hint="the server ignores Range; it cannot be mounted",
+            lasting=True,
         )
     length = headers.get("content-length")
     if length is not None and length.strip() != str(wanted.size):
         raise BadReply(f"{name}: asked for {wanted.size} bytes, the reply announces {length[:20]}")
-    etag = headers.get("etag")
-    if etag and version.validator.startswith('"') and _opaque_tag(etag) != _opaque_tag(version.validator):
-        raise VersionGone(f"{name}: was replaced (the server sent version {etag[:80]})")
-    generation = headers.get("x-goog-generation")
-    if generation and version.validator.isdecimal() and generation != version.validator:
-        raise VersionGone(f"{name}: was replaced (the server sent generation {generation[:20]})")
+
+
+def _check_proof(headers: Mapping[str, str], version: ObjectVersion, name: str) -> None:
+    """Return if the reply carries the validator of `version`, by strong comparison (RFC 9110, 8.8.3.2)."""
+    validator = version.validator
+    if not is_strong(validator):
+        raise BadReply(
+            f"{name}: the store lists it without a strong ETag, so the bytes of its versions cannot be told apart",
+            hint="it cannot be read through a mount",
+            lasting=True,
+        )
+    kind, header = ("generation", "x-goog-generation") if validator.isdecimal() else ("ETag", "etag")
+    sent = headers.get(header, "").strip()
+    if sent and _opaque_tag(sent) != _opaque_tag(validator):
+        raise VersionGone(f"{name}: was replaced (the server sent {kind} {sent[:80]})")
+    if not sent:
+        raise OriginUnavailable(
+            f"{name}: the reply has no {kind}, so it is not the store's",
+            hint="does a captive portal, a gateway or a load balancer answer in its place?",
+        )
+    if sent.startswith("W/"):
+        raise OriginUnavailable(
+            f"{name}: the reply has a weak ETag, which does not prove its bytes",
+            hint="a proxy that changes replies on the way (compression?) weakens ETags",
+        )
+
+
+def proves(headers: Mapping[str, str], version: ObjectVersion) -> bool:
+    """True if the head carries the validator of `version`, whatever else it says."""
+    try:
+        _check_proof(headers, version, "")
+    except D7yfsError:
+        return False
+    return True
+
+
+def is_strong(validator: str) -> bool:
+    """True if a listing's validator tells a version's bytes from all others: a generation, or a strong ETag that is not empty."""
+    return validator.isdecimal() or (not validator.startswith("W/") and bool(_opaque_tag(validator)))
+
+
+def _check_coding(headers: Mapping[str, str], version: ObjectVersion, name: str) -> None:
+    """Return if the body is the bytes as they are stored, whatever coding they were stored in."""
+    stored_coding = _coding(headers, "x-goog-stored-content-encoding")
     coding = _coding(headers, "content-encoding")
-    if coding and (length is None or version.validator not in (etag, generation)):
+    if stored_coding and not coding and "content-length" not in headers:
+        raise BadReply(
+            f"{name}: is stored as {stored_coding[:40]!r}, and the server decoded it on the way", lasting=True
+        )
+    sent = (headers.get("etag"), headers.get("x-goog-generation"))
+    if coding and ("content-length" not in headers or version.validator not in sent):
         # Stores hand out the Content-Encoding that an object was stored with, and the bytes as stored: those have the listed size and the
-        # strong ETag, or the generation. Whoever compresses on the way weakens the ETag and leaves out or changes the length.
-        raise BadReply(f"{name}: the reply is encoded as {coding[:40]!r}, which was not asked for")
+        # strong ETag, or the generation. A server that compresses on the way weakens the ETag and leaves out or changes the length.
+        raise BadReply(f"{name}: the reply is encoded as {coding[:40]!r}, which was not asked for", lasting=True)
 
 
 def error_of(status: int, headers: Mapping[str, str], *, name: str, body: bytes = b"") -> D7yfsError:

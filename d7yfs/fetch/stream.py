@@ -76,14 +76,13 @@ class StreamFiller:
             self._direct.request(wanted, ahead)
             return
         self._note(ahead)
-        if not self._target.keeps:
-            for piece in wanted.split(MAX_DIRECT_BYTES):
-                step = self._ranged(piece, Reason.UNCACHED)
-                self._fetch(step if step.direct else Plan(proxied=piece, reason=step.reason))
-            return
         for run in self._target.missing(wanted):
             for missing in run.split(MAX_DIRECT_BYTES):
-                self._bring(missing)
+                if self._target.keeps:
+                    self._bring(missing)
+                else:
+                    step = self._ranged(missing, Reason.UNCACHED)
+                    self._fetch(step if step.direct else Plan(proxied=missing, reason=step.reason))
 
     def _bring(self, missing: ByteRange) -> None:
         step = plan(
@@ -205,7 +204,7 @@ class StreamFiller:
         sign, patient = 0, True
         while running.position < running.wanted.stop and not leases.take_stream():
             now = trio.current_time()
-            last, sign = sign, leases.written_to(running.position)
+            last, sign = sign, await leases.written_to(running.position)
             if sign != last:
                 seen_at = now
             elif now - seen_at >= turns.PATIENCE_S:
@@ -344,6 +343,10 @@ class _StreamSink:
             raise _NoRoom("no room to keep the rest")
         self._running.advance(offset + len(data))
         await self._target.write(offset, data)
+
+    def retract(self, wanted: ByteRange) -> int:
+        self._running.position = self._target.retract(wanted)
+        return self._running.position
 
 
 class _Running:

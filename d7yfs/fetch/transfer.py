@@ -18,11 +18,19 @@ FALLBACK = "fallback"
 """The reason of bytes that a proxy was to bring."""
 
 
+SEAM_BYTES = 4096
+"""How much is asked for again where a transfer goes on after a cut. TCP keeps bytes in order and whole, but a relay in the middle may lose
+some and go on; then all that follows is shifted, and the body ends too soon."""
+
+
 class Sink(Protocol):
     """Where bytes go."""
 
     async def write(self, offset: int, data: memoryview) -> None:
         """Take `data`, which is lent until this returns; calls of one transfer follow each other without a gap, or repeat themselves."""
+
+    def retract(self, wanted: ByteRange) -> int:
+        """What was written of `wanted` is not to be believed. Returns the offset, at or before its start, from which to write again."""
 
 
 class Urgency:
@@ -49,6 +57,8 @@ class Transfer:
 
     __slots__ = (
         "_expected_since",
+        "_proved_to",
+        "_tail",
         "_writing",
         "last_progress",
         "on_first_byte",
@@ -89,11 +99,30 @@ class Transfer:
         self.position = wanted.start
         self.last_progress = self._expected_since = trio.current_time()
         self._writing = False
+        self._tail = bytearray()
+        self._proved_to = wanted.start
+
+    @property
+    def seam(self) -> bytes:
+        """The last bytes that have come, which the next attempt compares first. Empty while there is nothing to prove."""
+        return bytes(self._tail) if self.position > self._proved_to else b""
 
     @property
     def rest(self) -> ByteRange:
-        """What is still to come."""
-        return ByteRange(self.position, self.wanted.stop)
+        """What the next attempt asks for: what is still to come, and the seam before it."""
+        return ByteRange(self.position - len(self.seam), self.wanted.stop)
+
+    def proved(self) -> None:
+        """All that has come so far is right: another connection has brought the same bytes at its end."""
+        self._proved_to = self.position
+
+    def retract(self) -> ByteRange:
+        """Give back what has come and is not proved; returns it. The transfer goes on before it."""
+        unproved = ByteRange(self._proved_to, self.position)
+        if unproved and self.position < self.wanted.stop:
+            self.position = self._proved_to = max(self.sink.retract(unproved), self.wanted.start)
+            self._tail.clear()
+        return unproved
 
     def ask(self, proxy: Proxy) -> None:
         """`proxy` is asked now."""
@@ -120,3 +149,5 @@ class Transfer:
             self._writing = False
             self._expected_since = trio.current_time()  # more is wanted from now on
         self.position += len(data)
+        self._tail += data[-SEAM_BYTES:]
+        del self._tail[:-SEAM_BYTES]

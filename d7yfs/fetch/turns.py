@@ -62,7 +62,8 @@ class Turns:
                     continue
                 if not waiting:
                     return  # another has brought the last of it since we looked
-                last, sign = sign, (sum(each.size for each in waiting), leases.written_to(waiting[0].start))
+                written_to = await leases.written_to(waiting[0].start)
+                last, sign = sign, (sum(each.size for each in waiting), written_to)
                 now = trio.current_time()
                 if sign != last:
                     seen_at = now

@@ -95,7 +95,7 @@ class Verifier:
         version, suspects = target.version, self._fetcher.suspects
         known = version.identity in suspects
         suspects.add(version.identity)
-        target.mismatched(strike_out=not known)
+        await target.mismatched(strike_out=not known)
         if known:
             log.error("%s, again: kept as it is, for fetching it a third time would not help", said, extra=facts)
             return

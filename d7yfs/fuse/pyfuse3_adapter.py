@@ -289,6 +289,7 @@ class Adapter(pyfuse3.Operations):
         for value in values.values():
             value.entry_timeout = entry_timeout_s
         revalidates = self._filesystem.revalidates(directory)
+        told: list[int] = []
         for index, name, node in entries:
             value = values[node.is_directory]
             if revalidates is not None:
@@ -299,10 +300,13 @@ class Adapter(pyfuse3.Operations):
             else:
                 _show(node, value, now)
             if not pyfuse3.readdir_reply(token, FileNameT(os.fsencode(name)), value, index + 3):
-                return
+                break
             if not isinstance(node, Unseen):
-                # READDIRPLUS counts as a lookup of every entry that fitted and has attributes.
-                self._filesystem.tree.remember(node.inode)
+                told.append(node.inode)
+        # READDIRPLUS counts as a lookup of every entry that fitted and has attributes.
+        # Counted here and not above: of a reply that fails midway the kernel gets no entry.
+        for inode in told:
+            self._filesystem.tree.remember(inode)
 
     @_answered
     async def releasedir(self, fh: FileHandleT) -> None:
@@ -315,7 +319,7 @@ class Adapter(pyfuse3.Operations):
         if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
             raise FUSEError(errno.EROFS)
         # An inode is one version for ever, so what the kernel has cached of it is right for ever.
-        return FileInfo(fh=FileHandleT(self._filesystem.open(inode)), keep_cache=True)
+        return FileInfo(fh=FileHandleT(await self._filesystem.open(inode)), keep_cache=True)
 
     @_answered
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
@@ -355,7 +359,7 @@ class Adapter(pyfuse3.Operations):
         if not self._appearance.xattr:
             raise FUSEError(errno.ENOSYS)  # the kernel never asks again
         node = self._filesystem.tree.get(inode)
-        value = self._described(node).get(bytes(name), b"")
+        value = (await self._described(node)).get(bytes(name), b"")
         if name == _TASK_ID:
             # Not among the others, because it may take a signature, or a request for the version's id.
             value = (await self._filesystem.task_id(node)).encode()
@@ -368,11 +372,11 @@ class Adapter(pyfuse3.Operations):
         if not self._appearance.xattr:
             raise FUSEError(errno.ENOSYS)
         node = self._filesystem.tree.get(inode)
-        names = [*self._described(node), *([_TASK_ID] if await self._filesystem.task_id(node) else [])]
+        names = [*await self._described(node), *([_TASK_ID] if await self._filesystem.task_id(node) else [])]
         return [XAttrNameT(name) for name in names]
 
-    def _described(self, node: Node) -> dict[bytes, bytes]:
-        described = self._filesystem.describe(node)
+    async def _described(self, node: Node) -> dict[bytes, bytes]:
+        described = await self._filesystem.describe(node)
         return {XATTR_PREFIX + name.encode(): value.encode() for name, value in described.items()}
 
     # --- what would write ---

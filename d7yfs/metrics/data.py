@@ -146,6 +146,11 @@ def cache(kept: Status) -> Iterator[Metric]:
     """What the cache directory holds, and what became of reads."""
     yield GaugeMetricFamily("d7yfs_cache_bytes", "What the cache directory takes on disk", kept["used_bytes"])
     yield GaugeMetricFamily("d7yfs_cache_limit_bytes", "What it may take", kept["limit_bytes"])
+    yield GaugeMetricFamily(
+        "d7yfs_cache_disk_stalled_seconds",
+        "For how long the cache's disk has not answered, 0 while it does",
+        kept["disk_stalled_s"],
+    )
     yield from plain(GaugeMetricFamily, "d7yfs_cache_", _CACHE, kept)
     yield from plain(CounterMetricFamily, "d7yfs_cache_", _CACHE_COUNTERS, kept)
 

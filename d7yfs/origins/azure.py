@@ -23,10 +23,11 @@ from urllib.parse import quote, urlencode, urlsplit
 from azure.core.credentials import TokenCredential
 from cachetools import LRUCache, TLRUCache
 
+from d7yfs.config.place import azure_account_url
 from d7yfs.config.schema import Anonymous, Credentials, RepositoryConfig
 from d7yfs.config.url import AZURE_SUFFIX, normal_endpoint
 from d7yfs.errors import BadReply, ConfigError, D7yfsError, NotFound, OriginUnavailable
-from d7yfs.objects import ListingPage, ObjectVersion
+from d7yfs.objects import ListingPage, ObjectVersion, StoreIdentity
 from d7yfs.origins.azure_credentials import Grant, access_for
 from d7yfs.origins.azure_errors import is_no_directory, refused, unreachable
 from d7yfs.origins.azure_listing import ARCHIVE_TIER, http_date_ns, is_directory, parse, quoted
@@ -78,7 +79,7 @@ class AzureOrigin:
             self._endpoint_url = endpoint_url and normal_endpoint(endpoint_url)
         except ValueError as error:
             raise ConfigError(f"as://{account}/{container}: the endpoint URL {error}") from None
-        self._account_url = _account_url(account, self._endpoint_url, endpoint_suffix or AZURE_SUFFIX)
+        self._account_url = azure_account_url(account, self._endpoint_url, endpoint_suffix or AZURE_SUFFIX)
         self._container_url = f"{self._account_url}/{container}"
         self._credentials = credentials
         self._pin_versions = pin_versions
@@ -115,9 +116,9 @@ class AzureOrigin:
         return "as://" + "/".join(part for part in (self._endpoint_url, self._account, self._container) if part)
 
     @property
-    def identity(self) -> str:
-        """Scheme, the account's address, and container."""
-        return f"as {self._account_url} {self._container}"
+    def identity(self) -> StoreIdentity:
+        """The account's address is the endpoint."""
+        return StoreIdentity("as", self._account_url, self._container, self._account)
 
     async def list(self, prefix: str, *, delimiter: str = "/", token: str = "", page_size: int = 1000) -> ListingPage:
         """One List Blobs, with metadata: without it directory stubs cannot be told from files."""
@@ -307,16 +308,6 @@ class AzureOrigin:
     def _subject(self, key: str) -> str:
         subject = f"as://{self._account}/{self._container}"
         return f"{subject}/{key}" if key else subject
-
-
-def _account_url(account: str, endpoint_url: str, suffix: str) -> str:
-    """Where the account's containers are: its own host, or its name as the last part of the endpoint's path."""
-    if not endpoint_url:
-        return f"https://{account}.blob.{suffix}"
-    parts = urlsplit(endpoint_url)
-    if parts.netloc.startswith(f"{account}.") or parts.path.endswith(f"/{account}"):
-        return endpoint_url
-    return f"{endpoint_url}/{account}"
 
 
 def _joined(*queries: str) -> str:

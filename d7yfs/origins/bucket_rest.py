@@ -24,8 +24,9 @@ from urllib.parse import quote, urlsplit
 
 from cachetools import TLRUCache
 
+from d7yfs.config.place import endpoint_name, provider_domain
 from d7yfs.errors import AccessDenied, BadReply, D7yfsError, NotFound
-from d7yfs.objects import ListingPage, ObjectVersion
+from d7yfs.objects import ListingPage, ObjectVersion, StoreIdentity
 from d7yfs.origins.access_keys import AccessKeys
 from d7yfs.origins.origin import Checksums, ReadRequest
 from d7yfs.origins.refusal import Call, Vocabulary, refusal, xml_code
@@ -164,9 +165,9 @@ class BucketRest(ABC):
         return f"{self.scheme}://" + (f"{self._shown_endpoint}/" if self._shown_endpoint else "") + self._address.bucket
 
     @property
-    def identity(self) -> str:
-        """Scheme, provider's domain or endpoint, and bucket: a provider's bucket is the same at all of its endpoints."""
-        return f"{self.scheme} {self._domain() or self._address.endpoint_url} {self._address.bucket}"
+    def identity(self) -> StoreIdentity:
+        """A provider's bucket is the same at all endpoints of its domain."""
+        return StoreIdentity(self.scheme, endpoint_name(self.scheme, self._address.endpoint_url), self._address.bucket)
 
     async def list(self, prefix: str, *, delimiter: str = "/", token: str = "", page_size: int = 1000) -> ListingPage:
         """One page; times are cut to seconds, as HEAD gives them."""
@@ -321,7 +322,7 @@ class BucketRest(ABC):
 
     def _go_to(self, host: str) -> bool:
         """Whether `host` is another endpoint of the same provider; then requests go there from now on."""
-        domain = self._domain()
+        domain = provider_domain(self.scheme, self._address.endpoint_url)
         host = host.lower().removeprefix(f"{self._address.bucket}.")
         if not domain or host == self._address.host or not host.endswith(f".{domain}"):
             return False
@@ -331,10 +332,6 @@ class BucketRest(ABC):
         self._moved(self._address)
         self._signed.clear()
         return True
-
-    @abstractmethod
-    def _domain(self) -> str:
-        """The provider's domain that its endpoints are in (`aliyuncs.com`); empty for an endpoint of somebody else's."""
 
     def _subject(self, key: str) -> str:
         return f"{self.scheme}://{self._address.bucket}" + (f"/{key}" if key else "")

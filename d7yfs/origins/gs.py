@@ -27,9 +27,10 @@ from urllib.parse import quote
 from cachetools import TLRUCache
 from pydantic import SecretStr
 
+from d7yfs.config.place import GS_ENDPOINT, endpoint_name
 from d7yfs.config.schema import Anonymous, Credentials, CredentialsFile, ProviderChain, RepositoryConfig, StaticKeys
 from d7yfs.errors import AccessDenied, BadReply, ConfigError, D7yfsError, NotFound
-from d7yfs.objects import ListingPage, ObjectVersion
+from d7yfs.objects import ListingPage, ObjectVersion, StoreIdentity
 from d7yfs.origins import gs_json, gs_xml
 from d7yfs.origins.gs_api import Api
 from d7yfs.origins.gs_credentials import GoogleCredentials, Held
@@ -40,7 +41,6 @@ from d7yfs.origins.refusal import Call
 from d7yfs.origins.rest import Reply, Rest
 from d7yfs.trust import ca_file, ssl_context
 
-ENDPOINT = "https://storage.googleapis.com"
 IAM_ENDPOINT = "https://iamcredentials.googleapis.com"
 ACCESS_ID_VARIABLE = "GS_ACCESS_KEY_ID"
 SECRET_VARIABLE = "GS_SECRET_ACCESS_KEY"  # noqa: S105 - the name of a variable
@@ -79,7 +79,7 @@ class GsOrigin:
         """
         self._bucket = bucket
         self._source = credentials
-        self._endpoint_url = endpoint_url or ENDPOINT
+        self._endpoint_url = endpoint_url or GS_ENDPOINT
         self._iam_endpoint_url = iam_endpoint_url
         self._pays = requester_pays or bool(billing_project)
         self._billing_project = billing_project
@@ -138,9 +138,9 @@ class GsOrigin:
         return f"gs://{self._bucket}" if self._is_googles else f"gs://{self._endpoint_url}/{self._bucket}"
 
     @property
-    def identity(self) -> str:
-        """Scheme, endpoint and bucket."""
-        return f"gs {'google' if self._is_googles else self._endpoint_url} {self._bucket}"
+    def identity(self) -> StoreIdentity:
+        """Google is one endpoint, by whichever API."""
+        return StoreIdentity("gs", endpoint_name("gs", self._endpoint_url), self._bucket)
 
     async def list(self, prefix: str, *, delimiter: str = "/", token: str = "", page_size: int = 1000) -> ListingPage:
         """One page."""
@@ -317,7 +317,7 @@ class GsOrigin:
 
     @property
     def _is_googles(self) -> bool:
-        return self._endpoint_url == ENDPOINT
+        return self._endpoint_url == GS_ENDPOINT
 
     def _unreadable(self, error: Exception, key: str) -> BadReply:
         what = f"the reply leaves out {error}" if isinstance(error, KeyError) else "what answers is not Cloud Storage"

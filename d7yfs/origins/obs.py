@@ -10,13 +10,13 @@ Listings are asked for by marker: the newer ones by token are not in every priva
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, Self
 
 from d7yfs.checksum import plain_md5
+from d7yfs.config.place import OBS_DOMAIN, OBS_HOST
 from d7yfs.config.schema import Credentials, RepositoryConfig
 from d7yfs.config.url import normal_endpoint
 from d7yfs.errors import ConfigError
@@ -28,12 +28,6 @@ from d7yfs.origins.renewal import Renewal
 from d7yfs.origins.rest import Rest
 from d7yfs.origins.xml_listing import XmlListing
 from d7yfs.trust import ssl_context
-
-_DEFAULT_DOMAIN = "myhuaweicloud.com"
-_OWN = re.compile(
-    r"obs(?:\.(?P<region>[a-z0-9]+(?:-[a-z0-9]+)+)|(?=\.myhuaweicloud\.com))\.(?P<domain>[a-z0-9-]+(?:\.[a-z0-9-]+)+)"
-)
-"""An endpoint of OBS's: a region's, or the global one, which sends on to the bucket's region."""
 
 
 class ObsOrigin(BucketRest):
@@ -116,7 +110,7 @@ class ObsOrigin(BucketRest):
 
     def describe(self) -> dict[str, str]:
         """Endpoint, region and where the credentials were found, as far as it has looked."""
-        named = _OWN.fullmatch(self._address.host)
+        named = OBS_HOST.fullmatch(self._address.host)
         return {**super().describe(), "region": (named and named["region"]) or self._configured_region or "not named"}
 
     def _listing_query(self, token: str) -> dict[str, str]:
@@ -129,10 +123,6 @@ class ObsOrigin(BucketRest):
 
     def _moved(self, address: Address) -> None:
         """OBS signs for no region."""
-
-    def _domain(self) -> str:
-        named = _OWN.fullmatch(self._address.host)
-        return named["domain"] if named else ""
 
     def _md5(self, headers: Mapping[str, str]) -> str | None:
         """The ETag of a simple upload is its MD5, unless keys of KMS or the customer's encrypt the object."""
@@ -148,7 +138,7 @@ class ObsOrigin(BucketRest):
 def _endpoint(subject: str, region: str, domain: str, environ: Mapping[str, str]) -> str:
     """The region's endpoint, else what OBS_ENDPOINT names. Raises ConfigError where nothing says it."""
     if region:
-        return f"https://obs.{region}.{domain or _DEFAULT_DOMAIN}"
+        return f"https://obs.{region}.{domain or OBS_DOMAIN}"
     hint = 'set region = "cn-north-4" or the like, or endpoint_url (OBS_ENDPOINT)'
     named = environ.get("OBS_ENDPOINT", "")
     if not named:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from d7yfs.objects import ListingPage, ObjectVersion
+from d7yfs.objects import ListingPage, ObjectVersion, StoreIdentity
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -50,8 +50,8 @@ class Origin(Protocol):
         """How people name it, without secrets: `s3://bucket`, or `s3://http://host:port/bucket`."""
 
     @property
-    def identity(self) -> str:
-        """Names the store behind this origin for cache keys and Dragonfly tasks: scheme, endpoint, bucket; equal on all hosts."""
+    def identity(self) -> StoreIdentity:
+        """The store behind this origin, for cache keys and Dragonfly tasks; equal on all hosts."""
 
     async def list(self, prefix: str, *, delimiter: str = "/", token: str = "", page_size: int = 1000) -> ListingPage:
         """One page of the keys under `prefix` (a key equal to `prefix` included); `delimiter=""` lists flat."""

@@ -24,7 +24,7 @@ from d7yfs.errors import ConfigError
 from d7yfs.origins.bucket_rest import Address, BucketRest, Signer
 from d7yfs.origins.hmac_sha1_signing import OSS_V1
 from d7yfs.origins.oss_credentials import OssCredentials
-from d7yfs.origins.oss_endpoint import domain_of, endpoint, plain_region, region_of
+from d7yfs.origins.oss_endpoint import endpoint, plain_region, region_of
 from d7yfs.origins.oss_signing import SignerV4
 from d7yfs.origins.refusal import Vocabulary
 from d7yfs.origins.renewal import Renewal
@@ -147,9 +147,6 @@ class OssOrigin(BucketRest):
     def _moved(self, address: Address) -> None:
         self._region = region_of(address.endpoint_url) or self._region
         self._signer = self._signer_for(self._region)
-
-    def _domain(self) -> str:
-        return domain_of(self._address.endpoint_url)
 
     def _md5(self, headers: Mapping[str, str]) -> str | None:
         """The ETag of a simple upload is its MD5; of encrypted ones it is said of no more than AES256."""

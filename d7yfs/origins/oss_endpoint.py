@@ -5,17 +5,13 @@ Endpoints: https://www.alibabacloud.com/help/en/oss/user-guide/regions-and-endpo
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+from d7yfs.config.place import OSS_DOMAIN, OSS_HOST
 from d7yfs.config.url import normal_endpoint
 from d7yfs.errors import ConfigError
 
-_DEFAULT_DOMAIN = "aliyuncs.com"
-_OWN = re.compile(
-    r"(?:s3\.)?oss-(?P<region>[a-z0-9-]+?)(?P<internal>-internal)?\.(?P<domain>[a-z0-9-]+(?:\.[a-z0-9-]+)+)"
-)
 _HINT = 'set region = "cn-hangzhou" or the like (OSS_REGION), or endpoint_url (OSS_ENDPOINT)'
 
 
@@ -42,7 +38,7 @@ def endpoint(
     region = region or plain_region(environ.get("OSS_REGION", ""))
     if not region:
         raise ConfigError(f"{subject}: in which region is the bucket?", hint=_HINT)
-    return f"https://oss-{region}{'-internal' if internal else ''}.{domain or _DEFAULT_DOMAIN}"
+    return f"https://oss-{region}{'-internal' if internal else ''}.{domain or OSS_DOMAIN}"
 
 
 def plain_region(text: str) -> str:
@@ -52,11 +48,5 @@ def plain_region(text: str) -> str:
 
 def region_of(endpoint_url: str) -> str:
     """The region that an endpoint of OSS's own names; empty for another and for the accelerating one."""
-    named = _OWN.fullmatch(urlsplit(endpoint_url).hostname or "")
+    named = OSS_HOST.fullmatch(urlsplit(endpoint_url).hostname or "")
     return "" if named is None or named["region"].startswith("accelerate") else named["region"]
-
-
-def domain_of(endpoint_url: str) -> str:
-    """`aliyuncs.com` of an endpoint of OSS's own; empty for another."""
-    named = _OWN.fullmatch(urlsplit(endpoint_url).hostname or "")
-    return "" if named is None else named["domain"]

@@ -31,6 +31,7 @@ import trio
 from botocore.exceptions import ClientError
 from cachetools import LRUCache, TLRUCache
 
+from d7yfs.config.place import endpoint_name
 from d7yfs.config.schema import Credentials, RepositoryConfig
 from d7yfs.errors import (
     BadReply,
@@ -40,7 +41,7 @@ from d7yfs.errors import (
     OriginUnavailable,
     VersionGone,
 )
-from d7yfs.objects import ListingPage, ObjectVersion
+from d7yfs.objects import ListingPage, ObjectVersion, StoreIdentity
 from d7yfs.origins.http_time import date_of
 from d7yfs.origins.origin import Checksums, ReadRequest
 from d7yfs.origins.s3_checksum import recorded
@@ -177,9 +178,9 @@ class S3Origin:
         return f"s3://{self._endpoint_url}/{self._bucket}" if self._endpoint_url else f"s3://{self._bucket}"
 
     @property
-    def identity(self) -> str:
-        """Scheme, endpoint and bucket; AWS is one endpoint, whatever the region."""
-        return f"s3 {self._endpoint_url or 'aws'} {self._bucket}"
+    def identity(self) -> StoreIdentity:
+        """AWS is one endpoint, whatever the region."""
+        return StoreIdentity("s3", endpoint_name("s3", self._endpoint_url), self._bucket)
 
     async def list(self, prefix: str, *, delimiter: str = "/", token: str = "", page_size: int = 1000) -> ListingPage:
         """One ListObjectsV2. Keys that are not UTF-8 come with U+FFFD and cannot be read; times are cut to seconds, as

@@ -23,6 +23,7 @@ from d7yfs.config.schema import Anonymous, Credentials, Profile, StaticKeys
 from d7yfs.config.url import normal_endpoint
 from d7yfs.errors import ConfigError
 from d7yfs.origins.s3_credentials import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, Keys, confine, proxies
+from d7yfs.origins.s3_reply_head import refuse_cut_heads
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -31,6 +32,8 @@ LISTING = "Listing"
 """In botocore's reply to ListObjectsV2: the listing as it came, see `_keep_listing`."""
 
 _DEFAULT_REGION = "us-east-1"
+
+refuse_cut_heads()
 
 _SERVICE_MODELS = create_loader()
 """botocore's parsed description of S3, shared: it costs each session of its own 12 MiB and 50 ms."""

@@ -10,10 +10,12 @@ import difflib
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 
 from d7yfs.errors import AccessDenied, D7yfsError, NotFound
 from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.origins.origin import Origin
+from d7yfs.origins.patience import ask_again
 
 _NEAREST = 5
 _PAGES = 3
@@ -75,7 +77,7 @@ async def list_all(
     """Every page of a listing in order; close it (`contextlib.aclosing`) when you leave early."""
     token = ""
     while True:
-        page = await origin.list(prefix, delimiter=delimiter, token=token, page_size=page_size)
+        page = await ask_again(partial(origin.list, prefix, delimiter=delimiter, token=token, page_size=page_size))
         yield page
         token = page.next_token
         if not token:

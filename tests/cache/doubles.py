@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar, cast
 
 import trio
 
 from d7yfs.cache.backing import BackingFile
 from d7yfs.cache.budget import MemoryBudget
-from d7yfs.cache.directory import CacheDirectory
+from d7yfs.cache.directory import TRIES, CacheDirectory, VersionFiles
+from d7yfs.cache.disk import Disk, _Call
 from d7yfs.cache.filler import FillTarget
-from d7yfs.cache.pace import Pace
-from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
+from d7yfs.cache.linked import LinkedStore
+from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion, StoreIdentity
 
-ORIGIN = "s3 http://127.0.0.1:9 models"
+T = TypeVar("T")
+
+ORIGIN = StoreIdentity("s3", "http://127.0.0.1:9", "models")
 MIB = 1 << 20
 BOOT = 0x5EED
 
@@ -46,9 +52,78 @@ def directory(path: Path, *, size_limit_bytes: int = 1 << 40, min_free_bytes: in
     return made
 
 
-def steady_pace() -> Pace:
-    """That of a disk which is never slow: no write is made in a worker thread, for which a mock clock would not wait."""
-    return Pace(clock=lambda: 0.0)
+class OpenedDirectory(CacheDirectory):
+    """Knows which files it has handed out, so that a kill can take their descriptors away."""
+
+    def __init__(self, path: Path, size_limit_bytes: int) -> None:
+        super().__init__(path, size_limit_bytes=size_limit_bytes, min_free_bytes=0)
+        self.opened: set[OpenedFiles] = set()
+
+    def open(self, store: StoreIdentity, version: ObjectVersion, *, tries: int = TRIES) -> VersionFiles:
+        files = super().open(store, version, tries=tries)
+        return OpenedFiles(self, *(getattr(files, field.name) for field in fields(files)))
+
+    def bury(self) -> None:
+        """What a SIGKILL does to files: descriptors and locks are gone at once. The numbers stay taken until they are closed."""
+        grave = os.memfd_create("grave")
+        for files in self.opened:
+            for descriptor in (files.data_fd, files.map_fd):
+                os.dup2(grave, descriptor, inheritable=False)
+        os.close(grave)
+
+
+class OpenedFiles(VersionFiles):
+    __hash__ = object.__hash__
+
+    def __init__(self, directory: OpenedDirectory, *values: object) -> None:
+        super().__init__(*values)  # type: ignore[arg-type]
+        self._directory = directory
+        directory.opened.add(self)
+
+    def close(self) -> None:
+        self._directory.opened.remove(self)
+        super().close()
+
+
+class PromptDisk(Disk):
+    """A disk that answers at once: nothing is done in a worker thread, for which a mock clock would not wait."""
+
+    is_prompt = True
+
+    def __init__(self) -> None:
+        super().__init__(clock=lambda: 0.0)
+
+    async def _run(self, call: Callable[[], T], made: _Call[T]) -> T:
+        try:
+            return call()
+        finally:
+            self._let_go(made)
+
+    def soon(self, call: Callable[[], object]) -> None:
+        call()
+
+    def behind(self, call: Callable[[], object]) -> None:
+        call()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """A mock clock jumps whenever all tasks wait, if only for a thread: keep it from that while one works, and let time pass else."""
+    threads = trio.to_thread.current_default_thread_limiter()
+    with trio.fail_after(10_000):
+        while not condition():  # a thread's work has no event
+            if threads.borrowed_tokens:
+                await trio.lowlevel.checkpoint()
+            else:
+                await trio.sleep(0.1)
+
+
+def at_once(coroutine: Coroutine[object, object, T]) -> T:
+    """What a coroutine returns that waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return cast("T", stop.value)
+    raise AssertionError("it waits")
 
 
 @contextmanager
@@ -70,9 +145,13 @@ def backing(
         room[0] -= size_bytes
         return True
 
+    disk = PromptDisk()
+    files = within.open(ORIGIN, of) if within else None
     file = BackingFile(
         of,
-        within.open(ORIGIN, of) if within else None,
+        files,
+        LinkedStore(files, of.size_bytes, boot_tag, disk) if files else None,
+        lane=disk.lane(),
         boot_tag=boot_tag,
         budget=budget or MemoryBudget(64 * MIB),
         take_room=take_room,

@@ -25,7 +25,7 @@ from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.presence import Block
 from d7yfs.objects import BLOCK_BYTES, ByteRange
 from tests.cache.conftest import MountTmpfs
-from tests.cache.doubles import BOOT, MIB, ORIGIN, backing, data_of, directory, fill, read, version, write
+from tests.cache.doubles import BOOT, MIB, ORIGIN, at_once, backing, data_of, directory, fill, read, version, write
 
 FILE = version(3 * MIB + 12_345)
 LATER_BOOT = BOOT + 2
@@ -566,7 +566,7 @@ def test_what_is_struck_out_is_gone_for_all_and_can_be_brought_again(tmp_path: P
     cache = directory(tmp_path)
     with backing(FILE, cache) as file:
         fill(file)
-        file.strike_out()
+        at_once(file.strike_out())
         with backing(FILE, cache) as other:
             assert set(other.presence.blocks) == {Block.ABSENT}
         assert file.presence.missing(FILE.whole) == [FILE.whole]
@@ -582,7 +582,7 @@ def test_what_cannot_be_struck_out_is_not_taken_over_again(tmp_path: Path) -> No
     with backing(FILE, cache) as file:
         fill(file)
     with backing(FILE, cache) as file, _read_only_map(file):
-        file.strike_out()
+        at_once(file.strike_out())
         assert not file.refresh(FILE.whole)
         assert file.presence.missing(FILE.whole) == [FILE.whole]
         fill(file)

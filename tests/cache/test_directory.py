@@ -8,13 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from d7yfs.cache.directory import ENTRY_BYTES, HEADER_BYTES, CacheDirectory, VersionFiles
 from d7yfs.errors import CacheUnusable
-from d7yfs.objects import ObjectVersion
+from d7yfs.objects import ObjectVersion, StoreIdentity
 from tests.cache.conftest import MountTmpfs
 from tests.cache.doubles import BOOT, MIB, ORIGIN, backing, data_of, directory, fill, version
 
@@ -22,7 +23,7 @@ FILE = version(2 * MIB + 5)
 
 
 @contextmanager
-def opened(within: CacheDirectory, of: ObjectVersion = FILE, origin: str = ORIGIN) -> Iterator[VersionFiles]:
+def opened(within: CacheDirectory, of: ObjectVersion = FILE, origin: StoreIdentity = ORIGIN) -> Iterator[VersionFiles]:
     files = within.open(origin, of)
     try:
         yield files
@@ -76,13 +77,15 @@ def test_nothing_is_made_by_asking_how_much_is_cached(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("origin", "other"),
     [
-        ("another origin", FILE),
+        (replace(ORIGIN, endpoint="https://127.0.0.1:9"), FILE),
+        (replace(ORIGIN, scheme="oss"), FILE),
+        (replace(ORIGIN, bucket="others"), FILE),
         (ORIGIN, version(FILE.size_bytes, "another key")),
         (ORIGIN, ObjectVersion(FILE.key, FILE.size_bytes, '"another etag"', 1)),
         (ORIGIN, ObjectVersion(FILE.key, FILE.size_bytes - 1, FILE.validator, 1)),
     ],
 )
-def test_another_identity_is_another_pair(tmp_path: Path, origin: str, other: ObjectVersion) -> None:
+def test_another_identity_is_another_pair(tmp_path: Path, origin: StoreIdentity, other: ObjectVersion) -> None:
     cache = directory(tmp_path)
     store(cache, FILE)
     with opened(cache, other, origin) as files:
@@ -158,7 +161,7 @@ def test_a_directory_emptied_under_us_is_made_again(tmp_path: Path) -> None:
     subprocess.run(["rm", "-r", cache.path], check=True)
     store(cache, FILE)
     assert cache.cached_bytes(ORIGIN, FILE) == FILE.size_bytes
-    assert stat.S_IMODE((cache.path / "v1").stat().st_mode) == 0o700
+    assert stat.S_IMODE((cache.path / "v2").stat().st_mode) == 0o700
 
 
 def test_a_key_too_long_for_the_map_leaves_nothing(tmp_path: Path) -> None:
@@ -275,6 +278,7 @@ def test_a_version_counts_as_used_when_it_is_closed(tmp_path: Path) -> None:
 def test_used_bytes_count_our_own_share_at_once_and_the_truth_after_a_scan(tmp_path: Path) -> None:
     cache = directory(tmp_path, size_limit_bytes=10 * MIB)
     with opened(cache) as files:
+        cache.take(files.made_bytes)
         assert cache.used_bytes == 8192
         cache.take(MIB)
         cache.take(1)
@@ -330,10 +334,10 @@ def test_a_new_directory_is_for_its_owner_alone(tmp_path: Path) -> None:
 def test_an_open_directory_of_ours_is_closed_to_others(tmp_path: Path) -> None:
     path = tmp_path / "cache"
     directory(path)
-    for each in (path, path / "v1"):
+    for each in (path, path / "v2"):
         each.chmod(0o755)
     directory(path)
-    assert [stat.S_IMODE(each.stat().st_mode) for each in (path, path / "v1")] == [0o700, 0o700]
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (path, path / "v2")] == [0o700, 0o700]
 
 
 def test_a_directory_that_others_use_is_not_closed_but_our_part_of_it_is(tmp_path: Path) -> None:
@@ -343,10 +347,10 @@ def test_a_directory_that_others_use_is_not_closed_but_our_part_of_it_is(tmp_pat
     (path / "somebody's file").touch()
     directory(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o1777
-    assert stat.S_IMODE((path / "v1").stat().st_mode) == 0o700
+    assert stat.S_IMODE((path / "v2").stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize("part", ["", "v1"])
+@pytest.mark.parametrize("part", ["", "v2"])
 def test_a_directory_of_another_user_is_refused(tmp_path: Path, part: str) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give a directory away")

@@ -12,7 +12,7 @@ import pytest
 from d7yfs.cache import inspection
 from d7yfs.cache.directory import HEADER_BYTES
 from d7yfs.cache.inspection import Map, Verdict
-from d7yfs.config.url import RepositoryUrl
+from d7yfs.config.place import Place
 from d7yfs.errors import CacheUnusable
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 from tests.cache.doubles import BOOT, MIB, ORIGIN, backing, content, data_of, directory, fill, read, version, write
@@ -76,7 +76,7 @@ def test_a_directory_that_is_not_there_or_empty_holds_nothing(tmp_path: Path) ->
 
 
 def test_a_directory_that_cannot_be_read(tmp_path: Path) -> None:
-    (tmp_path / "v1").touch()
+    (tmp_path / "v2").touch()
     with pytest.raises(CacheUnusable, match=r"cannot be read.*--cache-dir"):
         inspection.stored(tmp_path)
 
@@ -107,7 +107,9 @@ def test_what_is_no_map(header: bytes) -> None:
         ("s3://127.0.0.1:9/models", True),
         ("s3://http://127.0.0.1:9/models/a", True),
         ("s3://127.0.0.1:9/models/a/b", True),
-        ("s3://models/a", True),
+        ("s3+encoded://http:%2F%2F127.0.0.1:9/models/a", True),
+        ("s3://models/a", False),
+        ("s3+encoded://http:%2F%2F127.0.0.1:9/models/a%2F", False),
         ("s3://127.0.0.1:8/models", False),
         ("s3://127.0.0.1:9/models/a/b/c", False),
         ("s3://127.0.0.1:9/models/a/", True),
@@ -116,11 +118,7 @@ def test_what_is_no_map(header: bytes) -> None:
     ],
 )
 def test_below_a_url(place: str, lies: bool) -> None:
-    assert Map(ORIGIN, "a/b", '"x"', 5, (1, 2)).lies_in(RepositoryUrl.parse(place)) is lies
-
-
-def test_names_of_aws_have_no_endpoint() -> None:
-    assert str(Map("s3 aws models", "a/b c", '"x"', 5, (1, 2)).url) == "s3://models/a/b c"
+    assert Map(ORIGIN, "a/b", '"x"', 5, (1, 2)).lies_in(Place.parse(place)) is lies
 
 
 # --- verify ---

@@ -19,7 +19,7 @@ from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.leases import Leases
 from d7yfs.objects import ByteRange
 from tests.cache.conftest import MountTmpfs
-from tests.cache.doubles import MIB, ORIGIN, backing, directory, fill, version, write
+from tests.cache.doubles import MIB, ORIGIN, PromptDisk, backing, directory, fill, version, write
 
 FILE = version(5 * MIB + 9)
 WHOLE = FILE.whole
@@ -33,7 +33,7 @@ class Daemon:
         self.keeps = True
         files = within.open(ORIGIN, FILE)
         stack.callback(files.close)
-        self.leases = Leases(files, keeps=lambda: self.keeps, missing=self.missing)
+        self.leases = Leases(files, PromptDisk().lane(), keeps=lambda: self.keeps, missing=self.missing)
 
     def missing(self, wanted: ByteRange) -> list[ByteRange]:
         self.file.refresh(wanted)
@@ -118,7 +118,7 @@ def test_a_block_that_lands_between_the_look_and_the_lock(tmp_path: Path) -> Non
         with ExitStack() as stack:
             files = directory(tmp_path).open(ORIGIN, FILE)
             stack.callback(files.close)
-            late = Leases(files, keeps=lambda: True, missing=missing)
+            late = Leases(files, PromptDisk().lane(), keeps=lambda: True, missing=missing)
             assert late.take(mib(0, 3)) == ([mib(0, 1), mib(2, 3)], [])
 
 
@@ -130,7 +130,7 @@ def test_who_is_out_of_patience_takes_what_others_hold(tmp_path: Path) -> None:
         assert other.leases.take(mib(0, 3)) == ([], [mib(0, 3)]), "which the other holds all the same"
 
 
-def test_what_is_not_kept_is_not_leased(tmp_path: Path) -> None:
+async def test_what_is_not_kept_is_not_leased(tmp_path: Path) -> None:
     with daemons(tmp_path) as (one, other):
         one.leases.take(WHOLE)
         one.leases.take_stream()
@@ -139,12 +139,12 @@ def test_what_is_not_kept_is_not_leased(tmp_path: Path) -> None:
         assert other.leases.take_stream()
         other.leases.release(WHOLE)
         other.leases.release_stream()
-    without = Leases(None, keeps=lambda: True, missing=lambda wanted: [wanted])
+    without = Leases(None, PromptDisk().lane(), keeps=lambda: True, missing=lambda wanted: [wanted])
     assert without.take(WHOLE) == ([WHOLE], [])
     assert without.take_stream()
     without.release(WHOLE)
     without.release_stream()
-    assert without.written_to(7) == 7
+    assert await without.written_to(7) == 7
 
 
 def test_a_file_system_without_such_locks_leaves_everything_free(
@@ -160,12 +160,12 @@ def test_a_file_system_without_such_locks_leaves_everything_free(
             assert each.leases.take_stream()
 
 
-def test_writing_shows_long_before_a_block_is_whole(path: Path) -> None:
+async def test_writing_shows_long_before_a_block_is_whole(path: Path) -> None:
     with daemons(path) as (one, other):
-        assert other.leases.written_to(2 * MIB) == 2 * MIB
+        assert await other.leases.written_to(2 * MIB) == 2 * MIB
         fill_head(one.file, 2, 300_000)
-        assert 2 * MIB < other.leases.written_to(2 * MIB) < 3 * MIB
-        assert other.leases.written_to(0) == 0
+        assert 2 * MIB < (await other.leases.written_to(2 * MIB)) < 3 * MIB
+        assert await other.leases.written_to(0) == 0
 
 
 def fill_head(file: BackingFile, index: int, size_bytes: int) -> None:

@@ -19,7 +19,7 @@ from d7yfs.cache.linked import LinkFailed, shed_copies
 from d7yfs.cache.presence import Block
 from d7yfs.checksum import crc32c_of_blocks
 from d7yfs.objects import ByteRange
-from tests.cache.doubles import BOOT, MIB, ORIGIN, backing, bytes_of, data_of, directory, fill, read, version
+from tests.cache.doubles import BOOT, MIB, ORIGIN, at_once, backing, bytes_of, data_of, directory, fill, read, version
 
 FILE = version(9 * MIB + 5)
 FIRST, LAST = ByteRange(0, 4 * MIB), ByteRange(8 * MIB, FILE.size_bytes)
@@ -42,7 +42,7 @@ def link(file: BackingFile, store: Path) -> None:
     path = file.new_link_path()
     assert path is not None
     path.hardlink_to(store)
-    file.adopt_link(path)
+    at_once(file.adopt_link(path))
 
 
 def land(file: BackingFile, *pieces: ByteRange, check: bool = True) -> None:
@@ -60,7 +60,7 @@ def linked(within: CacheDirectory, store: Path, *pieces: ByteRange, check: bool 
 
 
 def the_link(path: Path) -> Path:
-    (found,) = path.glob("v1/?/*.link")
+    (found,) = path.glob("v2/?/*.link")
     return found
 
 
@@ -109,7 +109,7 @@ def test_the_store_is_never_written(tmp_path: Path) -> None:
         link(file, store)
         land(file, FIRST)
         fill(file)
-        file.strike_out()
+        at_once(file.strike_out())
         fill(file)
     assert (store.read_bytes(), store.stat().st_mtime_ns) == before
 
@@ -150,7 +150,7 @@ def test_what_is_no_link_to_the_object(tmp_path: Path, trouble: str, number: int
         elif trouble == "symlink":
             path.symlink_to(store)
         with pytest.raises(OSError) as caught:  # noqa: PT011  # the errno is what matters
-            file.adopt_link(path)
+            at_once(file.adopt_link(path))
         assert caught.value.errno == number
         fill(file)
         assert read(file, FILE.whole) == bytes_of(FILE, FILE.whole)
@@ -319,7 +319,7 @@ def test_remains_are_cleared_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     within, store = directory(tmp_path / "c"), store_of(tmp_path, *PIECES)
     linked(within, store, *PIECES)
     the_link(tmp_path / "c").with_suffix(".map").unlink()
-    left = tmp_path / "c" / "v1" / "incoming" / "left"
+    left = tmp_path / "c" / "v2" / "incoming" / "left"
     left.hardlink_to(store)
     within.evict(1 << 40)
     assert left.exists(), "it may be on its way"
@@ -333,12 +333,12 @@ def test_remains_are_cleared_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def own_blocks(path: Path) -> int:
-    (data,) = path.glob("v1/?/*.data")
+    (data,) = path.glob("v2/?/*.data")
     return data.stat().st_blocks
 
 
 def used_at(path: Path) -> int:
-    (found,) = path.glob("v1/?/*.map")
+    (found,) = path.glob("v2/?/*.map")
     return found.stat().st_mtime_ns
 
 

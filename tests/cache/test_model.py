@@ -8,17 +8,20 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import trio
 from trio.testing import MockClock
 
 from d7yfs.cache.cache import Cache
+from d7yfs.cache.disk import Disk, DiskStalled, _Call, _Result
 from d7yfs.cache.filler import Filler, FillTarget
-from d7yfs.cache.pace import Pace
 from d7yfs.errors import OriginUnavailable
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
-from tests.cache.doubles import MIB, ORIGIN, bytes_of, data_of, directory, steady_pace, version
+from tests.cache.doubles import MIB, ORIGIN, PromptDisk, bytes_of, data_of, directory, version
+
+T = TypeVar("T")
 
 READERS = 6
 READS = 100
@@ -98,23 +101,36 @@ class UnreliableFiller:
             target.drop()
 
 
-class UnsteadyPace(Pace):
-    """Writes take their time, as in a worker thread, but in tasks, which a mock clock waits for."""
+class UnsteadyDisk(PromptDisk):
+    """Calls take their time, as in a worker thread, but in tasks, which a mock clock waits for. Some are given up and come back later."""
 
-    def __init__(self, rng: random.Random) -> None:
+    is_prompt = False
+
+    def __init__(self, rng: random.Random, nursery: trio.Nursery) -> None:
         super().__init__()
         self._rng = rng
+        self._nursery = nursery
 
-    async def write(self, store: Callable[[], None], limiter: trio.CapacityLimiter) -> None:
-        await limiter.acquire()
+    async def _run(self, call: Callable[[], T], made: _Call[T]) -> T:
+        if self._rng.random() < 0.02:
+            self._nursery.start_soon(self._come_back, call, made)
+            raise DiskStalled
         with trio.CancelScope(shield=True):
             try:
                 await self._while()
-                store()
+                result = call()
                 await self._while()
             finally:
-                limiter.release()
+                self._let_go(made)
             await self._while()  # the thread is done; the task that waited for it has not run yet
+        return result
+
+    async def _come_back(self, call: Callable[[], T], made: _Call[T]) -> None:
+        await trio.sleep(self._rng.choice([0.1, 3.0]))
+        result = _Result(call)
+        if made.late is not None and result.error is None:
+            made.late(result.value)
+        self._let_go(made)
 
     async def _while(self) -> None:
         await trio.sleep(self._rng.choice([0.0, 0.0, 0.01, 0.2]))
@@ -123,14 +139,14 @@ class UnsteadyPace(Pace):
 class Daemon:
     """One cache over the shared directory, and its readers."""
 
-    def __init__(self, path: Path, rng: random.Random, nursery: trio.Nursery, pace: Pace) -> None:
+    def __init__(self, path: Path, rng: random.Random, nursery: trio.Nursery, disk: Disk) -> None:
         self._rng = rng
         self._nursery = nursery
         self.cache = Cache(
             directory(path, size_limit_bytes=LIMIT_BYTES),
             memory_buffer_bytes=MEMORY_BYTES,
             read_timeout_s=READ_TIMEOUT_S,
-            pace=pace,
+            disk=disk,
         )
         self.reads = 0
 
@@ -141,7 +157,7 @@ class Daemon:
         rng = self._rng
         while self.reads < READERS * READS:
             of = rng.choice(FILES)
-            cached = self.cache.open(ORIGIN, of, self._new_filler)
+            cached = await self.cache.open(ORIGIN, of, self._new_filler)
             for _ in range(rng.randrange(1, 12)):
                 wanted = self._somewhere(of)
                 ahead = (
@@ -171,7 +187,7 @@ async def test_no_reader_ever_gets_a_wrong_byte(tmp_path: Path, autojump_clock: 
     rng = random.Random(seed)
     async with trio.open_nursery() as background:
         daemons = [
-            Daemon(tmp_path, rng, background, UnsteadyPace(rng) if seed % 4 >= 2 else steady_pace())
+            Daemon(tmp_path, rng, background, UnsteadyDisk(rng, background) if seed % 4 >= 2 else PromptDisk())
             for _ in range(1 + seed % 2)
         ]
         for daemon in daemons:

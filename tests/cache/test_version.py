@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import trio
@@ -16,7 +17,7 @@ from d7yfs.cache import cache as cache_module
 from d7yfs.cache.backing import BackingFile, Landing
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
-from d7yfs.cache.pace import PATIENCE_S, Pace
+from d7yfs.cache.disk import Disk, _Call
 from d7yfs.cache.presence import Block
 from d7yfs.cache.version import CachedVersion
 from d7yfs.errors import BadReply, CacheFull, OriginUnavailable, ReadTimeout, Stopped, VersionGone
@@ -26,14 +27,18 @@ from tests.cache.doubles import (
     MIB,
     ORIGIN,
     ManualFiller,
+    PromptDisk,
+    at_once,
     backing,
     bytes_of,
     data_of,
     directory,
     fill,
-    steady_pace,
+    until,
     version,
 )
+
+T = TypeVar("T")
 
 FILE = version(3 * MIB + 12_345)
 READ_TIMEOUT_S = 60.0
@@ -49,14 +54,14 @@ class Opened:
         *,
         limit_bytes: int = 1 << 40,
         memory: int = 64 * MIB,
-        pace: Pace | None = None,
+        disk: Disk | None = None,
     ) -> None:
         self.directory = directory(path, size_limit_bytes=limit_bytes)
         self.cache = Cache(
             self.directory,
             memory_buffer_bytes=memory,
             read_timeout_s=READ_TIMEOUT_S,
-            pace=pace or steady_pace(),
+            disk=disk or PromptDisk(),
         )
         self.fillers: list[ManualFiller] = []
         self.version = of
@@ -67,7 +72,7 @@ class Opened:
             self.fillers.append(ManualFiller(target))  # type: ignore[arg-type]
             return self.fillers[-1]
 
-        return self.cache.open(ORIGIN, of, new_filler)
+        return at_once(self.cache.open(ORIGIN, of, new_filler))
 
     @property
     def filler(self) -> ManualFiller:
@@ -437,12 +442,13 @@ class StuckDisk:
         self._begun = trio.Event()
         self._go_on = threading.Event()
         self._store = backing.store
+        self._token = trio.lowlevel.current_trio_token()
         monkeypatch.setattr(backing, "store", self._stuck)
 
     def _stuck(self, landings: list[Landing]) -> None:
         offset = landings[0].block.start + landings[0].offset
         self.steps.append(("begun", offset))
-        trio.from_thread.run_sync(self._begun.set)
+        self._token.run_sync_soon(self._begun.set)
         assert self._go_on.wait(FAILSAFE_S), "somebody waits for the disk who should not"
         self._store(landings)
         self.steps.append(("stored", offset))
@@ -456,24 +462,28 @@ class StuckDisk:
         self._go_on.set()
 
 
-async def slow_pace() -> Pace:
-    """That of a disk which took its time a moment ago."""
-    now_s = 0.0
+class SlowDisk(PromptDisk):
+    """Prompt until it is slow: then calls are made in threads."""
 
-    def sluggish() -> None:
-        nonlocal now_s
-        now_s += 2 * PATIENCE_S
+    slow = False
 
-    pace = Pace(clock=lambda: now_s)
-    await pace.write(sluggish, trio.CapacityLimiter(1))
-    return pace
+    @property
+    def is_prompt(self) -> bool:  # type: ignore[override]
+        return not self.slow
+
+    async def _run(self, call: Callable[[], T], made: _Call[T]) -> T:
+        if self.slow:
+            return await Disk._run(self, call, made)
+        return await super()._run(call, made)
 
 
 async def test_a_disk_that_is_slow_with_one_version_does_not_hold_up_another(
     tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Opened(tmp_path, pace=await slow_pace()) as opened:
+    slow = SlowDisk()
+    with Opened(tmp_path, disk=slow) as opened:
         other = opened.open(version(2 * MIB, "other"))
+        slow.slow = True
         await opened.fillers[1].bring(0, MIB)
         disk = StuckDisk(opened.cached.backing, monkeypatch)
         held_up = Reader(opened.cached, 0, 1000)
@@ -497,7 +507,9 @@ async def test_a_disk_that_is_slow_with_one_version_does_not_hold_up_another(
 async def test_writes_of_one_version_wait_for_each_other(
     tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Opened(tmp_path, pace=await slow_pace()) as opened:
+    slow = SlowDisk()
+    with Opened(tmp_path, disk=slow) as opened:
+        slow.slow = True
         disk = StuckDisk(opened.cached.backing, monkeypatch)
         reader = Reader(opened.cached, 5, 2 * MIB)
         await start(nursery, reader)
@@ -514,7 +526,9 @@ async def test_writes_of_one_version_wait_for_each_other(
 async def test_a_transfer_that_is_cancelled_lands_what_is_being_written_and_no_more(
     tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Opened(tmp_path, pace=await slow_pace()) as opened:
+    slow = SlowDisk()
+    with Opened(tmp_path, disk=slow) as opened:
+        slow.slow = True
         disk = StuckDisk(opened.cached.backing, monkeypatch)
         async with trio.open_nursery() as transfers:
             transfers.start_soon(opened.filler.bring, 0, MIB)
@@ -573,17 +587,6 @@ async def test_a_file_larger_than_the_cache_is_read_right_in_bounded_memory(
         nursery.cancel_scope.cancel()
 
 
-async def _until(condition: Callable[[], bool]) -> None:
-    """A mock clock jumps whenever all tasks wait, if only for a thread: keep it from that while one works, and let time pass else."""
-    threads = trio.to_thread.current_default_thread_limiter()
-    with trio.fail_after(10_000):
-        while not condition():  # a thread's work has no event
-            if threads.borrowed_tokens:
-                await trio.lowlevel.checkpoint()
-            else:
-                await trio.sleep(0.1)
-
-
 async def test_room_is_made_ahead_of_need_and_open_versions_stay(
     autojump_clock: MockClock, tmp_path: Path, nursery: trio.Nursery
 ) -> None:
@@ -595,11 +598,11 @@ async def test_room_is_made_ahead_of_need_and_open_versions_stay(
             await opened.fillers[-1].bring(0, MIB)
             other.drop()
             assert opened.directory.cached_bytes(ORIGIN, other.version) == MIB, f"no room for file {number}"
-            await _until(lambda: opened.directory.has_room(BLOCK_BYTES + 8192))
+            await until(lambda: opened.directory.has_room(BLOCK_BYTES + 8192))
         statistics = opened.cache.statistics()
         assert statistics.evicted_files >= 20
         assert statistics.disk_bytes_written == 41 * MIB
-        assert opened.cache.cached_bytes(ORIGIN, version(MIB, "file 39")) == MIB
+        assert await opened.cache.cached_bytes(ORIGIN, [version(MIB, "file 39")]) == [MIB]
         assert opened.directory.cached_bytes(ORIGIN, version(MIB, "open")) == MIB
         nursery.cancel_scope.cancel()
 
@@ -609,15 +612,15 @@ async def test_room_is_made_when_the_disk_not_the_limit_is_short(
 ) -> None:
     cache_directory = CacheDirectory(mount_tmpfs(16 * MIB), size_limit_bytes=20 * MIB, min_free_bytes=8 * MIB)
     cache_directory.prepare()
-    cache = Cache(cache_directory, memory_buffer_bytes=0, read_timeout_s=READ_TIMEOUT_S, pace=steady_pace())
+    cache = Cache(cache_directory, memory_buffer_bytes=0, read_timeout_s=READ_TIMEOUT_S, disk=PromptDisk())
     nursery.start_soon(cache.run)
     for number in range(20):
         file = version(MIB, f"file {number}")
-        cached = cache.open(ORIGIN, file, ManualFiller)
+        cached = await cache.open(ORIGIN, file, ManualFiller)
         await cached.write(0, data_of(file))
         cached.drop()
-        assert cache.cached_bytes(ORIGIN, file) == MIB, f"no room for file {number}"
-        await _until(lambda: cache_directory.has_room(BLOCK_BYTES + 8192))
+        assert await cache.cached_bytes(ORIGIN, [file]) == [MIB], f"no room for file {number}"
+        await until(lambda: cache_directory.has_room(BLOCK_BYTES + 8192))
     nursery.cancel_scope.cancel()
 
 

@@ -379,10 +379,16 @@ def test_a_store_that_nothing_tells_of_is_said_once(server: FakeTorchServe, stor
 
 @contextmanager
 def process(server: FakeTorchServe, *options: str | Path, directory: Path | None = None) -> Iterator[None]:
-    """A process that listens where `server` does, and is called as TorchServe's launcher calls Java."""
-    command: list[str | Path] = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    """A process that listens where `server` does, and is called as TorchServe's launcher calls Java.
+
+    It speaks first: Popen returns when exec has closed the other files, which is before /proc shows the new arguments.
+    """
+    command: list[str | Path] = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
     command += ["org.pytorch.serve.ModelServer", "--python", "python", *options]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[server.listens_on], cwd=directory):
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, pass_fds=[server.listens_on], cwd=directory) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline()
         yield
 
 
@@ -513,11 +519,11 @@ def test_among_several_mounts_the_plugins_bucket_decides(
     def mounted(point: Path, source: str) -> mounts.Mount:
         return mounts.Mount(point, "0:1", mounts.FSTYPE, source, ())
 
-    table = [mounted(tmp_path / "x", "s3://other"), mounted(store.parent, f"a=s3://b/c;{store.name}=s3://b/torch")]
+    table = [mounted(tmp_path / "x", "s3://other"), mounted(store.parent, f"a=s3://b/c;d;{store.name}=s3://b/torch")]
     monkeypatch.setattr("d7yfs.cli.torchserve.mount_table", lambda: table)
     done = register(server, "--model", "one")
     assert done.exit_code == 2
-    assert f"{tmp_path / 'x'} (s3://other), {store.parent / 'a'} (s3://b/c), {store} (s3://b/torch)" in done.output
+    assert f"{tmp_path / 'x'} (s3://other), {store.parent / 'a'} (s3://b/c;d), {store} (s3://b/torch)" in done.output
     file = written(tmp_path / "s3.json", {"bucketName": "b", "key": "torch/one.mar", "load_model": "one"})
     assert register(server, "--config", file).exit_code == 0
     file = written(tmp_path / "s3.json", {"bucketName": "b", "key": "elsewhere", "load_model": "one"})

@@ -93,3 +93,7 @@ class _Sink:
     async def write(self, offset: int, data: memoryview) -> None:
         assert offset == self.start + len(self.data)
         self.data += data
+
+    def retract(self, wanted: ByteRange) -> int:
+        del self.data[max(0, wanted.start - self.start) :]
+        return wanted.start

@@ -51,6 +51,22 @@ async def test_truncated_listing(store: Store, faulty: FaultProxy, through: Orig
     assert await keys(through, store.prefix) == [key]
 
 
+@pytest.mark.parametrize("size", ["3", "30000", "30000\r\n"], ids=["in a number", "after it", "after a line"])
+async def test_a_head_that_is_cut_off_is_not_believed(
+    store: Store, faulty: FaultProxy, through: Origin, size: str
+) -> None:
+    """The reply to a HEAD has no body that could contradict it."""
+    key = store.put("object", bytes(30_000))
+    version = await through.stat(key)
+    head = f'HTTP/1.1 200 OK\r\nETag: "cut"\r\nLast-Modified: Tue, 14 Nov 2023 22:13:20 GMT\r\nContent-Length: {size}'
+    faulty.script(faults.raw(head.encode()), forever=True)
+    with pytest.raises((OriginUnavailable, BadReply)) as caught:
+        await through.stat(key)
+    assert caught.value.transient
+    faulty.script(faults.raw(head.encode()))
+    assert await through.stat(key) == version
+
+
 @pytest.mark.parametrize("body", [b"<html><body>Log in!</body></html>", b"{}", b""], ids=["html", "json", "empty"])
 async def test_what_answers_is_no_store(faulty: FaultProxy, through: Origin, body: bytes) -> None:
     faulty.script(faults.status(200, {"Content-Type": "text/html"}, body), forever=True)

@@ -48,7 +48,7 @@ async def test_no_secret_is_ever_written(store: Store, faulty: FaultProxy, caplo
     async def exercise(origin: Origin) -> None:
         for call in (origin.list(store.prefix), origin.stat(key), origin.checksums(version)):
             await note(call)
-        written.extend([origin.url, origin.identity, repr(origin), repr(origin.describe())])
+        written.extend([origin.url, repr(origin.identity), repr(origin), repr(origin.describe())])
         await origin.aclose()
 
     async with FakeDfdaemon().running() as dfdaemon:

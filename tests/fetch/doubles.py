@@ -10,9 +10,10 @@ import trio
 
 from d7yfs.cache.leases import Leases
 from d7yfs.cache.presence import Block, Presence
-from d7yfs.errors import D7yfsError
-from d7yfs.objects import BLOCK_BYTES, ByteRange, ListingPage, ObjectVersion
+from d7yfs.errors import D7yfsError, NotFound
+from d7yfs.objects import BLOCK_BYTES, ByteRange, ListingPage, ObjectVersion, StoreIdentity
 from d7yfs.origins.origin import Checksums, ReadRequest
+from tests.cache.doubles import PromptDisk
 from tests.servers.scripted import ScriptedServer
 
 SECRET = "5ecre7"
@@ -31,20 +32,28 @@ class FakeOrigin:
         """What `checksums` says, of whatever version."""
         self.compared: list[ObjectVersion] = []
         """Whose `checksums` were asked for."""
+        self.stats = 0
+        self.stat_failure: D7yfsError | None = None
 
     @property
     def url(self) -> str:
         return "s3://models"
 
     @property
-    def identity(self) -> str:
-        return f"s3 {self._server.url} models"
+    def identity(self) -> StoreIdentity:
+        return StoreIdentity("s3", self._server.url, "models")
 
     async def list(self, prefix: str, *, delimiter: str = "/", token: str = "", page_size: int = 1000) -> ListingPage:
         raise NotImplementedError
 
     async def stat(self, key: str) -> ObjectVersion:
-        raise NotImplementedError
+        self.stats += 1
+        await trio.lowlevel.checkpoint()
+        if isinstance(self.stat_failure, D7yfsError):
+            raise self.stat_failure
+        if key not in self._server.objects:
+            raise NotFound(f"s3://models/{key}: no such object")
+        return self.version(key)
 
     async def read_request(self, version: ObjectVersion, *, presigned: bool, fresh: bool = False) -> ReadRequest:
         if self.refusals:
@@ -91,7 +100,7 @@ class MemoryTarget:
         """Bytes brought, repeated ones too."""
         self.endings: list[tuple[ByteRange, Exception | None]] = []
         self.holds = 0
-        self.leases = Leases(None, keeps=lambda: self.keeps, missing=self.missing)
+        self.leases = Leases(None, PromptDisk().lane(), keeps=lambda: self.keeps, missing=self.missing)
         self.taken_over_blocks = 0
         self.has_readers = False
         self._presence = Presence(version.size_bytes)
@@ -119,10 +128,20 @@ class MemoryTarget:
                 self._presence.landed(index, Block.DISK)
         self.data[offset : offset + len(data)] = data
 
+    def retract(self, wanted: ByteRange) -> int:
+        first = wanted.start // BLOCK_BYTES
+        for index in range(first, -(-wanted.stop // BLOCK_BYTES)):
+            self._presence.drop(index)
+            self._landed.pop(index, None)
+        return first * BLOCK_BYTES
+
     def new_link_path(self) -> Path | None:
         return None
 
-    def adopt_link(self, incoming: Path) -> None:
+    async def adopt_link(self, incoming: Path) -> None:
+        raise NotImplementedError
+
+    def clear_link_path(self, incoming: Path) -> None:
         raise NotImplementedError
 
     def check_linked(self, piece: ByteRange, crc32: int | None) -> list[int] | None:
@@ -143,7 +162,7 @@ class MemoryTarget:
     def read_back(self, piece: ByteRange) -> bytearray:
         raise NotImplementedError
 
-    def mismatched(self, *, strike_out: bool) -> None:
+    async def mismatched(self, *, strike_out: bool) -> None:
         raise NotImplementedError
 
     def ended(self, tried: ByteRange, error: Exception | None) -> None:

@@ -10,9 +10,10 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from d7yfs.errors import OriginUnavailable, Stopped, VersionGone
+from d7yfs.errors import ObjectArchived, OriginUnavailable, Stopped
 from d7yfs.fetch.direct import DirectFiller
 from d7yfs.fetch.fetcher import Fetcher
+from d7yfs.fetch.transfer import SEAM_BYTES
 from d7yfs.fetch.transport import Transport
 from d7yfs.objects import BLOCK_BYTES, PART_BYTES, ByteRange
 from tests.fetch.doubles import FakeOrigin, MemoryTarget
@@ -152,7 +153,7 @@ async def test_filling_stops_when_the_origin_fails(
     server: ScriptedServer, fetcher: Fetcher, target: MemoryTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("d7yfs.fetch.bandwidth.LEAST_WINDOW_BYTES", 2 * MB)
-    server.script(faults.status(404), forever=True)
+    server.script(faults.archived, forever=True)
     async with trio.open_nursery() as nursery:
         DirectFiller(target, fetcher, nursery).fill()
     assert len(server.requests) <= 8
@@ -227,28 +228,29 @@ async def test_a_prefetch_that_queues_is_hurried_when_a_reader_comes(
 async def test_an_error_is_told_and_the_next_reader_tries_again(
     server: ScriptedServer, fetcher: Fetcher, target: MemoryTarget
 ) -> None:
-    server.script(faults.status(412))
+    server.script(faults.archived)
     async with trio.open_nursery() as nursery:
         filler = DirectFiller(target, fetcher, nursery)
         filler.request(ByteRange(0, 1), None)
         await wait_all_tasks_blocked(0.01)
         ((tried, error),) = target.endings
         assert tried == ByteRange(0, 2 * MB)
-        assert isinstance(error, VersionGone)
+        assert isinstance(error, ObjectArchived)
         assert target.holds == 0
         filler.request(ByteRange(0, 1), None)
     assert target.endings[1:] == [(ByteRange(0, 2 * MB), None)]
 
 
-async def test_what_came_before_an_error_stays(
+async def test_what_came_before_an_error_is_fetched_again(
     clock: MockClock, server: ScriptedServer, fetcher: Fetcher, target: MemoryTarget
 ) -> None:
-    server.script(faults.cut_after(MB + 5), faults.status(404))
+    """It was cut off, and no later connection has proved it."""
+    server.script(faults.cut_after(MB + 5), faults.archived)
     for _ in range(2):
         async with trio.open_nursery() as nursery:
             DirectFiller(target, fetcher, nursery).request(ByteRange(0, 1), None)
-    assert asked(server) == [(0, 2 * MB), (MB, 2 * MB), (MB + 5, 2 * MB)], "again from the block's start"
-    assert [type(error) for _, error in target.endings] == [VersionGone, type(None)]
+    assert asked(server) == [(0, 2 * MB), (0, 2 * MB), (MB + 5 - SEAM_BYTES, 2 * MB)]
+    assert [type(error) for _, error in target.endings] == [ObjectArchived, type(None)]
     assert target.data[: 2 * MB] == BODY[: 2 * MB]
 
 

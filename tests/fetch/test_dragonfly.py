@@ -24,13 +24,13 @@ from d7yfs.fetch.dragonfly import (
     task,
     task_id,
 )
-from d7yfs.objects import ObjectVersion
+from d7yfs.objects import ObjectVersion, StoreIdentity
 from d7yfs.origins.origin import ReadRequest
 from tests.servers import dfdaemon
 from tests.servers.http11 import Request
 
 VERSION = ObjectVersion("m/model.onnx", 1000, '"etag"', 1)
-STORE = "s3 http://127.0.0.1:9000 models"
+STORE = StoreIdentity("s3", "http://127.0.0.1:9000", "models")
 URL = "https://h/models/m/model.onnx"
 
 
@@ -56,7 +56,7 @@ def asked(
 
 def test_the_content_id_binds_everything_that_identifies_a_version() -> None:
     others = [
-        content_id("s3 http://127.0.0.1:9001 models", VERSION),
+        content_id(replace(STORE, endpoint="http://127.0.0.1:9001"), VERSION),
         content_id(STORE, replace(VERSION, key="m/model.onnx2")),
         content_id(STORE, replace(VERSION, validator='"etag2"')),
         content_id(STORE, replace(VERSION, size_bytes=1001)),
@@ -85,7 +85,10 @@ TEXT = st.text(max_size=4, alphabet=st.sampled_from('\0",[\\a\udcff1'))
 def test_different_fields_never_meet_in_one_content_id(
     one: tuple[str, str, str, int], other: tuple[str, str, str, int]
 ) -> None:
-    first, second = (content_id(store, ObjectVersion(key, size, tag, 1)) for store, key, tag, size in (one, other))
+    first, second = (
+        content_id(replace(STORE, bucket=bucket), ObjectVersion(key, size, tag, 1))
+        for bucket, key, tag, size in (one, other)
+    )
     assert (first == second) == (one == other)
 
 

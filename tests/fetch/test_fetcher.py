@@ -28,7 +28,7 @@ from d7yfs.fetch.dragonfly import TaskOptions
 from d7yfs.fetch.fetcher import BUFFER_BYTES, Fetcher, pause_before_retry_s
 from d7yfs.fetch.proxies import MAX_REGISTRATIONS, Proxies
 from d7yfs.fetch.proxy import Proxy
-from d7yfs.fetch.transfer import Urgency
+from d7yfs.fetch.transfer import SEAM_BYTES, Urgency
 from d7yfs.fetch.transport import Transport
 from d7yfs.objects import ByteRange, ObjectVersion
 from tests.fetch.doubles import SECRET, FakeOrigin
@@ -44,7 +44,7 @@ READ_TIMEOUT_S = 20.0
 
 
 class Sink:
-    """Takes what is written; refuses gaps and repetitions."""
+    """Takes what is written; refuses gaps and repetitions. What is retracted is gone."""
 
     def __init__(self, start: int) -> None:
         self.start = start
@@ -53,6 +53,10 @@ class Sink:
     async def write(self, offset: int, data: memoryview) -> None:
         assert offset == self.start + len(self.data)
         self.data += data
+
+    def retract(self, wanted: ByteRange) -> int:
+        del self.data[max(0, wanted.start - self.start) :]
+        return wanted.start
 
 
 @pytest.fixture
@@ -219,7 +223,7 @@ async def test_what_came_before_a_cut_is_written_before_the_rest_is_asked_for(
     server.script(faults.cut_after(400_000), look)
     await fetcher.fetch(version, WANTED, sink)
     assert written == [400_000]
-    assert server.requests[1].headers["range"] == f"bytes={WANTED.start + 400_000}-{WANTED.stop - 1}"
+    assert server.requests[1].headers["range"] == f"bytes={WANTED.start + 400_000 - SEAM_BYTES}-{WANTED.stop - 1}"
     assert sink.data == BODY[WANTED.start : WANTED.stop]
 
 
@@ -240,9 +244,9 @@ async def test_goes_on_at_the_offset_reached(
     assert sink.data == BODY[WANTED.start : WANTED.stop]
     _, second = server.requests
     resumed = int(second.headers["range"].removeprefix("bytes=").split("-")[0])
-    assert WANTED.start <= resumed <= WANTED.start + 400_000
+    assert WANTED.start <= resumed <= WANTED.start + 400_000 - SEAM_BYTES
     if not isinstance(fault, faults.Hang) and fault.__qualname__.startswith("cut"):
-        assert resumed == WANTED.start + 400_000
+        assert resumed == WANTED.start + 400_000 - SEAM_BYTES
     assert fetcher.counters.retries == {"OriginUnavailable": 1}
 
 
@@ -331,6 +335,9 @@ async def whole_of_another(exchange: Exchange, answer: Answer) -> None:
     await exchange.deliver(Answer(200, {"ETag": answer.headers["ETag"]}, b"x" * 10))
 
 
+LASTING = [(whole_of_another, "whole object")]
+
+
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -339,23 +346,80 @@ async def whole_of_another(exchange: Exchange, answer: Answer) -> None:
         (faults.longer_body(1), "announces"),
         (faults.with_headers({"Content-Length": "10"}), "announces 10"),
         (faults.gzipped, "announces|encoded"),
-        (whole_of_another, "whole object"),
+        (faults.raw(b"SSH-2.0-OpenSSH_9.2\r\n\r\n"), "not HTTP"),
         (faults.status(302, {"Location": "http://127.0.0.1:1/"}), "redirects"),
         (faults.status(204), "204"),
-        (faults.raw(b"SSH-2.0-OpenSSH_9.2\r\n\r\n"), "not HTTP"),
+        *LASTING,
     ],
 )
-async def test_bad_replies_bring_no_byte_and_are_given_up_soon(
+async def test_bad_replies_bring_no_byte(
     clock: MockClock, server: ScriptedServer, fetcher: Fetcher, version: ObjectVersion, fault: Fault, words: str
 ) -> None:
     server.script(fault, forever=True)
-    began = trio.current_time()
     sink = Sink(WANTED.start)
     async with failing(BadReply, words):
         await fetcher.fetch(version, WANTED, sink)
     assert not sink.data
+
+
+@pytest.mark.parametrize(("fault", "words"), LASTING)
+async def test_a_server_that_will_not_do_better_is_given_up_soon(
+    clock: MockClock, server: ScriptedServer, fetcher: Fetcher, version: ObjectVersion, fault: Fault, words: str
+) -> None:
+    server.script(fault, forever=True)
+    began = trio.current_time()
+    async with failing(BadReply, words):
+        await fetcher.fetch(version, WANTED, Sink(WANTED.start))
     assert len(server.requests) == 3
     assert trio.current_time() - began < 1.0
+
+
+PAGES = {
+    "of another length": faults.page(b"<html>Log in!</html>"),
+    "of the same length": faults.page(b"<html>".ljust(len(BODY))),
+    "chunked": faults.page(b"<html>".ljust(len(BODY)), chunked=True),
+    "closed by the peer": faults.page(b"<html>".ljust(len(BODY)), closed=True),
+    "longer": faults.page(b"<html>".ljust(2 * len(BODY)), closed=True),
+    "with another status": faults.page(b"<html>".ljust(len(BODY)), code=206),
+    "with a weak ETag": faults.page(b"<html>".ljust(len(BODY)), etag="weak"),
+    "with its own ETag": faults.page(b"<html>".ljust(len(BODY)), etag='"5f3-60a"'),
+    "that says 404": faults.page(b"<html>Not found</html>", code=404),
+    "that says 412": faults.page(b"", code=412),
+    "that redirects": faults.page(b"", code=302),
+    "that says 405": faults.page(b"<html>Not allowed</html>", code=405),
+    "that says 503": faults.page(b"<html>Maintenance</html>", code=503),
+}
+
+
+@pytest.mark.parametrize("fault", PAGES.values(), ids=PAGES.keys())
+@pytest.mark.parametrize("wanted", [WANTED, ByteRange(0, len(BODY))], ids=["range", "whole"])
+async def test_a_page_that_comes_in_the_stores_place_is_waited_out(
+    clock: MockClock,
+    server: ScriptedServer,
+    fetcher: Fetcher,
+    version: ObjectVersion,
+    fault: Fault,
+    wanted: ByteRange,
+) -> None:
+    """A captive portal, a gateway, a load balancer: no byte of the page is believed, whatever status and length it has."""
+    server.script(*[fault] * 8)
+    sink = Sink(wanted.start)
+    await fetcher.fetch(version, wanted, sink)
+    assert sink.data == BODY[wanted.start : wanted.stop]
+    assert len(server.requests) == 9
+
+
+@pytest.mark.parametrize("fault", PAGES.values(), ids=PAGES.keys())
+async def test_a_page_that_stays_is_an_error_in_the_end(
+    clock: MockClock, server: ScriptedServer, fetcher: Fetcher, version: ObjectVersion, fault: Fault
+) -> None:
+    server.script(fault, forever=True)
+    sink = Sink(0)
+    began = trio.current_time()
+    with pytest.raises((OriginUnavailable, BadReply), match=KEY):
+        await fetcher.fetch(version, version.whole, sink)
+    assert trio.current_time() - began >= READ_TIMEOUT_S
+    assert not sink.data
 
 
 async def test_a_server_that_ignores_ranges(
@@ -400,24 +464,73 @@ async def test_too_many_bytes_of_unknown_length_are_never_complete(
 # --- what is final ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("fault", "kind", "words"),
-    [
-        (faults.status(404), VersionGone, "s3://models/models/m/weights.bin: was deleted"),
-        (faults.status(412), VersionGone, "was replaced"),
-        (faults.status(416), VersionGone, "was replaced"),
-        (faults.other_etag(), VersionGone, "was replaced"),
-        (faults.status(403, body=b"<Code>InvalidObjectState</Code>"), ObjectArchived, "restore it"),
-        (faults.raw(b"HTTP/1.1 412 No\r\nContent-Length: 500\r\n\r\n<Code>Precond"), VersionGone, "was replaced"),
-    ],
-    ids=["404", "412", "416", "etag", "archived", "412 with half an explanation"],
-)
-async def test_final_at_once(
-    server: ScriptedServer, fetcher: Fetcher, version: ObjectVersion, fault: Fault, kind: type[D7yfsError], words: str
+GONE = [
+    (faults.status(404), "s3://models/models/m/weights.bin: was deleted"),
+    (faults.status(412), "was replaced"),
+    (faults.status(416), "was replaced"),
+    (faults.other_etag(), "was replaced|was deleted"),
+    (faults.raw(b"HTTP/1.1 412 No\r\nContent-Length: 500\r\n\r\n<Code>Precond"), "was replaced"),
+]
+
+
+@pytest.mark.parametrize(("fault", "words"), GONE, ids=["404", "412", "416", "etag", "412 with half an explanation"])
+@pytest.mark.parametrize("change", ["replaced", "deleted", "refused"])
+async def test_a_version_that_is_gone_is_final_at_once(
+    server: ScriptedServer,
+    origin: FakeOrigin,
+    fetcher: Fetcher,
+    version: ObjectVersion,
+    fault: Fault,
+    words: str,
+    change: str,
 ) -> None:
+    """The store confirms it; where it may not be asked, the reply alone must do."""
+    if change == "replaced":
+        server.put(KEY, b"another")
+    elif change == "deleted":
+        del server.objects[KEY]
+    else:
+        origin.stat_failure = AccessDenied("s3://models: may not be asked")
     server.script(fault, forever=True)
     sink = Sink(WANTED.start)
-    async with failing(kind, words):
+    async with failing(VersionGone, words):
+        await fetcher.fetch(version, WANTED, sink)
+    assert not sink.data
+    assert len(server.requests) == 1
+
+
+async def test_parts_that_fail_together_ask_the_store_once(
+    clock: MockClock, server: ScriptedServer, origin: FakeOrigin, fetcher: Fetcher, version: ObjectVersion
+) -> None:
+    del server.objects[KEY]
+    for _ in range(3):
+        async with failing(VersionGone, "was deleted"):
+            await fetcher.fetch(version, WANTED, Sink(WANTED.start))
+    assert origin.stats == 1
+    server.put(KEY, BODY)  # the same content again
+    sink = Sink(WANTED.start)
+    await fetcher.fetch(version, WANTED, sink)
+    assert sink.data == BODY[WANTED.start : WANTED.stop]
+
+
+async def test_while_the_store_cannot_confirm_it_no_version_is_gone(
+    clock: MockClock, server: ScriptedServer, origin: FakeOrigin, fetcher: Fetcher, version: ObjectVersion
+) -> None:
+    server.put(KEY, b"another")
+    origin.stat_failure = OriginUnavailable("s3://models: does not answer")
+    async with failing(OriginUnavailable, "does not answer"):
+        await fetcher.fetch(version, WANTED, Sink(WANTED.start))
+    origin.stat_failure = None
+    async with failing(VersionGone, "was replaced"):
+        await fetcher.fetch(version, WANTED, Sink(WANTED.start))
+
+
+async def test_an_archived_object_is_final_at_once(
+    server: ScriptedServer, fetcher: Fetcher, version: ObjectVersion
+) -> None:
+    server.script(faults.status(403, body=b"<Code>InvalidObjectState</Code>"), forever=True)
+    sink = Sink(WANTED.start)
+    async with failing(ObjectArchived, "restore it"):
         await fetcher.fetch(version, WANTED, sink)
     assert not sink.data
     assert len(server.requests) == 1
@@ -434,7 +547,45 @@ async def test_an_object_that_is_replaced_in_mid_body_is_never_mixed(
     sink = Sink(WANTED.start)
     async with failing(VersionGone, "412"):
         await fetcher.fetch(version, WANTED, sink)
-    assert sink.data == BODY[WANTED.start : WANTED.start + 400_000]
+    assert not sink.data, "what came before the cut cannot be proved any more"
+
+
+# --- what a relay loses -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", [1, 4096, 200_000], ids=["a byte", "a page", "much"])
+async def test_bytes_that_a_relay_lost_in_mid_stream_are_dropped_and_fetched_again(
+    clock: MockClock,
+    server: ScriptedServer,
+    fetcher: Fetcher,
+    version: ObjectVersion,
+    lost: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What follows the gap is shifted, and the body ends too soon: so the end of what came is compared first."""
+    told: list[ObjectVersion] = []
+    fetcher.on_retracted = told.append
+    gap = faults.losing(100_000, lost)
+    server.script(faults.cut_after(300_000), gap, faults.honest, gap)
+    sink = Sink(WANTED.start)
+    await fetcher.fetch(version, WANTED, sink)
+    assert sink.data == BODY[WANTED.start : WANTED.stop]
+    assert told == [version, version]
+    assert "came wrong" in caplog.text
+    assert "https" in caplog.text
+    # What the first connection brought was proved by the second, and is not asked for again.
+    starts = [int(request.headers["range"].removeprefix("bytes=").split("-")[0]) for request in server.requests]
+    assert min(starts[1:]) == WANTED.start + 300_000 - SEAM_BYTES
+
+
+async def test_bytes_that_nothing_has_proved_are_given_back_with_the_error(
+    clock: MockClock, server: ScriptedServer, fetcher: Fetcher, version: ObjectVersion
+) -> None:
+    server.script(faults.cut_after(300_000), faults.losing(100_000, 7), faults.archived)
+    sink = Sink(WANTED.start)
+    async with failing(ObjectArchived, "restore it"):
+        await fetcher.fetch(version, WANTED, sink)
+    assert sink.data == BODY[WANTED.start : WANTED.start + 300_000]
 
 
 # --- signatures -------------------------------------------------------------------------------------------------------
@@ -716,7 +867,7 @@ async def test_a_proxy_that_dies_in_mid_body_gets_one_more_try(
     sink = Sink(0)
     await streamer.stream(version, version.whole, sink)
     assert sink.data == BODY
-    assert daemon.requests[1].headers["range"] == "bytes=1500000-"
+    assert daemon.requests[1].headers["range"] == f"bytes={1_500_000 - SEAM_BYTES}-"
     daemon.script(faults.cut_after(1_500_000), faults.drop)
     async with failing(ProxyUnavailable, "without a reply"):
         await streamer.stream(version, version.whole, Sink(0))
@@ -770,6 +921,30 @@ async def test_a_required_proxy_is_tried_for_the_read_timeout(
 
 
 # --- which version it is about ----------------------------------------------------------------------------------------
+
+
+async def test_a_page_in_the_proxys_place_is_not_the_object(
+    clock: MockClock, daemon: FakeDfdaemon, proxy: Proxies, streamer: Fetcher, version: ObjectVersion
+) -> None:
+    """It names no task and proves no version: not dfdaemon's reply, and no reason to think that it ignores content ids."""
+    daemon.script(faults.page(b"<html>".ljust(len(BODY))))
+    sink = Sink(0)
+    async with failing(ProxyUnavailable, "something else than dfdaemon has answered"):
+        await streamer.stream(version, version.whole, sink)
+    assert not sink.data
+    assert proxy.all[0].binds_content_ids
+
+
+async def test_a_page_that_dfdaemon_took_for_the_object_is_not_used(
+    clock: MockClock, server: ScriptedServer, daemon: FakeDfdaemon, streamer: Fetcher, version: ObjectVersion
+) -> None:
+    """It got the page in the store's place, and made this version's task of it: but such a task has no ETag."""
+    page = b"<html>".ljust(len(BODY))
+    server.script(faults.page(page, headers={"Content-Range": f"bytes 0-0/{len(BODY)}"}, code=206), faults.page(page))
+    sink = Sink(0)
+    async with failing(OriginUnavailable, "no ETag"):
+        await streamer.stream(version, version.whole, sink)
+    assert not sink.data
 
 
 @pytest.mark.parametrize("task_id", ["0" * 64, ""])

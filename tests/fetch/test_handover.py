@@ -29,7 +29,7 @@ from d7yfs.fetch.proxies import MAX_REGISTRATIONS, Limits, Proxies
 from d7yfs.fetch.stream import StreamFiller
 from d7yfs.fetch.transport import Transport
 from d7yfs.objects import BLOCK_BYTES, ByteRange
-from tests.cache.doubles import steady_pace
+from tests.cache.doubles import PromptDisk
 from tests.fetch.doubles import SECRET, FakeOrigin
 from tests.servers.dfdaemon import FakeDfdaemon
 from tests.servers.dfdaemon_socket import FakeDfdaemonSocket, Fault
@@ -56,9 +56,9 @@ class World:
     nursery: trio.Nursery
     policy: Policy
 
-    def open(self, key: str = BIG, cache: Cache | None = None) -> CachedVersion:
+    async def open(self, key: str = BIG, cache: Cache | None = None) -> CachedVersion:
         version = self.origin.version(key)
-        return (cache or self.cache).open(
+        return await (cache or self.cache).open(
             self.origin.identity,
             version,
             lambda target: StreamFiller(target, self.fetcher, self.nursery, self.policy, self.handover),
@@ -73,7 +73,7 @@ class World:
 
     async def read_all(self, key: str = BIG, *, cache: Cache | None = None, step: int = MB) -> bytes:
         """As a sequential reader does."""
-        cached = self.open(key, cache)
+        cached = await self.open(key, cache)
         try:
             size = cached.version.size_bytes
             with trio.fail_after(100):
@@ -85,7 +85,7 @@ class World:
 
     async def fill(self, key: str = BIG) -> bytes:
         """Fill first, then read: nothing is to be fetched for the reader's sake."""
-        cached = self.open(key)
+        cached = await self.open(key)
         try:
             with trio.fail_after(100):
                 await cached.fill_whole()
@@ -107,11 +107,11 @@ class World:
                 await trio.sleep(0.01)
 
     def file(self, suffix: str) -> Path:
-        (found,) = self.path.glob(f"v1/?/*{suffix}")
+        (found,) = self.path.glob(f"v2/?/*{suffix}")
         return found
 
     def incoming(self) -> list[Path]:
-        return list(self.path.glob("v1/incoming/*"))
+        return list(self.path.glob("v2/incoming/*"))
 
     def new_cache(self) -> Cache:
         """Another daemon's, or the same after a restart."""
@@ -121,7 +121,7 @@ class World:
 def _cache(path: Path) -> Cache:
     directory = CacheDirectory(path, size_limit_bytes=1 << 30, min_free_bytes=0)
     directory.prepare()
-    return Cache(directory, memory_buffer_bytes=64 * MB, read_timeout_s=20, pace=steady_pace())
+    return Cache(directory, memory_buffer_bytes=64 * MB, read_timeout_s=20, disk=PromptDisk())
 
 
 @pytest.fixture
@@ -224,7 +224,7 @@ async def test_a_reader_beside_it_takes_little_from_the_origin(world: World) -> 
 
 async def test_a_reader_far_ahead_does_not_wait(world: World) -> None:
     with held(world.daemon):
-        cached = world.open()
+        cached = await world.open()
         at = ByteRange(20 * MB, 20 * MB + 100)
         with trio.fail_after(10):
             assert await cached.read(at, None) == BODY[at.start : at.stop]
@@ -313,14 +313,14 @@ async def test_a_restarted_daemon_finds_the_link(world: World) -> None:
 
 async def test_half_a_hand_over_is_kept_and_gone_on_with(world: World) -> None:
     with world.daemon.failing(Fault.BREAKS_OFF):
-        cached = world.open()
+        cached = await world.open()
         cached.fill()
         await world.settled_but(cached)
         assert cached.backing.presence.cached_bytes >= 8 * MB
         cached.drop()
     await world.settled()
     later = world.new_cache()
-    opened = world.open(cache=later)
+    opened = await world.open(cache=later)
     assert opened.backing.presence.cached_bytes >= 8 * MB
     opened.drop()
     assert await world.read_all(cache=later) == BODY
@@ -353,7 +353,7 @@ async def test_a_wrong_piece_drops_the_link_for_good(world: World, caplog: pytes
         assert await world.read_all() == BODY
         await world.settled()
     assert world.handover.counters.wrong_pieces == 1
-    assert not list(world.path.glob("v1/?/*.link"))
+    assert not list(world.path.glob("v2/?/*.link"))
     assert "dfdaemon's file is wrong" in caplog.text
     world.daemon.orders.clear()
     assert await world.read_all() == BODY
@@ -422,7 +422,7 @@ async def test_where_it_is_required_its_failure_is_the_readers(world: World) -> 
     socket = DfdaemonSocket(world.daemon.url)
     world.handover = Handover(socket, world.fetcher, options=TaskOptions(), limits=Limits(), required=True)
     await trio.to_thread.run_sync(world.daemon.stop)
-    cached = world.open()
+    cached = await world.open()
     cached._read_timeout_s = 1.0
     with pytest.raises(ProxyUnavailable), trio.fail_after(20):
         await cached.read(ByteRange(0, 2 * MB), None)
@@ -433,7 +433,7 @@ async def test_where_it_is_required_its_failure_is_the_readers(world: World) -> 
 
 
 async def test_what_the_origin_says_to_dfdaemon_is_heard_from_the_origin(world: World) -> None:
-    cached = world.open()
+    cached = await world.open()
     world.server.objects[BIG] = os.urandom(24 * MB)
     try:
         with pytest.raises(Exception, match="replaced"), trio.fail_after(20):
@@ -449,7 +449,7 @@ async def test_a_cancelled_mount_ends_its_downloads(world: World) -> None:
     with world.daemon.failing(Fault.HANGS), trio.fail_after(20):
         async with trio.open_nursery() as nursery:
             world.nursery = nursery
-            cached = world.open()
+            cached = await world.open()
             cached.fill()
             while not world.daemon.orders:  # noqa: ASYNC110  # they come in another thread
                 await trio.sleep(0.01)

@@ -33,7 +33,7 @@ from d7yfs.fetch.stream import StreamFiller
 from d7yfs.fetch.transport import Transport
 from d7yfs.objects import BLOCK_BYTES, PART_BYTES, ByteRange
 from d7yfs.readahead import Window
-from tests.cache.doubles import steady_pace
+from tests.cache.doubles import PromptDisk
 from tests.fetch.doubles import SECRET, FakeOrigin, MemoryTarget
 from tests.servers import dfdaemon, faults
 from tests.servers.dfdaemon import FakeDfdaemon, error, wrong_total
@@ -66,9 +66,9 @@ class World:
     nursery: trio.Nursery
     policy: Policy = field(default_factory=Policy)
 
-    def open(self, key: str = BIG) -> CachedVersion:
+    async def open(self, key: str = BIG) -> CachedVersion:
         version = self.origin.version(key)
-        return self.cache.open(self.origin.identity, version, self.filler)
+        return await self.cache.open(self.origin.identity, version, self.filler)
 
     def filler(self, target: object) -> StreamFiller:
         return StreamFiller(target, self.fetcher, self.nursery, self.policy)  # type: ignore[arg-type]
@@ -79,7 +79,7 @@ class World:
 
     async def read_all(self, key: str = BIG, *, step: int = MB) -> bytes:
         """As a sequential reader does."""
-        cached = self.open(key)
+        cached = await self.open(key)
         try:
             size = cached.version.size_bytes
             return b"".join(
@@ -123,7 +123,7 @@ def far_inside(monkeypatch: pytest.MonkeyPatch) -> None:
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     directory = CacheDirectory(tmp_path / "cache", size_limit_bytes=1 << 30, min_free_bytes=0)
     directory.prepare()
-    cache = Cache(directory, memory_buffer_bytes=64 * MB, read_timeout_s=READ_TIMEOUT_S, pace=steady_pace())
+    cache = Cache(directory, memory_buffer_bytes=64 * MB, read_timeout_s=READ_TIMEOUT_S, disk=PromptDisk())
     transport = Transport(connect_timeout_s=3, first_byte_timeout_s=5, idle_timeout_s=5)
     through = Transport(connect_timeout_s=3, first_byte_timeout_s=3, idle_timeout_s=5)
     async with (
@@ -180,7 +180,7 @@ async def test_small_files_go_direct_and_whole(world: World) -> None:
 
 
 async def test_a_look_at_the_header_goes_direct(world: World) -> None:
-    cached = world.open()
+    cached = await world.open()
     for at in (0, 1000, MB - 10):
         assert await cached.read(ByteRange(at, at + 10), None) == BODY[at : at + 10]
     assert not world.daemon.requests
@@ -189,7 +189,7 @@ async def test_a_look_at_the_header_goes_direct(world: World) -> None:
 
 
 async def test_a_look_at_the_end_goes_direct(world: World) -> None:
-    cached = world.open()
+    cached = await world.open()
     assert await cached.read(ByteRange(len(BODY) - 22, len(BODY)), None) == BODY[-22:]
     assert not world.daemon.requests
     cached.drop()
@@ -197,7 +197,7 @@ async def test_a_look_at_the_end_goes_direct(world: World) -> None:
 
 @pytest.mark.usefixtures("far_inside")
 async def test_a_reader_who_starts_inside_gets_a_stream_from_there(world: World) -> None:
-    cached = world.open()
+    cached = await world.open()
     assert await cached.read(ByteRange(10 * MB + 5, 10 * MB + 6), None) == BODY[10 * MB + 5 : 10 * MB + 6]
     assert await cached.read(ByteRange(20 * MB, len(BODY)), None) == BODY[20 * MB :]
     assert [each.headers["range"] for each in world.daemon.requests] == [f"bytes={10 * MB}-"]
@@ -209,7 +209,7 @@ async def test_a_reader_who_starts_inside_gets_a_stream_from_there(world: World)
 
 
 async def test_of_a_model_all_is_one_stream_wherever_reading_begins(clock: MockClock, world: World) -> None:
-    cached = world.open()
+    cached = await world.open()
     for at in (15, 3, 21, 9):
         assert await cached.read(ByteRange(at * MB, at * MB + 9), None) == BODY[at * MB : at * MB + 9]
     cached.drop()
@@ -222,7 +222,7 @@ async def test_a_reader_far_ahead_gets_small_ranges(frozen: MockClock, world: Wo
     """From the origin while the budget lasts, then through the proxy."""
     stuck = faults.Hang(2 * MB)
     world.daemon.script(stuck)
-    cached = world.open()
+    cached = await world.open()
     await cached.read(ByteRange(0, 2 * MB), None)
     await stuck.reached.wait()
     frozen.jump(2)  # the stream is not worth waiting for: it has brought 1 MiB a second
@@ -266,7 +266,7 @@ async def test_a_reader_before_the_streams_start_is_served_in_full(frozen: MockC
 async def test_nobody_waits_for_a_stream_that_has_fallen_silent(clock: MockClock, world: World) -> None:
     stuck = faults.Hang(10 * MB)
     world.daemon.script(stuck)
-    cached = world.open()
+    cached = await world.open()
     await cached.read(ByteRange(0, 9 * MB), None)
     await stuck.reached.wait()
     await trio.sleep(3.5)
@@ -291,7 +291,7 @@ def streams(world: World) -> list[str]:
 
 
 async def test_sparse_reads_stay_ranges(world: World) -> None:
-    cached = world.open(TABLE)
+    cached = await world.open(TABLE)
     for at in (9, 3, 17, 25, 21, 14, 26, 6):
         assert await cached.read(ByteRange(at * MB + 5, at * MB + 9), None) == BODIES[TABLE][at * MB + 5 : at * MB + 9]
     cached.drop()
@@ -302,7 +302,7 @@ async def test_sparse_reads_stay_ranges(world: World) -> None:
 
 async def test_the_budget_outlives_the_file_being_closed(world: World) -> None:
     for at in range(8, 14):
-        cached = world.open(TABLE)
+        cached = await world.open(TABLE)
         await cached.read(ByteRange(at * MB, at * MB + 9), None)
         cached.drop()
     assert world.fetcher.counters.direct_bytes == 4 * MB
@@ -310,7 +310,7 @@ async def test_the_budget_outlives_the_file_being_closed(world: World) -> None:
 
 
 async def test_a_sequential_reader_gets_a_stream(clock: MockClock, world: World) -> None:
-    cached = world.open(TABLE)
+    cached = await world.open(TABLE)
     window = Window(len(BODIES[TABLE]))
     for at in range(0, len(BODIES[TABLE]), MB // 2):
         ahead = window.plan(at, MB // 2, lambda: cached.window_bytes)
@@ -323,7 +323,7 @@ async def test_a_sequential_reader_gets_a_stream(clock: MockClock, world: World)
 
 
 async def test_filling_is_one_stream(clock: MockClock, world: World) -> None:
-    cached = world.open(TABLE)
+    cached = await world.open(TABLE)
     assert await cached.read(ByteRange(20 * MB, 20 * MB + 9), None) == BODIES[TABLE][20 * MB : 20 * MB + 9]
     cached.fill()
     cached.fill()
@@ -338,7 +338,7 @@ async def test_filling_is_one_stream(clock: MockClock, world: World) -> None:
 
 @pytest.mark.usefixtures("far_inside")
 async def test_filling_brings_what_lies_before_a_stream_too(clock: MockClock, world: World) -> None:
-    cached = world.open()
+    cached = await world.open()
     assert await cached.read(ByteRange(12 * MB, 12 * MB + 9), None) == BODY[12 * MB : 12 * MB + 9]
     cached.fill()
     await world.settled_but(1)
@@ -353,7 +353,7 @@ async def test_filling_brings_what_lies_before_a_stream_too(clock: MockClock, wo
 
 async def test_filling_goes_on_from_the_origin_when_the_proxy_fails(clock: MockClock, world: World) -> None:
     world.daemon.script(faults.cut_after(9 * MB), faults.drop, forever=True)
-    cached = world.open()
+    cached = await world.open()
     cached.fill()
     await world.settled_but(1)
     assert cached.backing.is_whole
@@ -391,7 +391,7 @@ def always(world: World) -> World:
 
 
 async def test_always_means_every_byte(clock: MockClock, always: World) -> None:
-    cached = always.open()
+    cached = await always.open()
     assert await cached.read(ByteRange(0, 10), None) == BODY[:10]
     assert await cached.read(ByteRange(len(BODY) - 22, len(BODY)), None) == BODY[-22:]
     assert streams(always) == [f"bytes={24 * MB}-"], "the end of the file, up to its end"
@@ -410,7 +410,7 @@ async def test_always_means_every_byte(clock: MockClock, always: World) -> None:
 
 
 async def test_always_fetches_small_files_ahead_through_the_proxy_too(clock: MockClock, always: World) -> None:
-    cached = always.open(SMALL)
+    cached = await always.open(SMALL)
     cached.fill()
     cached.drop()
     await always.settled()
@@ -618,7 +618,7 @@ async def test_a_daemon_that_knows_no_content_ids_never_serves_old_bytes_either(
 
 @pytest.mark.parametrize("same_size", [True, False])
 async def test_an_object_replaced_before_it_is_read(clock: MockClock, world: World, same_size: bool) -> None:
-    cached = world.open()
+    cached = await world.open()
     assert await cached.read(ByteRange(0, 10), None) == BODY[:10]
     world.server.put(BIG, os.urandom(len(BODY) if same_size else MB))
     with pytest.raises(VersionGone):
@@ -632,7 +632,7 @@ async def test_an_object_replaced_before_it_is_read(clock: MockClock, world: Wor
 async def test_an_object_replaced_during_the_stream_is_never_mixed(clock: MockClock, world: World) -> None:
     stuck = faults.Hang(4 * MB)
     world.daemon.script(stuck)
-    cached = world.open()
+    cached = await world.open()
     await cached.read(ByteRange(0, 3 * MB), None)
     world.server.put(BIG, os.urandom(len(BODY)))
     stuck.resume.set()
@@ -660,7 +660,7 @@ def required(world: World) -> World:
 
 async def test_a_required_proxy_brings_everything_but_small_files(required: World) -> None:
     assert await required.read_all() == BODY
-    cached = required.open(OTHER)
+    cached = await required.open(OTHER)
     assert await cached.read(ByteRange(12 * MB, 12 * MB + 5), None) == BODIES[OTHER][-5:]
     cached.drop()
     assert required.direct() == required.direct(OTHER) == []
@@ -693,7 +693,7 @@ async def test_without_fallback_readers_go_on_when_the_proxy_does(clock: MockClo
 async def test_a_reader_far_ahead_of_a_required_stream(required: World) -> None:
     stuck = faults.Hang(1000)
     required.daemon.script(stuck)
-    cached = required.open()
+    cached = await required.open()
     required.nursery.start_soon(cached.read, ByteRange(0, 2 * MB), None)
     await stuck.reached.wait()
     with trio.fail_after(5):
@@ -720,6 +720,18 @@ async def test_a_full_cache_is_read_in_what_is_wanted(world: World) -> None:
     await wait_all_tasks_blocked(0.05)
     assert len(world.daemon.requests) == len(world.direct()) == 1
     assert target.written == 2 * MB
+
+
+async def test_in_a_full_cache_the_first_byte_that_lacks_is_asked_for_whatever_is_there_before_it(world: World) -> None:
+    """Little may still come straight from the store: that little was the beginning of the range, which is there already."""
+    target = MemoryTarget(world.origin.version(BIG), keeps=False)
+    target.has(8)
+    world.policy.spend(target.version, 3 * MB)
+    world.filler(target).request(ByteRange(8 * MB, 12 * MB), None)
+    await wait_all_tasks_blocked(0.05)
+    ((tried, error),) = target.endings
+    assert error is None
+    assert tried.start == 9 * MB
 
 
 @pytest.mark.usefixtures("far_inside")

@@ -21,7 +21,7 @@ from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.filler import Filler, FillTarget
 from d7yfs.cache.version import CachedVersion
-from d7yfs.errors import VersionGone
+from d7yfs.errors import ObjectArchived
 from d7yfs.fetch import turns
 from d7yfs.fetch.direct import DirectFiller
 from d7yfs.fetch.fetcher import Fetcher
@@ -31,7 +31,7 @@ from d7yfs.fetch.stream import StreamFiller
 from d7yfs.fetch.transport import Transport
 from d7yfs.fetch.turns import PATIENCE_S
 from d7yfs.objects import BLOCK_BYTES, ByteRange
-from tests.cache.doubles import steady_pace
+from tests.cache.doubles import PromptDisk
 from tests.fetch.doubles import FakeOrigin
 from tests.servers import faults
 from tests.servers.dfdaemon import FakeDfdaemon
@@ -56,8 +56,8 @@ class Daemon:
     nursery: trio.Nursery
     policy: Policy = field(default_factory=Policy)
 
-    def open(self) -> CachedVersion:
-        return self.cache.open(self.origin.identity, self.origin.version(KEY), self._new_filler)
+    async def open(self) -> CachedVersion:
+        return await self.cache.open(self.origin.identity, self.origin.version(KEY), self._new_filler)
 
     def _new_filler(self, target: FillTarget) -> Filler:
         if self.fetcher.proxy is None:
@@ -66,7 +66,7 @@ class Daemon:
 
     async def read(self, start: int, stop: int) -> None:
         """Read [start, stop), which must give the right bytes."""
-        cached = self.open()
+        cached = await self.open()
         try:
             assert await cached.read(ByteRange(start, stop), None) == BODY[start:stop]
         finally:
@@ -74,7 +74,7 @@ class Daemon:
 
     async def read_all(self, *, step: int = MB) -> None:
         """As a sequential reader does, with something ahead of it."""
-        cached = self.open()
+        cached = await self.open()
         try:
             for start in range(0, SIZE, step):
                 wanted = ByteRange(start, start + step).clip(SIZE)
@@ -99,7 +99,7 @@ async def daemons(path: Path, server: ScriptedServer, proxy_url: str, count: int
             transports += [Transport(connect_timeout_s=3, first_byte_timeout_s=30, idle_timeout_s=30) for _ in range(2)]
             proxy = Proxies.at(proxy_url, transports[-1], required=False) if proxy_url else None
             fetcher = Fetcher(FakeOrigin(server), transports[-2], proxy=proxy, read_timeout_s=60, max_connections=8)
-            cache = Cache(directory, memory_buffer_bytes=16 * MB, read_timeout_s=60, pace=steady_pace())
+            cache = Cache(directory, memory_buffer_bytes=16 * MB, read_timeout_s=60, disk=PromptDisk())
             own = await nursery.start(_nursery)
             made.append(Daemon(cache, fetcher, FakeOrigin(server), own))
         yield made
@@ -205,10 +205,10 @@ async def test_what_a_daemon_fails_to_bring_others_try_themselves(
 
     async def refuse(exchange: Exchange, answer: Answer) -> None:
         await refused.wait()
-        await faults.status(412)(exchange, answer)
+        await faults.archived(exchange, answer)
 
     async def fail() -> None:
-        with pytest.raises(VersionGone):
+        with pytest.raises(ObjectArchived):
             await one.read(0, 2 * MB)
 
     server.script(refuse)
@@ -232,7 +232,7 @@ async def test_a_daemon_that_hangs_costs_its_patience_once(
     await wait_all_tasks_blocked(0.01)
     assert len(server.requests) == 4
     began = trio.current_time()
-    cached = other.open()
+    cached = await other.open()
     await other.read(0, MB)
     waited_s = trio.current_time() - began
     assert PATIENCE_S <= waited_s < PATIENCE_S + SOON_S
@@ -270,7 +270,7 @@ async def test_what_queues_as_a_prefetch_holds_up_nobody(
 ) -> None:
     one, other = two
     server.script(*(faults.Hang() for _ in range(4)))
-    cached = one.open()
+    cached = await one.open()
     filler = one._new_filler(cached)
     for ahead in (ByteRange(0, 8 * MB), ByteRange(8 * MB, SIZE)):
         filler.prefetch(ahead)

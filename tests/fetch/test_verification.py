@@ -27,7 +27,7 @@ from d7yfs.fetch.transport import Transport
 from d7yfs.fetch.verification import Verifier
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 from d7yfs.origins.origin import Checksums
-from tests.cache.doubles import steady_pace
+from tests.cache.doubles import PromptDisk
 from tests.fetch.doubles import FakeOrigin
 from tests.servers import faults
 from tests.servers.dfdaemon import FakeDfdaemon
@@ -49,7 +49,7 @@ class Scene:
     def __init__(self, path: Path, server: ScriptedServer, transport: Transport, proxy: Proxies | None = None) -> None:
         directory = CacheDirectory(path, size_limit_bytes=1 << 30, min_free_bytes=0)
         directory.prepare()
-        self.cache = Cache(directory, memory_buffer_bytes=16 * MB, read_timeout_s=20, pace=steady_pace())
+        self.cache = Cache(directory, memory_buffer_bytes=16 * MB, read_timeout_s=20, disk=PromptDisk())
         self.server = server
         self.origin = FakeOrigin(server)
         self.fetcher = Fetcher(self.origin, transport, proxy=proxy, read_timeout_s=20, max_connections=6)
@@ -59,7 +59,7 @@ class Scene:
         self.struck_out = trio.Event()
         self.version = self.origin.version(KEY)
 
-    def open(self, nursery: trio.Nursery, key: str = KEY) -> CachedVersion:
+    async def open(self, nursery: trio.Nursery, key: str = KEY) -> CachedVersion:
         verifier = Verifier(self.fetcher, nursery, full=self.full, forget_pages=self._forget_pages)
 
         def new_filler(target: FillTarget) -> Filler:
@@ -68,7 +68,7 @@ class Scene:
                 return DirectFiller(target, self.fetcher, nursery)
             return StreamFiller(target, self.fetcher, nursery, self.policy)
 
-        return self.cache.open(self.origin.identity, self.origin.version(key), new_filler)
+        return await self.cache.open(self.origin.identity, self.origin.version(key), new_filler)
 
     async def _forget_pages(self, version: ObjectVersion) -> None:
         self.forgotten.append(version)
@@ -77,7 +77,7 @@ class Scene:
     async def read(self, key: str = KEY, stop: int = SIZE) -> bytes:
         """The object up to `stop`, once all that this has set off is over."""
         async with trio.open_nursery() as nursery:
-            cached = self.open(nursery, key)
+            cached = await self.open(nursery, key)
             data = bytes(await cached.read(ByteRange(0, stop).clip(cached.version.size_bytes), None))
             cached.drop()
         assert self.cache.statistics().open_versions == 0
@@ -87,10 +87,10 @@ class Scene:
     def mismatches(self) -> int:
         return self.cache.statistics().checksum_mismatches
 
-    @property
-    def cached_bytes(self) -> int:
+    async def cached_bytes(self) -> int:
         """As another daemon finds it on the disk, for nobody here has it open."""
-        return self.cache.cached_bytes(self.origin.identity, self.version)
+        (found,) = await self.cache.cached_bytes(self.origin.identity, [self.version])
+        return found
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ async def test_wrong_bytes_are_found_and_fetched_again(scene: Scene, caplog: pyt
     scene.origin.recorded = RIGHT
     scene.server.script(faults.altered(0))
     assert await scene.read() != BODY
-    assert (scene.mismatches, scene.cached_bytes) == (1, 0)
+    assert (scene.mismatches, await scene.cached_bytes()) == (1, 0)
     assert scene.forgotten == [scene.version]
     (error,) = (each.getMessage() for each in caplog.records if each.levelno == logging.ERROR)
     assert KEY in error
@@ -135,14 +135,14 @@ async def test_wrong_bytes_are_found_and_fetched_again(scene: Scene, caplog: pyt
     assert await scene.read() == BODY
     assert scene.server.sent_bytes[KEY] == 2 * SIZE
     assert scene.origin.compared == [scene.version] * 2
-    assert (scene.mismatches, scene.cached_bytes) == (1, SIZE)
+    assert (scene.mismatches, await scene.cached_bytes()) == (1, SIZE)
 
 
 async def test_wrong_bytes_are_fetched_again_for_a_reader_who_has_the_file_open(scene: Scene) -> None:
     scene.origin.recorded = RIGHT
     scene.server.script(faults.altered(0))
     async with trio.open_nursery() as nursery:
-        cached = scene.open(nursery)
+        cached = await scene.open(nursery)
         assert await cached.read(scene.version.whole, None) != BODY
         await scene.struck_out.wait()
         assert await cached.read(scene.version.whole, None) == BODY
@@ -154,7 +154,7 @@ async def test_what_is_wrong_twice_is_kept(scene: Scene, caplog: pytest.LogCaptu
     for _ in range(3):
         assert await scene.read() == BODY
     assert scene.server.sent_bytes[KEY] == 2 * SIZE
-    assert (scene.mismatches, scene.cached_bytes) == (2, SIZE)
+    assert (scene.mismatches, await scene.cached_bytes()) == (2, SIZE)
     assert scene.forgotten == [scene.version]
     assert "kept as it is" in caplog.text
 
@@ -167,7 +167,7 @@ async def test_a_store_that_cannot_be_asked_disturbs_nobody(
     scene.origin.recorded = error
     assert await scene.read() == BODY
     assert scene.origin.compared == [scene.version], "once"
-    assert (scene.mismatches, scene.cached_bytes) == (0, SIZE)
+    assert (scene.mismatches, await scene.cached_bytes()) == (0, SIZE)
     assert [each.levelname for each in caplog.records if "could not be compared" in each.getMessage()] == ["INFO"]
 
 
@@ -191,12 +191,12 @@ async def test_what_another_daemon_has_brought_is_compared_too(
     other = Scene(tmp_path, server, transport)
     other.origin.recorded = RIGHT
     async with trio.open_nursery() as nursery:
-        cached = other.open(nursery)
+        cached = await other.open(nursery)
         server.script(faults.altered(0))
         assert await scene.read() != BODY
         assert await cached.read(other.version.whole, None) != BODY
         cached.drop()
-    assert (other.mismatches, other.cached_bytes) == (1, 0)
+    assert (other.mismatches, await other.cached_bytes()) == (1, 0)
     assert server.sent_bytes[KEY] == SIZE
 
 
@@ -216,13 +216,13 @@ async def test_no_reader_waits_and_the_file_stays_open_meanwhile(scene: Scene, m
 
     monkeypatch.setattr(scene.origin, "checksums", late)
     async with trio.open_nursery() as nursery:
-        cached = scene.open(nursery)
+        cached = await scene.open(nursery)
         assert await cached.read(scene.version.whole, None) == BODY
         cached.drop()
         await wait_all_tasks_blocked()
         assert scene.cache.statistics().open_versions == 1
         answered.set()
-    assert (scene.mismatches, scene.cached_bytes) == (1, 0)
+    assert (scene.mismatches, await scene.cached_bytes()) == (1, 0)
 
 
 async def test_the_end_of_the_mount_waits_for_no_comparison(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +231,7 @@ async def test_the_end_of_the_mount_waits_for_no_comparison(scene: Scene, monkey
 
     monkeypatch.setattr(scene.origin, "checksums", never)
     async with trio.open_nursery() as nursery:
-        cached = scene.open(nursery)
+        cached = await scene.open(nursery)
         await cached.read(scene.version.whole, None)
         cached.drop()
         nursery.cancel_scope.cancel()
@@ -280,7 +280,7 @@ async def test_the_proxy_is_not_asked_again_unless_it_is_the_only_way(
         scene.origin.recorded = RIGHT
         dfdaemon.script(faults.altered(-1))  # the stream
         await scene.read(stop=2 * MB)  # and the stream brings the rest
-        assert (scene.mismatches, scene.cached_bytes) == (1, 0)
+        assert (scene.mismatches, await scene.cached_bytes()) == (1, 0)
         asked = len(dfdaemon.requests)
         assert await scene.read() == BODY
         assert (len(dfdaemon.requests) > asked) == required

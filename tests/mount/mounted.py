@@ -241,15 +241,19 @@ class Mounter:
         return done
 
     def foreground(
-        self, *arguments: str, env: Mapping[str, str] | None = None, on_start: Callable[[Notified], None] | None = None
+        self,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        on_start: Callable[[Notified], None] | None = None,
+        program: Sequence[str] = D7YFS,
     ) -> Mounted:
-        """`d7yfs mount --foreground`, ready when it has told systemd so. `on_start` runs while it starts."""
+        """`d7yfs mount --foreground`, ready when it has told systemd so. `on_start` runs while it starts; `program` stands in for d7yfs."""
         point = self.point()
         cache_dir, log_file = self.directory / f"cache-{point.name}", self.directory / f"{point.name}.log"
         with Notified(self.directory / f"{point.name}.notify") as notified:
             process = subprocess.Popen(
                 [
-                    *(*D7YFS, "mount", "--foreground", *arguments, "--cache-dir", str(cache_dir)),
+                    *(*program, "mount", "--foreground", *arguments, "--cache-dir", str(cache_dir)),
                     *("--log-file", str(log_file), "--log-level", "debug", str(point)),
                 ],
                 env=os.environ | (env or {}) | {"NOTIFY_SOCKET": str(notified.path)},

@@ -15,7 +15,7 @@ import pytest
 
 from d7yfs.objects import PART_BYTES
 from tests.mount.conftest import MIB, Bucket, bytes_of, faulty_url
-from tests.mount.mounted import Mounted, Mounter, in_background, until, within
+from tests.mount.mounted import Mounted, Mounter, in_background, run, until, within
 from tests.servers import faults
 from tests.servers.http11 import Fault
 from tests.servers.in_thread import InThread
@@ -99,6 +99,46 @@ def test_a_lasting_fault_is_eio_and_leaves_nothing_wrong(scene: Scene, kind: str
     assert len(scene.store.server.data_requests(f"b/{name}")) == before
 
 
+def html(size_bytes: int) -> bytes:
+    return b"<html>Log in!".ljust(size_bytes)
+
+
+PAGES = {
+    "short": lambda size: faults.page(html(100)),
+    "of the object's length": lambda size: faults.page(html(size)),
+    "chunked": lambda size: faults.page(html(size), chunked=True),
+    "closed by the peer": lambda size: faults.page(html(size), closed=True),
+    "with an ETag of its own": lambda size: faults.page(html(size), etag='"5f3-60a"'),
+}
+
+
+@pytest.mark.parametrize("size", [5_000, MIB, 3 * MIB, 6 * MIB])
+@pytest.mark.parametrize("kind", PAGES)
+def test_a_page_in_the_stores_place_is_never_the_object(scene: Scene, kind: str, size: int) -> None:
+    """As captive portals, gateways and load balancers send them, for GET and HEAD: not read, not cached, no other version."""
+    name = f"page-{kind.replace(' ', '-')}-{size}"
+    body = scene.put(name, seed=size, size_bytes=size)
+    scene.script(name, PAGES[kind](size), forever=True)
+    assert scene.error_of_read(name) == errno.EIO
+
+    scene.script(name)
+    assert scene.read_when_healed(name) == body, "once healed, in the same mount"
+    before = len(scene.store.server.data_requests(f"b/{name}"))
+    assert scene.witness.read(name) == body, "what is cached, as another daemon finds it"
+    assert len(scene.store.server.data_requests(f"b/{name}")) == before
+
+
+def test_a_page_is_not_warmed_up(scene: Scene) -> None:
+    body = scene.put("warmed", seed=77, size_bytes=3 * MIB)
+    scene.script("warmed", faults.page(html(3 * MIB)), forever=True)
+    failed = run("warm", scene.mounted.point / "warmed")
+    assert failed.returncode == 1
+    assert "no ETag" in failed.stderr
+    scene.script("warmed")
+    assert run("warm", scene.mounted.point / "warmed").returncode == 0
+    assert scene.witness.read("warmed") == body
+
+
 PASSING: dict[str, Fault] = {
     "too few bytes": faults.cut_after(MIB + 17),
     "reset in the body": faults.reset_after(2 * MIB + 17),
@@ -160,6 +200,28 @@ def test_replaced_during_a_read(scene: Scene) -> None:
         assert within(20, lambda: os.pread(fd, 4096, MIB)) == old[MIB : MIB + 4096], "its own bytes, as far as they go"
         assert scene.mounted.read("replaced") == new, "whoever opens it now reads the new version"
         assert within(20, lambda: os.pread(fd, 4096, MIB)) == old[MIB : MIB + 4096]
+    finally:
+        os.close(fd)
+
+
+def test_a_read_that_the_kernel_splits_ends_where_its_version_is_gone(scene: Scene) -> None:
+    """The kernel has the first part in its pages; we answer the rest with ESTALE, and the next read says so."""
+    old = scene.put("split", seed=13)
+    fd = within(20, lambda: os.open(scene.mounted.point / "split", os.O_RDONLY))
+    try:
+        assert within(20, lambda: os.pread(fd, 4096, 0)) == old[:4096], "which brings the first 2 MiB"
+        scene.put("split", seed=14)
+        first = within(20, lambda: os.pread(fd, 8 * MIB, 0))
+        assert first == old[: len(first)]
+        assert len(first) < 8 * MIB
+        with pytest.raises(OSError) as caught:  # noqa: PT011
+            within(20, lambda: os.pread(fd, 8 * MIB, len(first)))
+        assert caught.value.errno == errno.ESTALE
+        scene.put("split", seed=13)  # the same content again
+        with pytest.raises(OSError) as caught:  # noqa: PT011
+            within(20, lambda: os.pread(fd, 8 * MIB, len(first)))
+        assert caught.value.errno == errno.ESTALE
+        assert scene.mounted.read("split") == old
     finally:
         os.close(fd)
 

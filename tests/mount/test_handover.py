@@ -42,7 +42,7 @@ def _whole(mounted: Mounted, name: str) -> None:
 
 
 def _link(mounted: Mounted) -> Path:
-    (found,) = mounted.cache_dir.glob("v1/?/*.link")
+    (found,) = mounted.cache_dir.glob("v2/?/*.link")
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import json
 import os
@@ -15,16 +16,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
 
 from d7yfs import control
 from d7yfs.objects import PART_BYTES
 from tests.mount.conftest import MIB, Bucket, bytes_of, faulty_url
-from tests.mount.mounted import Mounted, Mounter, Notified, in_background, is_mounted, run, until, within
+from tests.mount.mounted import Mounted, Mounter, Notified, ended, in_background, is_mounted, run, until, within
 from tests.servers import faults
+from tests.servers.http11 import Answer, Exchange
 from tests.servers.in_thread import InThread
 from tests.servers.s3_faults import S3Faults
 
 pytestmark = [pytest.mark.mount, pytest.mark.store]
+
+_PIDFD_GETFD = 438
+"""pidfd_getfd(2), which `os` does not offer."""
 
 
 def _open(mounted: Mounted, name: str) -> int:
@@ -265,6 +271,30 @@ def test_killed_in_the_middle_of_reading_and_mounted_again(mounter: Mounter, fau
     assert again.fetched()["direct_bytes"] == len(body) - 2 * MIB, "and is not fetched again"
 
 
+def test_a_killed_daemon_whose_connection_lives_on_is_cleaned_up_too(mounter: Mounter, bucket: Bucket) -> None:
+    """As one of which a thread is held up in the kernel: here another process has its /dev/fuse."""
+    first = mounter.mount(bucket.url("library"), env=bucket.env)
+    (device,) = (int(link.name) for link in Path(f"/proc/{first.pid}/fd").iterdir() if _names_fuse(link))
+    process = os.pidfd_open(first.pid)
+    held = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, process, device, 0)
+    assert held >= 0, os.strerror(ctypes.get_errno())
+    try:
+        first.kill(signal.SIGKILL)
+        first.wait_ended()
+        again = mounter.mount(bucket.url("library"), env=bucket.env, point=first.point)
+    finally:
+        os.close(held)
+        os.close(process)
+    assert "was a dead mount; cleaned up" in again.log()
+    assert again.read("over.bin") == bucket.files["over.bin"]
+
+
+def _names_fuse(link: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return str(link.readlink()) == "/dev/fuse"
+    return False
+
+
 def test_what_a_killed_daemon_left_is_not_trusted_blindly(mounter: Mounter, bucket: Bucket) -> None:
     first = mounter.mount(bucket.url("library"), env=bucket.env)
     assert first.read("twenty.bin") == bucket.files["twenty.bin"]
@@ -359,3 +389,28 @@ def test_d7yfs_umount_by_force_of_a_daemon_that_stands_still(mounter: Mounter, b
     finally:
         mounted.kill(signal.SIGCONT)
     mounted.wait_ended()
+
+
+@pytest.mark.parametrize("asked", ["file", "listing"])
+def test_d7yfs_umount_by_force_of_a_mount_whose_store_reads_from_it(
+    mounter: Mounter, faulty: InThread[S3Faults], asked: str
+) -> None:
+    """Each waits for the other: the daemon for its store, and the store for the daemon."""
+    faulty.do(faulty.server.put, "b/file", bytes_of(1, 3 * MIB))
+    mounted = mounter.mount(faulty_url(faulty), "--anonymous", "--metadata-ttl", "0")
+    reading = trio.Event()
+
+    async def read_from_the_mount(exchange: Exchange, answer: Answer) -> None:
+        reading.set()
+        with contextlib.suppress(OSError):
+            await trio.to_thread.run_sync(lambda: (mounted.point / "file").read_bytes())
+        await exchange.deliver(answer)
+
+    faulty.do(lambda: faulty.server.script(read_from_the_mount, key="b/file" if asked == "file" else "b", forever=True))
+    reader = in_background(lambda: mounted.read("file", timeout_s=60))
+    faulty.wait(reading)
+    done = run("umount", "--force", mounted.point)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ended(mounted.pid)
+    with pytest.raises(OSError):  # noqa: PT011  # which one depends on who is quicker
+        reader.result(20)

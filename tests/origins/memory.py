@@ -7,7 +7,7 @@ import math
 import trio
 
 from d7yfs.errors import AccessDenied, D7yfsError, NotFound
-from d7yfs.objects import ListingPage, ObjectVersion
+from d7yfs.objects import ListingPage, ObjectVersion, StoreIdentity
 from d7yfs.origins.origin import Checksums, Origin, ReadRequest
 
 
@@ -15,7 +15,7 @@ class MemoryOrigin:
     """The protocol over a set of keys; listings below other prefixes than `allowed` are denied."""
 
     url = "mem://bucket"
-    identity = "mem bucket"
+    identity = StoreIdentity("mem", "", "bucket")
 
     def __init__(self, *keys: str, allowed: str = "") -> None:
         self.keys = sorted(keys, key=str.encode)
@@ -25,10 +25,14 @@ class MemoryOrigin:
         self.stat_gate: trio.Event | None = None
         """What a stat waits for."""
         self.stat_errors: dict[str, D7yfsError] = {}
+        self.troubles: list[D7yfsError] = []
+        """Raised by the next questions, first one first."""
         self.stats_under_way = self.most_stats_under_way = 0
 
     async def list(self, prefix: str, *, delimiter: str = "/", token: str = "", page_size: int = 1000) -> ListingPage:
         self.calls += 1
+        if self.troubles:
+            raise self.troubles.pop(0)
         if not prefix.startswith(self.allowed):
             raise AccessDenied(prefix)
         entries: dict[str, bool] = {}
@@ -47,6 +51,8 @@ class MemoryOrigin:
 
     async def stat(self, key: str) -> ObjectVersion:
         self.calls += 1
+        if self.troubles:
+            raise self.troubles.pop(0)
         self.stats.append(key)
         self.stats_under_way += 1
         self.most_stats_under_way = max(self.most_stats_under_way, self.stats_under_way)

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from d7yfs.config.schema import Anonymous, Credentials, Profile, RepositoryConfig, SasToken, StaticKeys
 from d7yfs.config.url import RepositoryUrl
 from d7yfs.errors import AccessDenied, BadReply, ConfigError, NotFound, OriginUnavailable
-from d7yfs.objects import ObjectVersion
+from d7yfs.objects import ObjectVersion, StoreIdentity
 from d7yfs.origins import open_origin
 from d7yfs.origins.azure import AzureOrigin
 from d7yfs.origins.origin import Checksums
@@ -170,7 +170,7 @@ async def test_addresses(url: str, endpoint_url: str, suffix: str, there: str) -
     repository = RepositoryConfig(url=RepositoryUrl.parse(url), endpoint_url=endpoint_url, endpoint_suffix=suffix)
     async with aclosing(open_origin(repository, Anonymous())) as origin:
         assert (await origin.read_request(VERSION, presigned=True)).url == f"{there}/a/model.onnx"
-        assert origin.identity == f"as {there.removesuffix('/models')} models"
+        assert origin.identity == StoreIdentity("as", there.removesuffix("/models"), "models", "account")
         assert origin.describe()["endpoint"] == there.removesuffix("/models")
         assert origin.url.startswith("as://")
         assert origin.url.endswith("account/models")

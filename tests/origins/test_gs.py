@@ -31,7 +31,7 @@ from d7yfs.config.schema import (
 )
 from d7yfs.config.url import RepositoryUrl
 from d7yfs.errors import AccessDenied, BadReply, BucketNotFound, ConfigError, NotFound, VersionGone
-from d7yfs.objects import ByteRange, ObjectVersion
+from d7yfs.objects import ByteRange, ObjectVersion, StoreIdentity
 from d7yfs.origins.gs import GsOrigin
 from d7yfs.origins.origin import Checksums, ReadRequest
 from tests.contract.reading import get, reader
@@ -123,6 +123,7 @@ async def test_another_generation_is_noticed(server: GcsServer, key_file: Creden
     server.put("models", "m", BODY)
     async with opened(server, key_file) as origin, reader(origin) as read:
         version = await origin.stat("m")
+        server.put("models", "m", BODY[::-1])
         server.intercept = lambda request: (
             Reply(200, {"x-goog-generation": "1"}, BODY) if request.path == "/models/m" else None
         )
@@ -288,7 +289,7 @@ async def test_the_emulators_variables_do_not_count(monkeypatch: pytest.MonkeyPa
     for name in ("STORAGE_EMULATOR_HOST", "CLOUD_STORAGE_EMULATOR_ENDPOINT"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     async with aclosing(GsOrigin("models", Anonymous())) as origin:
-        assert (origin.url, origin.identity) == ("gs://models", "gs google models")
+        assert (origin.url, origin.identity) == ("gs://models", StoreIdentity("gs", "google", "models"))
         request = await origin.read_request(VERSION, presigned=False)
         assert request.url == "https://storage.googleapis.com/models/a/model.onnx?generation=1700000000000000"
 

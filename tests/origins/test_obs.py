@@ -58,7 +58,7 @@ async def test_endpoint(options: dict[str, Any], endpoint: str, region: str) -> 
     async with aclosing(ObsOrigin("bucket", KEYS, **{"environ": {}, **options})) as origin:
         assert (origin.describe()["endpoint"], origin.describe()["region"]) == (endpoint, region)
         assert origin._address.url("k", {}) == endpoint.replace("https://", "https://bucket.") + "/k"
-        provider = "obs myhuaweicloud" in origin.identity
+        provider = origin.identity.endpoint.startswith("myhuaweicloud.")
         assert provider == ("corp" not in endpoint)
 
 

@@ -16,6 +16,7 @@ from d7yfs.config.schema import Anonymous, Credentials, ProviderChain, Repositor
 from d7yfs.config.url import RepositoryUrl
 from d7yfs.errors import AccessDenied, ConfigError, NotFound, ObjectArchived, VersionGone
 from d7yfs.fetch.reply import error_of
+from d7yfs.objects import StoreIdentity
 from d7yfs.origins.origin import ReadRequest
 from d7yfs.origins.oss import OssOrigin
 from tests.servers.bucket_server import Identity
@@ -99,7 +100,7 @@ async def test_identity_is_one_for_all_endpoints_of_a_provider() -> None:
     async with aclosing(OssOrigin("bucket", KEYS, endpoint_url="http://10.0.0.1", region="r", environ={})) as origin:
         assert origin.identity not in identities
         assert origin.url == "oss://http://10.0.0.1/bucket"
-    assert identities == {"oss aliyuncs.com bucket"}
+    assert identities == {StoreIdentity("oss", "aliyuncs.com", "bucket")}
 
 
 async def test_open_takes_the_options(server: OssServer) -> None:

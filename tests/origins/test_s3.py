@@ -24,7 +24,7 @@ from trio.testing import assert_checkpoints, assert_no_checkpoints
 from d7yfs.config.schema import Anonymous, Credentials, Profile, ProviderChain, RepositoryConfig, StaticKeys
 from d7yfs.config.url import RepositoryUrl
 from d7yfs.errors import AccessDenied, BadReply, ConfigError, NotFound, OriginUnavailable
-from d7yfs.objects import ObjectVersion
+from d7yfs.objects import ObjectVersion, StoreIdentity
 from d7yfs.origins import open_origin
 from d7yfs.origins.origin import Checksums
 from d7yfs.origins.s3 import S3Origin
@@ -542,18 +542,18 @@ def test_unknown_profile_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("endpoint_url", ["http://HOST:80", "http://host/", "http://host"])
 def test_spellings_of_one_endpoint(endpoint_url: str) -> None:
     origin = S3Origin("models", Anonymous(), endpoint_url=endpoint_url)
-    assert (origin.url, origin.identity) == ("s3://http://host/models", "s3 http://host models")
+    assert (origin.url, origin.identity) == ("s3://http://host/models", StoreIdentity("s3", "http://host", "models"))
 
 
 def test_aws_is_one_store() -> None:
     here, there = (S3Origin("models", Anonymous(), region=region) for region in ("", "eu-west-3"))
-    assert here.identity == there.identity == "s3 aws models"
+    assert here.identity == there.identity == StoreIdentity("s3", "aws", "models")
     assert here.url == "s3://models"
 
 
 def test_sdk_endpoint_is_part_of_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://store:9000/")
-    assert S3Origin("models", Anonymous()).identity == "s3 http://store:9000 models"
+    assert S3Origin("models", Anonymous()).identity == StoreIdentity("s3", "http://store:9000", "models")
 
 
 def test_sdk_is_imported_only_when_used() -> None:

@@ -25,7 +25,7 @@ from d7yfs.config.url import RepositoryUrl
 from d7yfs.errors import AccessDenied, ConfigError, OriginUnavailable, OriginUntrusted, VersionGone
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.transport import Transport
-from d7yfs.objects import ObjectVersion
+from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.origins import open_origin
 from d7yfs.origins.origin import Checksums, Origin
 from d7yfs.origins.s3 import S3Origin
@@ -48,6 +48,10 @@ class Sink:
 
     async def write(self, offset: int, data: memoryview) -> None:
         self.data += data
+
+    def retract(self, wanted: ByteRange) -> int:
+        del self.data[wanted.start :]
+        return wanted.start
 
 
 @pytest.fixture(scope="module")

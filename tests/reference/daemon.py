@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import fields
 from pathlib import Path
 
 import trio
 
 from d7yfs.cache.cache import Cache
-from d7yfs.cache.directory import CacheDirectory, VersionFiles
 from d7yfs.cache.filler import Filler, FillTarget
 from d7yfs.fetch.direct import DirectFiller
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.transport import Transport
 from d7yfs.filesystem import Filesystem, Source
 from d7yfs.invalidation import Invalidator
-from d7yfs.objects import ObjectVersion
 from d7yfs.refresh import Refreshes
 from d7yfs.refreshing import Refresher
 from d7yfs.tree import Repository, Tree
-from tests.cache.doubles import steady_pace
+from tests.cache.doubles import OpenedDirectory, PromptDisk
 from tests.fetch.doubles import FakeOrigin
 from tests.kernel import Kernel
 from tests.reference.faults import SILENCE_S
@@ -30,34 +27,6 @@ from tests.reference.program import Setup
 from tests.reference.store import IDENTITY, READ_TIMEOUT_S, Store
 
 NEGATIVE_TTL_S = 5.0
-
-
-class _Directory(CacheDirectory):
-    """Knows which descriptors it has handed out."""
-
-    def __init__(self, path: Path, size_limit_bytes: int) -> None:
-        super().__init__(path, size_limit_bytes=size_limit_bytes, min_free_bytes=0)
-        self.opened: set[_Files] = set()
-
-    def open(self, origin_identity: str, version: ObjectVersion) -> VersionFiles:
-        files = super().open(origin_identity, version)
-        return _Files(self, *(getattr(files, field.name) for field in fields(files)))
-
-
-class _Files(VersionFiles):
-    __hash__ = object.__hash__
-
-    def __init__(self, directory: _Directory, *values: object) -> None:
-        super().__init__(*values)  # type: ignore[arg-type]
-        self._directory = directory
-        directory.opened.add(self)
-
-    def close(self) -> None:
-        self._directory.opened.remove(self)
-        super().close()
-
-    def descriptors(self) -> list[int]:
-        return [getattr(self, field.name) for field in fields(VersionFiles) if field.name.endswith("_fd")]
 
 
 class _Notices(Invalidator):
@@ -82,7 +51,7 @@ class Daemon:
         self.refreshes: Refreshes
         self.cache: Cache
         self.nursery: trio.Nursery
-        self._directory = _Directory(path, setup.cache_bytes)
+        self._directory = OpenedDirectory(path, setup.cache_bytes)
         self._store = store
         self._setup = setup
         self._gone = trio.Event()
@@ -93,7 +62,7 @@ class Daemon:
             self._directory,
             memory_buffer_bytes=self._setup.memory_bytes,
             read_timeout_s=READ_TIMEOUT_S,
-            pace=steady_pace(),
+            disk=PromptDisk(),
         )
         transport = Transport(first_byte_timeout_s=SILENCE_S, idle_timeout_s=SILENCE_S)
         fetcher = Fetcher(
@@ -146,11 +115,7 @@ class Daemon:
     async def kill(self) -> None:
         """What a SIGKILL does: descriptors and locks are gone at once, and nothing that runs on the way out reaches the disk."""
         self.dead = True
-        grave = os.memfd_create("grave")
-        for files in self._directory.opened:
-            for descriptor in files.descriptors():
-                os.dup2(grave, descriptor, inheritable=False)
-        os.close(grave)
+        self._directory.bury()
         await self.stop()
 
     def fill_disk(self, *, full: bool) -> None:

@@ -73,7 +73,7 @@ class Names:
                 return None
             etag = node.version.validator
             try:
-                handle = filesystem.open(node.inode)
+                handle = await filesystem.open(node.inode)
             except VersionGone as error:
                 if again and not self._listed.changed_since(path, asked_at):
                     self._fail(f"{path} cannot be opened: {error!r}")

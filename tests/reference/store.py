@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import trio
 
 from d7yfs.errors import AccessDenied, BadReply, D7yfsError, OriginUnavailable, ReadTimeout, VersionGone
-from d7yfs.objects import ObjectVersion
+from d7yfs.objects import ObjectVersion, StoreIdentity
 from tests.reference.faults import FAULTS, MAX_PAUSE_S, SILENCE_S, Harm, Named
 from tests.reference.listed import Listed
 from tests.reference.program import AT_FIRST, SIZES_BYTES, Setup, body_of
 from tests.servers.http11 import Answer, Exchange, Fault
 from tests.servers.scripted import ScriptedServer
 
-IDENTITY = "s3 reference models"
+IDENTITY = StoreIdentity("s3", "reference", "models")
 """Without the server's port, so that the cache's files are named alike in every run."""
 
 READ_TIMEOUT_S = 30.0

@@ -259,10 +259,10 @@ class _World:
             daemon.dead = True
         await self._die(self._daemons)
         self._boot()
-        maps = sorted(self._path.glob("v1/*/*.map"))
+        maps = sorted(self._path.glob("v2/*/*.map"))
         if step.torn_map and maps:
             os.truncate(maps[0], maps[0].stat().st_size // 2)
-        for data in self._path.glob("v1/*/*.data"):
+        for data in self._path.glob("v2/*/*.data"):
             with data.open("r+b") as file:
                 file.write(bytes(min(step.lost_blocks * BLOCK_BYTES, data.stat().st_size)))
         self._daemons = [await self._started() for _ in self._daemons]

@@ -1,4 +1,4 @@
-"""A real Azure Blob Storage server for tests: Azurite, Microsoft's emulator, which `scripts/azurite.sh` installs with npm.
+"""A real Azure Blob Storage server for tests: Azurite, Microsoft's emulator, which `make setup-tests` installs with npm.
 
 Owns one `azurite-blob` process: its port, its one account, and how it ends. It knows nothing of pytest, so that other code may import it.
 
@@ -13,7 +13,6 @@ import base64
 import contextlib
 import os
 import secrets
-import shutil
 import socket
 import ssl
 import subprocess
@@ -41,7 +40,7 @@ class Azurite:
     """A running server. `account` and `key` may do everything; both are made anew, so that a test may grep logs for the key."""
 
     def __init__(self, directory: Path, *, tls: Tls | None = None) -> None:
-        """Start the server on loopback with its data in `directory`. Not yet ready: see `wait`. Raises RuntimeError without npm."""
+        """Start the server on loopback with its data in `directory`. Not yet ready: see `wait`. Raises RuntimeError without Azurite."""
         self.directory = directory
         self.account = f"d7yfs{secrets.token_hex(4)}"
         self.key = base64.b64encode(secrets.token_bytes(64)).decode()
@@ -111,13 +110,11 @@ def running(directory: Path, *, tls: Tls | None = None) -> Iterator[Azurite]:
 
 
 def _azurite() -> str:
-    """The `azurite-blob` of the PATH, else the one that the script installs, which takes half a minute at the first time."""
-    if found := shutil.which("azurite-blob"):
-        return found
-    installed = subprocess.run([_SCRIPT], stdout=subprocess.PIPE, text=True, check=False)
-    if installed.returncode != 0:
-        raise RuntimeError(f"{_SCRIPT.name} cannot install Azurite; its words are above")
-    return installed.stdout.strip()
+    """The `azurite-blob` that is installed. Tests install nothing: several processes run them at once."""
+    found = subprocess.run([_SCRIPT, "--installed"], stdout=subprocess.PIPE, text=True, check=False)
+    if found.returncode != 0:
+        raise RuntimeError("Azurite is not installed, or not as this tree locks it; please run: make setup-tests")
+    return found.stdout.strip()
 
 
 def _free_port() -> int:

@@ -133,7 +133,11 @@ class FakeDfdaemon(HttpServer):
             # dfdaemon asks the origin for the first byte and believes the total; a 200 to that means a total of one byte.
             code, headers, body = await self._ask_origin(request, "bytes=0-0")
             total = int(headers["content-range"].split("/")[1]) if code == 206 else 0 if code == 416 else len(body)
-            kept = {name: headers[name] for name in ("etag", "last-modified", "content-type") if name in headers}
+            kept = {
+                name: headers[name]
+                for name in ("etag", "x-goog-generation", "last-modified", "content-type")
+                if name in headers
+            }
             self.tasks.setdefault(task_id, Task(task_id, total, kept))
         return self.tasks[task_id]
 

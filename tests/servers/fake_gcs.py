@@ -1,7 +1,6 @@
 """fake-gcs-server, an emulator of Cloud Storage that others use too, for the contract suite of `make integration`.
 
-Owns the process. It asks for no credentials and checks none; `scripts/integration.sh` builds it:
-`go install github.com/fsouza/fake-gcs-server@v1.56.1`.
+Owns the process. It asks for no credentials and checks none; scripts/go-tool.sh builds it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class FakeGcs:
     def __init__(self, directory: Path) -> None:
         program = shutil.which("fake-gcs-server")
         if program is None:
-            raise RuntimeError("no `fake-gcs-server` on the PATH: scripts/integration.sh builds it")
+            raise RuntimeError("no `fake-gcs-server` on the PATH: scripts/go-tool.sh builds it")
         (port,) = free_ports(1)
         self.endpoint_url = f"http://127.0.0.1:{port}"
         self.client = httpx.Client(base_url=self.endpoint_url, trust_env=False)

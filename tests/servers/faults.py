@@ -26,6 +26,10 @@ def status(code: int, headers: Mapping[str, str] | None = None, body: bytes = b"
     return fault
 
 
+archived = status(403, body=b"<Code>InvalidObjectState</Code>")
+"""A refusal that no second try changes."""
+
+
 def with_headers(headers: Mapping[str, str], *, code: int | None = None) -> Fault:
     """The answer with these headers added or replaced, and perhaps another status: a wrong ETag, a redirect, …"""
 
@@ -40,11 +44,55 @@ def other_etag(etag: str = '"another"') -> Fault:
     return with_headers({"ETag": etag})
 
 
+def page(
+    body: bytes,
+    *,
+    code: int = 200,
+    chunked: bool = False,
+    closed: bool = False,
+    etag: str = "",
+    headers: Mapping[str, str] | None = None,
+) -> Fault:
+    """HTML from something that stands where the store should: a captive portal, a gateway, a load balancer.
+
+    `chunked`, `closed`: how it ends, without a Content-Length. `etag`: the page's own; "weak" is the object's, weakened.
+    """
+
+    async def fault(exchange: Exchange, answer: Answer) -> None:
+        sent = {"Content-Type": "text/html", **(headers or {})}
+        if chunked:
+            sent["Transfer-Encoding"] = "chunked"
+        elif closed:
+            sent["Connection"] = "close"
+        else:
+            sent["Content-Length"] = str(len(body))
+        if etag:
+            sent["ETag"] = f"W/{answer.headers.get('ETag', '')}" if etag == "weak" else etag
+        await exchange.send_head(code, sent)
+        await exchange.send(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if chunked else body)
+        if closed:
+            exchange.hang_up()
+
+    return fault
+
+
 def cut_after(body_bytes: int) -> Fault:
     """The true head, that many bytes of the body, then the end of the connection: a proxy or origin that dies."""
 
     async def fault(exchange: Exchange, answer: Answer) -> None:
         await _send_start(exchange, answer, body_bytes)
+        exchange.hang_up()
+
+    return fault
+
+
+def losing(at: int, lost_bytes: int) -> Fault:
+    """A relay that loses some bytes in mid-body and passes on the rest: the head is true, what follows is shifted and ends too soon."""
+
+    async def fault(exchange: Exchange, answer: Answer) -> None:
+        body = await answer.whole()
+        await exchange.send_head(answer.status, answer.headers)
+        await exchange.send_body(body[:at] + body[at + lost_bytes :])
         exchange.hang_up()
 
     return fault

@@ -1,4 +1,4 @@
-"""MinIO, for the contract suite of `make integration`: one server with one disk, which scripts/integration.sh builds.
+"""MinIO, for the contract suite of `make integration`: one server with one disk, which scripts/go-tool.sh builds.
 
 Owns the process. Its users need a program of its own to be made, so the reader is the root user too.
 """
@@ -28,7 +28,7 @@ class Minio:
         self.endpoint_url = f"http://127.0.0.1:{port}"
         program = shutil.which("minio")
         if program is None:
-            raise RuntimeError("no `minio` on the PATH: scripts/integration.sh builds it")
+            raise RuntimeError("no `minio` on the PATH: scripts/go-tool.sh builds it")
         self.log = directory / "minio.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(

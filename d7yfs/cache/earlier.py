@@ -1,0 +1,83 @@
+"""What earlier versions of d7yfs have left in the cache directory: never served, and deleted once nobody has it open.
+
+Their formats cannot be trusted (`directory.EARLIER_FORMATS` says why). A daemon of an earlier version may still run on the directory:
+pairs go as eviction has them go, under the lock that no opener leaves room for, so what that daemon has open stays until it is closed.
+
+Invariant: nothing goes but what those versions have made, in a directory that is this user's: a directory of somebody else's may be named
+`v1` too.
+
+Called by `Cache` where it evicts and by the command line. Blocks on local files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from d7yfs.cache.directory import (
+    EARLIER_FORMATS,
+    INCOMING,
+    SHARDS,
+    delete_pair,
+    disk_bytes,
+    drop_forgotten,
+    linked_bytes,
+)
+
+_OURS = re.compile(r"[0-9a-f]{64}\.(?:map|data|linkmap|link)")
+
+
+@dataclass(slots=True)
+class Dropped:
+    """What `drop` has done."""
+
+    files: int = 0
+    disk_bytes: int = 0
+    kept: list[Path] = field(default_factory=list)
+    """The maps of pairs that some process has open."""
+
+
+def drop(directory: Path, left: Callable[[int], None] = lambda _size_bytes: None) -> Dropped:
+    """Delete all pairs of earlier formats but those in use. `left` hears how many bytes remain, first of all of them together."""
+    dropped = Dropped()
+    roots = [root for root in (directory / each for each in EARLIER_FORMATS) if _is_ours(root)]
+    found = [(map_path, _pair_bytes(map_path)) for root in roots for map_path in _maps(root)]
+    left_bytes = sum(size_bytes for _, size_bytes in found)
+    left(left_bytes)
+    for map_path, size_bytes in found:
+        # Data without a map is what a crash left behind. Its name belongs to whoever holds the map's lock, so make one.
+        if delete_pair(map_path, os.O_CREAT) or not map_path.exists():
+            dropped.files += 1
+            dropped.disk_bytes += size_bytes
+            left_bytes -= size_bytes
+            left(left_bytes)
+        else:
+            dropped.kept.append(map_path)
+    for root in roots:
+        drop_forgotten([*(root / INCOMING).glob("*"), *root.glob(".probe-*")])
+        for made in (*(root / each for each in SHARDS), root):
+            with contextlib.suppress(OSError):
+                made.rmdir()
+    return dropped
+
+
+def _is_ours(root: Path) -> bool:
+    try:
+        status = root.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+
+
+def _maps(root: Path) -> Iterator[Path]:
+    """The name of each pair's map, whether the map is there or not."""
+    yield from sorted({each.with_suffix(".map") for each in root.glob("[0-9a-f]/*") if _OURS.fullmatch(each.name)})
+
+
+def _pair_bytes(map_path: Path) -> int:
+    return disk_bytes(map_path) + disk_bytes(map_path.with_suffix(".data")) + linked_bytes(map_path)

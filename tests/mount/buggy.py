@@ -1,0 +1,42 @@
+"""`d7yfs` with bugs: requests about some names fail in ways that nobody has foreseen.
+
+`test_bugs.py` runs it in a process of its own.
+"""
+
+from __future__ import annotations
+
+from d7yfs import daemon
+from d7yfs.answers import Absent, Found
+from d7yfs.cli import main
+from d7yfs.filesystem import Filesystem
+from d7yfs.tree import ROOT_INODE
+
+LOOKUP, OPENDIR, OPEN, READ = "lookup.bug", "opendir.bug", "open.bug", "read.bug"
+
+
+class _Buggy(Filesystem):
+    def _check(self, name: str, inode: int) -> None:
+        if self.tree.directory(ROOT_INODE).entry(name) is self.tree.get(inode):
+            raise ZeroDivisionError(name)
+
+    async def lookup(self, parent: int, name: str) -> Found | Absent:
+        if name == LOOKUP:
+            raise ZeroDivisionError(name)
+        return await super().lookup(parent, name)
+
+    async def opendir(self, inode: int) -> int:
+        self._check(OPENDIR, inode)
+        return await super().opendir(inode)
+
+    async def open(self, inode: int) -> int:
+        self._check(OPEN, inode)
+        return await super().open(inode)
+
+    async def read(self, handle: int, offset: int, size_bytes: int) -> bytes | bytearray:
+        self._check(READ, self._handles[handle].node.inode)
+        return await super().read(handle, offset, size_bytes)
+
+
+if __name__ == "__main__":
+    vars(daemon)["Filesystem"] = _Buggy
+    main()

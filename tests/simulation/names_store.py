@@ -1,0 +1,269 @@
+"""The store of the simulation of names: its keys at every moment, and all that it was asked and has answered.
+
+`Store` is an `Origin`: each answer is the store as it is at one moment, and travels for a while before and after that moment.
+`Recorded` stands between it and d7yfs. It keeps what each question has shown, for the oracle in `names_oracle`.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import trio
+
+from d7yfs.errors import AccessDenied, D7yfsError, NotFound, OriginUnavailable
+from d7yfs.listings import Listings
+from d7yfs.objects import ListingPage, ObjectVersion
+
+_BEGAN_S = 1_700_000_000
+_SECOND_NS = 1_000_000_000
+
+
+def _by_segment(key: str) -> str:
+    return key.replace("/", "\0")
+
+
+ORDERS: dict[str, Callable[[str], object]] = {
+    "utf-8": str.encode,
+    "by segment": _by_segment,
+    "none": lambda key: random.Random(key).random(),
+}
+"""In which stores list: as S3 does, as one that keeps directories does (SeaweedFS), and as S3's directory buckets do."""
+
+
+@dataclass(slots=True)
+class Weather:
+    """How requests fare; the world changes it."""
+
+    delay_s: float = 0.01
+    """Of each way, on average."""
+    failing: float = 0.0
+    """The part of the requests that fail."""
+    hanging: float = 0.0
+    """The part of the requests that take long before they are answered, or fail."""
+    denied: tuple[str, ...] = ()
+    """Prefixes that may not be listed."""
+
+
+class Store:
+    """Keys and their versions."""
+
+    url = "sim://b"
+    identity = "sim"
+
+    def __init__(self, choose: random.Random, *, order: str, page_size: int) -> None:
+        self.weather = Weather()
+        self._choose = choose
+        self._order = ORDERS[order]
+        self._page_size = page_size
+        self.versions: dict[str, ObjectVersion] = {}
+        self.moments: list[tuple[float, dict[str, ObjectVersion]]] = [(-math.inf, {})]
+
+    # --- what happens to it ---
+
+    def put(self, key: str, etag: str) -> None:
+        mtime_ns = int(_BEGAN_S + trio.current_time()) * _SECOND_NS
+        self.versions[key] = ObjectVersion(key, 0, etag, mtime_ns)
+        self._note()
+
+    def delete(self, key: str) -> None:
+        if self.versions.pop(key, None) is not None:
+            self._note()
+
+    def _note(self) -> None:
+        now = trio.current_time()
+        if self.moments[-1][0] == now:
+            self.moments.pop()  # nobody has seen what was for no time
+        self.moments.append((now, dict(self.versions)))
+
+    def since(self, at: float) -> list[dict[str, ObjectVersion]]:
+        """What it was at every moment from `at` until now."""
+        first = next((n for n in range(len(self.moments) - 1, -1, -1) if self.moments[n][0] <= at), 0)
+        return [versions for _, versions in self.moments[first:]]
+
+    # --- what it is asked ---
+
+    async def list(self, prefix: str, *, delimiter: str = "/", token: str = "", page_size: int = 1000) -> ListingPage:
+        error = await self._travel(prefix if delimiter or page_size > 1 else None)
+        found: dict[str, bool] = {}
+        for key in self.versions:
+            if key.startswith(prefix):
+                head, cut, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key[len(prefix) :], "", "")
+                found[f"{prefix}{head}{cut}"] = bool(cut)
+        names = sorted(found, key=self._order)  # type: ignore[arg-type]
+        if token:
+            behind = self._order(token)
+            names = [name for name in names if self._order(name) > behind]  # type: ignore[operator]
+        shown = names[: min(page_size, self._page_size)]
+        page = ListingPage(
+            tuple(self.versions[key] for key in shown if not found[key]),
+            tuple(key for key in shown if found[key]),
+            shown[-1] if len(names) > len(shown) else "",
+            int(_BEGAN_S + trio.current_time()) * _SECOND_NS,
+        )
+        await self._arrive(error)
+        return page
+
+    async def stat(self, key: str) -> ObjectVersion:
+        error = await self._travel(None)
+        version = self.versions.get(key)
+        await self._arrive(error)
+        if version is None:
+            raise NotFound(key)
+        return version
+
+    async def _travel(self, listed: str | None) -> D7yfsError | None:
+        """The way there; what is to be answered instead of the truth."""
+        weather, choose = self.weather, self._choose
+        await trio.sleep(choose.expovariate(1.0) * weather.delay_s)
+        if choose.random() < weather.hanging:
+            await trio.sleep(choose.choice([1.0, 7.0, 20.0]))
+        if listed is not None and any(listed.startswith(each) for each in weather.denied):
+            return AccessDenied(f"{listed}: 403")
+        return OriginUnavailable("503") if choose.random() < weather.failing else None
+
+    async def _arrive(self, error: D7yfsError | None) -> None:
+        await trio.sleep(self._choose.expovariate(1.0) * self.weather.delay_s)
+        if error is not None:
+            raise error
+
+
+@dataclass(slots=True, eq=False)
+class Question:
+    """One that d7yfs has asked: a listing (flat or of one directory), a page of one, or one about a name."""
+
+    kind: str
+    prefix: str
+    """What was listed; of a name its key."""
+    asked_at: float
+    told_at: float
+    """When the last of its pages came."""
+    pages: int = 0
+    pages_s: list[float] = field(default_factory=list)
+    """How long each page took."""
+    files: dict[str, str] = field(default_factory=dict)
+    """What has come: ETags by key."""
+    directories: set[str] = field(default_factory=set)
+    """Keys with their slash."""
+    reached: str = ""
+    by_segment: str = ""
+    """How far its pages have come, in either order."""
+    ordered: bool = True
+    complete: bool = False
+    error: D7yfsError | None = None
+    failed_at: float = -1.0
+    ended_at: float = math.inf
+
+    @property
+    def took_s(self) -> float:
+        """How long it took, or has taken so far."""
+        return min(self.ended_at, trio.current_time()) - self.asked_at
+
+    def take(self, page: ListingPage) -> None:
+        self.pages_s.append(trio.current_time() - self.told_at)
+        self.told_at = trio.current_time()
+        self.pages += 1
+        keys = [version.key for version in page.objects]
+        for part in (keys, list(page.prefixes)):
+            self.ordered = self.ordered and part == sorted(part) and (not part or part[0] >= self.reached)
+        for version in page.objects:
+            self._enter(version.key, version.validator)
+        for prefix in page.prefixes:
+            self._enter(prefix, "")
+        self.reached = max([self.reached, *keys, *page.prefixes])
+        self.by_segment = max([self.by_segment, *map(_by_segment, (*keys, *page.prefixes))])
+        self.complete = not page.next_token
+
+    def passed(self, key: str) -> bool:
+        """Whether all that the name `key` can be has come."""
+        end = f"{key}/"
+        return self.complete or (self.ordered and self.reached > end and self.by_segment > _by_segment(end))
+
+    def _enter(self, key: str, etag: str) -> None:
+        cut = key.find("/", len(self.prefix)) + 1
+        while cut:
+            self.directories.add(key[:cut])
+            cut = key.find("/", cut) + 1
+        if not key.endswith("/"):
+            self.files[key] = etag
+
+
+class Recorded:
+    """`listings`, and all that they were asked and have answered."""
+
+    def __init__(self, listings: Listings) -> None:
+        self._listings = listings
+        self.questions: list[Question] = []
+
+    def _ask(self, kind: str, prefix: str) -> Question:
+        now = trio.current_time()
+        question = Question(kind, prefix, now, now)
+        self.questions.append(question)
+        return question
+
+    async def pages(self, prefix: str, *, delimiter: str = "/") -> AsyncGenerator[ListingPage, None]:
+        question = self._ask("list" if delimiter else "flat", prefix)
+        try:
+            async with aclosing(self._listings.pages(prefix, delimiter=delimiter)) as pages:
+                async for page in pages:
+                    question.take(page)
+                    yield page
+        except D7yfsError as error:
+            self._failed(question, error)
+            raise
+        finally:
+            question.ended_at = trio.current_time()
+
+    async def page(self, prefix: str, token: str) -> ListingPage:
+        question = self._ask("page", prefix)
+        try:
+            page = await self._listings.page(prefix, token)
+        except D7yfsError as error:
+            self._failed(question, error)
+            raise
+        question.take(page)
+        return page
+
+    async def stat(self, key: str) -> ObjectVersion:
+        question = self._ask("stat", key)
+        try:
+            version = await self._listings.stat(key)
+        except D7yfsError as error:
+            if not isinstance(error, NotFound):
+                self._failed(question, error)
+            question.complete = isinstance(error, NotFound)
+            question.told_at = trio.current_time()
+            raise
+        question.files[key] = version.validator
+        question.complete, question.told_at = True, trio.current_time()
+        return version
+
+    async def holds(self, prefix: str) -> bool:
+        question = self._ask("holds", prefix[:-1])
+        try:
+            holds = await self._listings.holds(prefix)
+        except D7yfsError as error:
+            self._failed(question, error)
+            raise
+        if holds:
+            question.directories.add(prefix)
+        question.complete, question.told_at = True, trio.current_time()
+        return holds
+
+    def _failed(self, question: Question, error: D7yfsError) -> None:
+        question.error, question.failed_at = error, trio.current_time()
+
+
+def visible(versions: Mapping[str, ObjectVersion], *, prefix: str, marker: str, excluded: str) -> Iterable[str]:
+    """The keys that are to be seen, where `marker` publishes each directory at the top and names that end in `excluded` are hidden."""
+    for key in versions:
+        path = key.removeprefix(prefix)
+        if excluded and any(name.endswith(excluded) for name in path.split("/")):
+            continue
+        top, cut, _ = path.partition("/")
+        if marker and cut and f"{prefix}{top}/{marker}" not in versions:
+            continue
+        yield key
