@@ -6,6 +6,8 @@ that it can be read again: some 300 bytes per thousand entries. Invariants:
 - An index is steady: the page's number and a position in it. Read again after it was dropped, a page reaches from the same key to the same
   key, whatever was added or deleted meanwhile, so that pages neither overlap nor leave a gap.
 - A name is shown once. Of an object `a` and a directory `a/` far behind it the object's entry is the one shown; a lookup says what it is.
+  Which page shows such a name is decided when the page of the object is first read, and stays so. In a store that lists in no order at
+  all (S3's directory buckets) it is shown by both, if they are on two pages.
 - Each page is fetched in a task of its own, single flight, one ahead of whoever reads: no reader waits for another's page, and one who
   gives up takes nothing from others. A fetch that fails is an error for those who wait for it; whoever asks next has it tried again.
 
@@ -25,7 +27,7 @@ import trio
 
 from d7yfs.errors import D7yfsError, OriginUnavailable
 from d7yfs.inodes import Directory
-from d7yfs.listing import Answer, DirectoryListing, NoObject
+from d7yfs.listing import Answer, DirectoryListing, NoObject, by_segment
 from d7yfs.objects import ObjectVersion
 
 log = logging.getLogger(__name__)
@@ -65,6 +67,7 @@ class Page:
     entries: dict[str, ObjectVersion | None]
     """By name; None is a directory."""
     names: tuple[str, ...]
+    """What is shown: the entries' names, then those that were objects here, are none any more, and may be directories by now."""
     settled_to: str
     """No object whose name with a slash comes before this key can still turn out to be a directory."""
 
@@ -73,7 +76,7 @@ class Page:
         base = self.number << _POSITION_BITS
         for at in range(position, len(self.names)):
             name = self.names[at]
-            yield base | at, name, _UNSEEN[self.entries[name] is None]
+            yield base | at, name, _UNSEEN[self.entries.get(name) is None]
 
     @property
     def stop(self) -> int:
@@ -209,32 +212,39 @@ class DirectoryStream:
         place = self._places[number]
         asked_at = trio.current_time()
         entries: dict[str, ObjectVersion | None] = {}
-        token, last = place.token, place.after
+        token, last, last_by_segment = place.token, place.after, ""
         while True:
             listing, token = await self._fetch(token)
             keys = [self._key(name, version) for name, version in listing.entries.items()]
             self._ordered = self._ordered and listing.reached.ordered and min(keys, default=_LAST) > last
             last = max(last, listing.reached.key)
+            last_by_segment = max([last_by_segment, *keys], key=by_segment)
             end = place.end if self._ordered else None
-            # The next page leaves out directories of these names, because their objects were here. What is both by now is shown here.
-            here = self._places[number + 1].objects if end is not None else frozenset[str]()
-            for key, (name, version) in zip(keys, listing.entries.items(), strict=True):
-                if (end is None or key <= end or name in here) and (version is not None or name not in place.objects):
+            here = self._places[number + 1].objects - place.objects if end is not None else frozenset[str]()
+            for name, version in listing.entries.items():
+                if version is None and name in place.objects:
+                    continue  # An earlier page shows its object.
+                # Of an object that was not here at first a later page may show the directory.
+                if end is None or name in here or self._key(name, None) <= end:
                     entries[name] = version
             if end is None or last >= end or not token:
                 break
+        # What was an object here may still be a directory: no later page would show it.
+        gone = [name for name in sorted(here - entries.keys()) if token and self._key(name, None) > last]
+        names = (*entries, *gone)
         if token and number == len(self._places) - 1:
             place.end = last if self._ordered else None
-            self._places.append(_Place(token, last, self._open_names(place, entries, last)))
-        place.read, place.count = True, len(entries)
+            behind = last if self._ordered else last_by_segment
+            self._places.append(_Place(token, last, self._open_names(place, entries, behind)))
+        place.read, place.count = True, len(names)
         settled_to = "" if not self._ordered else last if token else _LAST
-        return Page(number, asked_at, entries, tuple(entries), settled_to)
+        return Page(number, asked_at, entries, names, settled_to)
 
     def _key(self, name: str, version: ObjectVersion | None) -> str:
         return f"{self.prefix}{name}/" if version is None else version.key
 
     def _open_names(self, place: _Place, entries: dict[str, ObjectVersion | None], last: str) -> frozenset[str]:
-        """The names of objects up to `last` of which a directory's key may still come: those that it begins with."""
+        """The names of objects up to `last` of which a directory's key may still come: those that it begins with, in either order."""
         name = last.removeprefix(self.prefix)
         heads = (name[:length] for length in range(1, len(name) + 1))
         return frozenset(head for head in heads if head in place.objects or entries.get(head) is not None)

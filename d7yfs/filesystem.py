@@ -85,12 +85,17 @@ class _Handle:
 @dataclass(slots=True)
 class _DirectoryHandle:
     inode: int
-    names: tuple[str, ...]
+    nodes: Mapping[str, Node]
+    """What the directory had when it was opened; of a huge one nothing."""
     opened_at: float
     stream: DirectoryStream | None = None
-    """Of a huge directory, instead of names."""
+    """Of a huge directory, instead of nodes."""
     page: Page | None = None
     """Where its reader is."""
+    names: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.names = tuple(self.nodes)
 
 
 class Filesystem:
@@ -262,9 +267,9 @@ class Filesystem:
         asked_at = trio.current_time()
         directory = await self._list(inode, asked_at)
         if self.tree.listed(inode, asked_at):
-            opened = _DirectoryHandle(inode, self.tree.children(inode), asked_at)
+            opened = _DirectoryHandle(inode, directory.children or {}, asked_at)
         else:
-            opened = _DirectoryHandle(inode, (), asked_at, self._lister(directory).stream(directory, asked_at))
+            opened = _DirectoryHandle(inode, {}, asked_at, self._lister(directory).stream(directory, asked_at))
         handle = next(self._numbers)
         self._directory_handles[handle] = opened
         return handle
@@ -284,7 +289,13 @@ class Filesystem:
         if opened.stream is not None:
             return await self._streamed(opened, opened.stream, start)
         directory = await self._list(opened.inode, opened.opened_at)
-        return directory, self.tree.entries(opened.inode, opened.names, start)
+        if directory.children is not None:
+            return directory, self.tree.entries(opened.inode, opened.names, start)
+        # It was found to be huge since it was opened: what it had is dropped name by name.
+        return directory, (
+            (index, name, directory.entry(name) or Unseen(node.is_directory))
+            for index, (name, node) in itertools.islice(enumerate(opened.nodes.items()), start, None)
+        )
 
     async def _streamed(
         self, opened: _DirectoryHandle, stream: DirectoryStream, start: int
@@ -310,9 +321,10 @@ class Filesystem:
         try:
             opened = self._directory_handles[handle]
             if opened.stream is None:
-                await self._list(opened.inode, opened.opened_at)
-                names = self.tree.children(opened.inode)
-                yield [(name, node) for _, name, node in self.tree.entries(opened.inode, names, 0)]
+                _, entries = await self.entries(handle, 0)
+                known = [(name, node) for _, name, node in entries]
+                yield [(name, node) for name, node in known if not isinstance(node, Unseen)]
+                yield await self._looked_up(directory, [name for name, node in known if isinstance(node, Unseen)])
                 return
             index = 0
             while (found := await opened.stream.page(index)) is not None:

@@ -203,6 +203,22 @@ class InodeTable:
         self._forget_listing(directory)
         return entries
 
+    def _drop(self, directory: Directory) -> None:
+        """Have its entries be learnt anew when it is next used; of those that are gone then nobody knows."""
+        if directory.children is not None:
+            directory.fingerprint = fingerprint(directory.children)
+        for child in self.clear(directory):
+            self.unlink(child, vanished=False)
+
+    def drop_unlinked(self, above: Directory) -> None:
+        """See `Tree.drop_strays`."""
+        pending: list[Node] = list(self.unlinked.values())
+        while pending:
+            node = pending.pop()
+            if isinstance(node, Directory) and node.inode in self.filled and _above(above, node):
+                pending.extend(node.entries)
+                self._drop(node)
+
     def _forget_listing(self, directory: Directory) -> None:
         self.hidden -= directory.hidden_count
         directory.children = None
@@ -277,11 +293,8 @@ class InodeTable:
                 if 2 * remembered >= len(directory.children or directory.singles or ()):
                     self.touch(directory)
                     continue
-                if directory.children is not None:
-                    directory.fingerprint = fingerprint(directory.children)
                 before = len(self.nodes)
-                for child in self.clear(directory):
-                    self.unlink(child, vanished=False)
+                self._drop(directory)
                 self.dropped_total += before - len(self.nodes)
         self._thin(keep, room)
         if self._excess > 0:

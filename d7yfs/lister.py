@@ -288,6 +288,7 @@ class Lister:
     async def refresh(self, directory: Directory) -> Refreshed:
         """Ask now for all that is known of a directory and below it, however fresh. Raises as `lookup`."""
         self._streams.drop(directory.prefix)
+        self._tree.drop_strays(directory)
         if not self._intake.not_whole and not _is_lone(directory):
             asking = await self._rescan(directory)
             try:
@@ -297,6 +298,7 @@ class Lister:
             if found.directories:
                 return await self._look_for(directory, found)
         await self._older(directory)
+        self._tree.drop_strays(directory)
         found = Refreshed()
         known = self._tree.known(directory)
         if self._mode is not Mode.EXACT and directory not in known:
@@ -354,17 +356,19 @@ class Lister:
         return self._scan()
 
     async def _refresh_one(self, directory: Directory, found: Refreshed) -> None:
-        if directory.children is None and directory.singles is not None:
-            if len(directory.singles) > _ASKED_BY_NAME:
-                self._intake.doubt(directory)
-                found.directories += 1
+        if directory.children is not None or directory.singles is None:
+            listed = await self.relist(directory)
+            found.directories += listed.directories
+            found.changes += listed.changes
+            if directory.children is not None or directory.singles is None:
                 return
-            for name in list(directory.singles):
-                found.add(directory, await self.refresh_entry(directory, name))
+            # It has turned out to be huge.
+        if len(directory.singles) > _ASKED_BY_NAME:
+            self._intake.doubt(directory)
+            found.directories += 1
             return
-        listed = await self.relist(directory)
-        found.directories += listed.directories
-        found.changes += listed.changes
+        for name in list(directory.singles):
+            found.add(directory, await self.refresh_entry(directory, name))
 
     async def relist(self, directory: Directory) -> Refreshed:
         """Ask now for a directory alone; one question with who asks for it already. Raises as `lookup`."""

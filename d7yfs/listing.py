@@ -64,11 +64,11 @@ class Reached:
     may list `model/` before `model-2/`, and show it late: so nothing is settled which that order would leave open.
     """
 
-    __slots__ = ("_by_segment", "complete", "key", "ordered")
+    __slots__ = ("_last_by_segment", "complete", "key", "ordered")
 
     def __init__(self) -> None:
         self.key = ""
-        self._by_segment = ""
+        self._last_by_segment = ""
         self.ordered = True
         self.complete = False
 
@@ -80,16 +80,16 @@ class Reached:
             if part:
                 self.ordered = self.ordered and part[0] >= first and list(part) == sorted(part)
                 last = max(last, part[-1])
-                self._by_segment = max(self._by_segment, _by_segment(part[-1]))
+                self._last_by_segment = max(self._last_by_segment, by_segment(part[-1]))
         self.key = last
         self.complete = not page.next_token
 
     def beyond(self, prefix: str) -> bool:
         """Whether all that comes before `prefix`, and something behind it, has come: then it is known whether anything lies under it."""
-        return self.complete or (self.ordered and self.key > prefix and self._by_segment > _by_segment(prefix))
+        return self.complete or (self.ordered and self.key > prefix and self._last_by_segment > by_segment(prefix))
 
 
-def _by_segment(key: str) -> str:
+def by_segment(key: str) -> str:
     """By which keys are in the order of their segments."""
     return key.replace("/", "\0")
 

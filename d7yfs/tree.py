@@ -220,6 +220,13 @@ class Tree:
                 strays.setdefault(parent, []).append(name)
         return {inode: names for inode, names in strays.items() if inode in self._table.nodes}
 
+    def drop_strays(self, directory: Directory) -> None:
+        """Know nothing any more of the entries of directories below `directory` that are no entries themselves: `known` has none of those.
+
+        They are remembered, and may be entries again, which would make what they held an answer.
+        """
+        self._table.drop_unlinked(directory)
+
     def _above(self, repository: str, path: str) -> int:
         """The number of the directory of a path, be it an entry or not; 0 for one that is not known."""
         prefix = f"{path}/" if path else ""

@@ -126,6 +126,27 @@ async def test_it_is_read_page_by_page_and_nothing_of_it_is_kept(tmp_path: Path)
         mount.filesystem.releasedir(handle)
 
 
+async def test_who_has_it_open_from_before_it_was_huge_sees_all_that_it_had(tmp_path: Path) -> None:
+    async with mounted(tmp_path, 6, max_entries=8) as mount:
+        handle = await mount.open()
+        directory = await mount.huge()
+        mount.listings.add("h/d/x")
+        for number in range(20):
+            mount.listings.add(f"h/z{number}")
+        await mount.filesystem.listers[""].refresh(directory)
+        assert directory.huge
+        for number in range(10):
+            await mount.look(f"z{number}")  # takes the room of what was known
+        assert not any(directory.entry(name) for name in names(3))
+        _, entries = await mount.filesystem.entries(handle, 2)
+        shown = [(index, name, node.is_directory) for index, name, node in entries]
+        assert shown == [(index, name, False) for index, name in enumerate(names(6))][2:]
+        assert [
+            name async for some in mount.filesystem.children(directory) for name, _ in some if name in names(6)
+        ] == names(6)
+        mount.filesystem.releasedir(handle)
+
+
 async def test_a_place_in_it_is_steady(tmp_path: Path) -> None:
     async with mounted(tmp_path, 40) as mount:
         handle = await mount.open()

@@ -762,6 +762,41 @@ async def test_a_refresh_waits_for_what_was_asked_before_it(autojump_clock: Mock
         nursery.cancel_scope.cancel()
 
 
+async def test_a_refresh_reaches_what_is_below_a_directory_that_was_dropped_for_room(autojump_clock: MockClock) -> None:
+    """The kernel still remembers `a/b`, though nothing tells any more that it is in `a`."""
+    listings = MemoryListings("a/b/x", *(f"a/{number}" for number in range(10)), "c/x")
+    async with scene(listings, Mode.DIRECTORY, max_entries=8) as it:
+        b = await it.directory("a/b")
+        await it.look("a/b/x")
+        a = await it.directory("a")
+        it.tree.set_max_entries(4)
+        await it.names("c")
+        for number in range(4):
+            await it.look(f"absent{number}")
+        assert b.entries, "it is about what is known"
+        assert it.tree.at("", "a/b/") is None
+        listings.add("a/b/x", "new")
+        await it.lister.refresh(a)
+        x = await it.look("a/b/x")
+        assert isinstance(x, File)
+        assert x.version.validator == '"new"'
+
+
+async def test_a_refresh_of_a_directory_that_turns_out_to_be_huge_asks_for_each_name(autojump_clock: MockClock) -> None:
+    listings = MemoryListings("a", "b", page_size=2)
+    async with scene(listings, Mode.DIRECTORY, limit=4) as it:
+        top = await it.directory()
+        assert await it.names() == ["a", "b"]
+        listings.add("b", "new")
+        for number in range(10):
+            listings.add(f"c{number}")
+        await it.lister.refresh(top)
+        assert top.huge
+        b = await it.look("b")
+        assert isinstance(b, File)
+        assert b.version.validator == '"new"'
+
+
 async def test_a_refresh_that_fails_says_so_and_leaves_what_is_known(autojump_clock: MockClock) -> None:
     listings = MemoryListings("a/x")
     async with scene(listings) as it:

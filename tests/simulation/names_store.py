@@ -22,6 +22,10 @@ _BEGAN_S = 1_700_000_000
 _SECOND_NS = 1_000_000_000
 
 
+SLACK_S = 0.05
+"""What the kernel's own work takes at most, and a bit."""
+
+
 def _by_segment(key: str) -> str:
     return key.replace("/", "\0")
 
@@ -151,7 +155,10 @@ class Question:
     reached: str = ""
     by_segment: str = ""
     """How far its pages have come, in either order."""
-    ordered: bool = True
+    disordered_at: float = math.inf
+    """When keys came that are in no order."""
+    in_order: tuple[str, str] = ("", "")
+    """How far its pages had come before, in either order."""
     complete: bool = False
     error: D7yfsError | None = None
     failed_at: float = -1.0
@@ -168,19 +175,24 @@ class Question:
         self.pages += 1
         keys = [version.key for version in page.objects]
         for part in (keys, list(page.prefixes)):
-            self.ordered = self.ordered and part == sorted(part) and (not part or part[0] >= self.reached)
+            if part != sorted(part) or (part and part[0] < self.reached):
+                self.disordered_at = min(self.disordered_at, self.told_at)
         for version in page.objects:
             self._enter(version.key, version.validator)
         for prefix in page.prefixes:
             self._enter(prefix, "")
         self.reached = max([self.reached, *keys, *page.prefixes])
         self.by_segment = max([self.by_segment, *map(_by_segment, (*keys, *page.prefixes))])
+        if self.disordered_at == math.inf:
+            self.in_order = (self.reached, self.by_segment)
         self.complete = not page.next_token
 
     def passed(self, key: str) -> bool:
-        """Whether all that the name `key` can be has come."""
+        """Whether all that the name `key` can be has come, or seemed to when an answer that is still on its way was given."""
         end = f"{key}/"
-        return self.complete or (self.ordered and self.reached > end and self.by_segment > _by_segment(end))
+        reached, by_segment = self.in_order
+        is_in_order = trio.current_time() <= self.disordered_at + SLACK_S
+        return self.complete or (is_in_order and reached > end and by_segment > _by_segment(end))
 
     def _enter(self, key: str, etag: str) -> None:
         cut = key.find("/", len(self.prefix)) + 1
