@@ -27,7 +27,7 @@ import trio
 
 from d7yfs.errors import D7yfsError, OriginUnavailable
 from d7yfs.inodes import Directory
-from d7yfs.listing import Answer, DirectoryListing, NoObject, by_segment
+from d7yfs.listing import Answer, DirectoryListing, NoObject, Reached, by_segment
 from d7yfs.objects import ObjectVersion
 
 log = logging.getLogger(__name__)
@@ -68,8 +68,8 @@ class Page:
     """By name; None is a directory."""
     names: tuple[str, ...]
     """What is shown: the entries' names, then those that were objects here, are none any more, and may be directories by now."""
-    settled_to: str
-    """No object whose name with a slash comes before this key can still turn out to be a directory."""
+    reached: Reached | None
+    """Beyond which keys it goes: no object of it with a directory's key before that can still turn out to be one. None without an order."""
 
     def shown(self, position: int) -> Iterator[tuple[int, str, Unseen]]:
         """Index, name and kind of the entries from `position` on."""
@@ -88,7 +88,8 @@ class Page:
         version = self.entries.get(name, NoObject.ABSENT)
         if version is None:
             return NoObject.DIRECTORY
-        return version if isinstance(version, ObjectVersion) and f"{version.key}/" < self.settled_to else None
+        is_settled = isinstance(version, ObjectVersion) and self.reached and self.reached.beyond(f"{version.key}/")
+        return version if is_settled else None
 
 
 @dataclass(slots=True)
@@ -234,17 +235,17 @@ class DirectoryStream:
         names = (*entries, *gone)
         if token and number == len(self._places) - 1:
             place.end = last if self._ordered else None
-            behind = last if self._ordered else last_by_segment
-            self._places.append(_Place(token, last, self._open_names(place, entries, behind)))
+            # Which order it is a first page may not tell.
+            open_names = self._open_names(place, entries, last) | self._open_names(place, entries, last_by_segment)
+            self._places.append(_Place(token, last, open_names))
         place.read, place.count = True, len(names)
-        settled_to = "" if not self._ordered else last if token else _LAST
-        return Page(number, asked_at, entries, names, settled_to)
+        return Page(number, asked_at, entries, names, listing.reached if self._ordered else None)
 
     def _key(self, name: str, version: ObjectVersion | None) -> str:
         return f"{self.prefix}{name}/" if version is None else version.key
 
     def _open_names(self, place: _Place, entries: dict[str, ObjectVersion | None], last: str) -> frozenset[str]:
-        """The names of objects up to `last` of which a directory's key may still come: those that it begins with, in either order."""
+        """The names of objects up to `last` of which a directory's key may still come: those that it begins with."""
         name = last.removeprefix(self.prefix)
         heads = (name[:length] for length in range(1, len(name) + 1))
         return frozenset(head for head in heads if head in place.objects or entries.get(head) is not None)

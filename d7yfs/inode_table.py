@@ -307,13 +307,14 @@ class InodeTable:
         for name, single in list(directory.singles.items())[:-1]:
             if self._excess + room <= 0:
                 return
+            if single.node is not None and single.node.lookups:
+                continue
+            del directory.singles[name]
+            self.dropped_total += 1
             if single.node is None:
-                del directory.singles[name]
                 self._absent -= 1
-            elif not single.node.lookups:
-                del directory.singles[name]
+            else:
                 self.unlink(single.node, vanished=False)
-                self.dropped_total += 1
 
 
 def fingerprint(children: Mapping[str, Node]) -> int:

@@ -29,7 +29,7 @@ _TREE = {
 _TREE_COUNTERS = {
     "stale_listings_total": "Listings that failed while an older one was served",
     "stale_answers_total": "Lookups answered from such an older listing",
-    "dropped_inodes_total": "Inodes dropped to stay below the limit",
+    "dropped_inodes_total": "Inodes, and names known to be absent, dropped to stay below the limit",
     "unmatched_forgets_total": "What the kernel gave back and was not known to have",
 }
 

@@ -178,9 +178,9 @@ class Oracle:
     def _learnt_at(self, key: str, parent: str, meaning: str, asked_at: float) -> float:
         """From when the newest answer is that had come when somebody asked: about this name alone, or a listing of its directory alone.
 
-        Where it is the same answer, how old it is does not matter.
+        Where it is the same answer, how old it is does not matter. Nor does it of a directory that was gone: what it held is then not kept.
         """
-        if self.gives_up:
+        if self.gives_up or self._was_gone(parent, asked_at):
             return -math.inf
         newest, holds = -math.inf, None
         for question in reversed(self._of_directory[parent]):
@@ -201,6 +201,16 @@ class Oracle:
                     return -math.inf
                 newest = question.asked_at
         return newest
+
+    def _was_gone(self, parent: str, asked_at: float) -> bool:
+        """Whether some answer of the last time was that there is no such directory."""
+        above = parent[: parent.rfind("/", 0, -1) + 1]
+        lists = (each for each in self._of_directory[above] if each.kind == "list")
+        return bool(parent) and any(
+            each.complete and parent not in each.directories
+            for each in (*self._flat, *lists)
+            if asked_at - 60 <= each.asked_at and parent.startswith(each.prefix) and each.prefix != parent
+        )
 
     def _last_failure(self, key: str, parent: str, asked_at: float) -> float:
         """When the question for this name, or the listing of its directory, failed last, if that still counts at `asked_at`."""
@@ -268,9 +278,8 @@ class Oracle:
             return 0.0
         if question.kind not in ("list", "flat"):
             return min(ttl_s, negative_ttl_s) if meaning == ABSENT else ttl_s
-        # A directory may have been taken out of a flat listing when fewer pages had come, whose median was larger.
-        counts = range(question.pages + 1) if question.kind == "flat" else [question.pages]
-        took_s = min(question.took_s, choose(_work_s(question.pages_s[:count]) for count in counts))
+        # It may have been answered when fewer pages had come, whose median was larger.
+        took_s = min(question.took_s, choose(_work_s(question.pages_s[:count]) for count in range(question.pages + 1)))
         life_s = max(ttl_s, LIVES_FOR * took_s)
         return life_s if meaning != ABSENT or self._is_whole(question, parent) else min(life_s, took_s + negative_ttl_s)
 
