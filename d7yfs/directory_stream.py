@@ -44,6 +44,12 @@ _POSITION_BITS = 20
 _LAST = chr(0x10FFFF)
 """Behind every key."""
 
+_ORDERS: tuple[Callable[[str], str], ...] = (lambda key: key, by_segment)
+"""In which stores list, by what they compare: S3 by keys, stores that keep directories (SeaweedFS) by segments."""
+
+_Ends = tuple[str, ...]
+"""The last key of some, in each order, as that compares it."""
+
 Fetch = Callable[[str], Awaitable[tuple[DirectoryListing, str]]]
 """The page behind a continuation token ("" for the first), and the next page's token, empty after the last. Raises D7yfsError."""
 
@@ -97,15 +103,15 @@ class _Place:
     """Where a page begins and, once it was read, ends."""
 
     token: str
-    after: str
-    """The last key before it."""
+    after: _Ends
+    """Of the keys before it."""
     objects: frozenset[str]
     """Names of objects before it that have a directory's name, if one comes."""
     read: bool = False
     count: int = 0
     """Of the entries that were last found in it."""
-    end: str | None = None
-    """The last key in it. None where nothing came behind it, or keys come in no order."""
+    ends: _Ends | None = None
+    """Of the keys in it and before. None where nothing came behind it."""
 
 
 @dataclass(slots=True)
@@ -124,13 +130,13 @@ class DirectoryStream:
         self._fetch = fetch
         self._nursery = nursery
         self._pages_kept = pages_kept
-        self._places = [_Place("", "", frozenset())]
+        self._places = [_Place("", ("",) * len(_ORDERS), frozenset())]
         self._pages: OrderedDict[int, Page] = OrderedDict()
         self._fetching: dict[int, _Fetching] = {}
         self._not_ahead: int | None = None
         """The page whose fetch ahead of the reader failed: left to whoever needs it."""
-        self._ordered = True
-        """Whether keys came in order so far. S3's directory buckets list in none."""
+        self._orders = list(range(len(_ORDERS)))
+        """In which keys came so far. S3's directory buckets list in none."""
 
     async def page(self, index: int, held: Page | None = None) -> tuple[Page, int] | None:
         """The page and position where the entries from `index` on are; None at the end. Raises what fetching raises.
@@ -213,41 +219,48 @@ class DirectoryStream:
         place = self._places[number]
         asked_at = trio.current_time()
         entries: dict[str, ObjectVersion | None] = {}
-        token, last, last_by_segment = place.token, place.after, ""
+        token, ends = place.token, place.after
         while True:
             listing, token = await self._fetch(token)
+            reached = listing.reached
             keys = [self._key(name, version) for name, version in listing.entries.items()]
-            self._ordered = self._ordered and listing.reached.ordered and min(keys, default=_LAST) > last
-            last = max(last, listing.reached.key)
-            last_by_segment = max([last_by_segment, *keys], key=by_segment)
-            end = place.end if self._ordered else None
-            here = self._places[number + 1].objects - place.objects if end is not None else frozenset[str]()
+            self._orders = [
+                each
+                for each in self._orders
+                if (reached.ordered, reached.in_segments)[each]
+                and min(map(_ORDERS[each], keys), default=_LAST) > ends[each]
+            ]
+            ends = (max(ends[0], reached.key), max(ends[1], reached.last_segments))
+            stops = place.ends if self._orders else None
+            here = self._places[number + 1].objects - place.objects if stops is not None else frozenset[str]()
             for name, version in listing.entries.items():
                 if version is None and name in place.objects:
                     continue  # An earlier page shows its object.
                 # Of an object that was not here at first a later page may show the directory.
-                if end is None or name in here or self._key(name, None) <= end:
+                if stops is None or name in here or not any(self._is_behind(name, stops)):
                     entries[name] = version
-            if end is None or last >= end or not token:
+            if stops is None or not token or all(ends[each] >= stops[each] for each in self._orders):
                 break
         # What was an object here may still be a directory: no later page would show it.
-        gone = [name for name in sorted(here - entries.keys()) if token and self._key(name, None) > last]
+        gone = [name for name in sorted(here - entries.keys()) if token and any(self._is_behind(name, ends))]
         names = (*entries, *gone)
         if token and number == len(self._places) - 1:
-            place.end = last if self._ordered else None
-            # Which order it is a first page may not tell.
-            open_names = self._open_names(place, entries, last) | self._open_names(place, entries, last_by_segment)
-            self._places.append(_Place(token, last, open_names))
+            place.ends = ends
+            self._places.append(_Place(token, ends, self._open_names(place, entries, ends)))
         place.read, place.count = True, len(names)
-        return Page(number, asked_at, entries, names, listing.reached if self._ordered else None)
+        return Page(number, asked_at, entries, names, reached if 0 in self._orders else None)
+
+    def _is_behind(self, name: str, ends: _Ends) -> Iterator[bool]:
+        """Whether a directory of that name comes behind these ends, in each of the orders that it may be."""
+        return (_ORDERS[each](self._key(name, None)) > ends[each] for each in self._orders)
 
     def _key(self, name: str, version: ObjectVersion | None) -> str:
         return f"{self.prefix}{name}/" if version is None else version.key
 
-    def _open_names(self, place: _Place, entries: dict[str, ObjectVersion | None], last: str) -> frozenset[str]:
-        """The names of objects up to `last` of which a directory's key may still come: those that it begins with."""
-        name = last.removeprefix(self.prefix)
-        heads = (name[:length] for length in range(1, len(name) + 1))
+    def _open_names(self, place: _Place, entries: dict[str, ObjectVersion | None], ends: _Ends) -> frozenset[str]:
+        """The names of objects up to there of which a directory's key may still come: those that the last key of an order begins with."""
+        names = (end[len(self.prefix) :] for end in ends)
+        heads = {name[:length] for name in names for length in range(1, len(name) + 1)}
         return frozenset(head for head in heads if head in place.objects or entries.get(head) is not None)
 
 

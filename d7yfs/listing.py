@@ -64,29 +64,33 @@ class Reached:
     may list `model/` before `model-2/`, and show it late: so nothing is settled which that order would leave open.
     """
 
-    __slots__ = ("_last_by_segment", "complete", "key", "ordered")
+    __slots__ = ("complete", "in_segments", "key", "last_segments", "ordered")
 
     def __init__(self) -> None:
         self.key = ""
-        self._last_by_segment = ""
+        """The last one in the order of keys."""
         self.ordered = True
+        self.last_segments = ""
+        """The last one in the order of segments, as `by_segment` has it."""
+        self.in_segments = True
+        """Whether keys came in that order."""
         self.complete = False
 
     def add(self, page: ListingPage) -> None:
         """Take note of a page."""
-        keys = [version.key for version in page.objects]
-        first, last = self.key, self.key
-        for part in (keys, page.prefixes):
+        first, first_segments = self.key, self.last_segments
+        for part in ([version.key for version in page.objects], page.prefixes):
             if part:
+                segments = [by_segment(key) for key in part]
                 self.ordered = self.ordered and part[0] >= first and list(part) == sorted(part)
-                last = max(last, part[-1])
-                self._last_by_segment = max(self._last_by_segment, by_segment(part[-1]))
-        self.key = last
+                self.in_segments = self.in_segments and segments[0] >= first_segments and segments == sorted(segments)
+                self.key = max(self.key, part[-1])
+                self.last_segments = max(self.last_segments, segments[-1])
         self.complete = not page.next_token
 
     def beyond(self, prefix: str) -> bool:
         """Whether all that comes before `prefix`, and something behind it, has come: then it is known whether anything lies under it."""
-        return self.complete or (self.ordered and self.key > prefix and self._last_by_segment > by_segment(prefix))
+        return self.complete or (self.ordered and self.key > prefix and self.last_segments > by_segment(prefix))
 
 
 def by_segment(key: str) -> str:
