@@ -29,7 +29,7 @@ from d7yfs.origins import open_origin
 from d7yfs.origins.origin import Origin
 from d7yfs.origins.survey import Empty, SingleObject, survey
 from d7yfs.shown import Shown
-from d7yfs.trust import ssl_context
+from d7yfs.tls import ssl_context
 from d7yfs.visibility import Visibility
 
 USER_AGENT = f"d7yfs/{__version__}"

@@ -35,7 +35,7 @@ from d7yfs.origins.azure_sas import VERSION, expiry_of
 from d7yfs.origins.origin import Checksums, ReadRequest
 from d7yfs.origins.refusal import Call
 from d7yfs.origins.rest import Reply, Rest
-from d7yfs.trust import ssl_context
+from d7yfs.tls import ssl_context
 
 _SIGNED_MAX = 2048
 """Signed requests kept; about 2 KiB each, of which a bearer token is the most."""

@@ -39,7 +39,7 @@ from d7yfs.origins.gs_signing import RSA, SIGNATURE_LIFE_S, SIGNATURE_PARAMS, Hm
 from d7yfs.origins.origin import Checksums, ReadRequest
 from d7yfs.origins.refusal import Call
 from d7yfs.origins.rest import Reply, Rest
-from d7yfs.trust import ca_file, ssl_context
+from d7yfs.tls import ca_file, ssl_context
 
 IAM_ENDPOINT = "https://iamcredentials.googleapis.com"
 ACCESS_ID_VARIABLE = "GS_ACCESS_KEY_ID"

@@ -30,7 +30,7 @@ from d7yfs.origins.refusal import Vocabulary
 from d7yfs.origins.renewal import Renewal
 from d7yfs.origins.rest import Reply, Rest
 from d7yfs.origins.xml_listing import XmlListing
-from d7yfs.trust import ssl_context
+from d7yfs.tls import ssl_context
 
 
 class OssOrigin(BucketRest):

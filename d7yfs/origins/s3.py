@@ -50,7 +50,7 @@ from d7yfs.origins.s3_credentials import Keys
 from d7yfs.origins.s3_errors import Call, WrongRegion, from_credentials, translate
 from d7yfs.origins.s3_signing import Signer, Target
 from d7yfs.origins.xml_listing import entity_tag, parse_listing
-from d7yfs.trust import ca_file
+from d7yfs.tls import ca_file
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
