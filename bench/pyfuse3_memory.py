@@ -21,7 +21,7 @@ import trio
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestContext
 from pyfuse3._pyfuse3 import FileHandleT, FileNameT, FlagT, InodeT
 
-from d7yfs.mounts import tune
+from d7yfs.host.mount_table import tune
 
 _FOREVER_S = 3600.0
 _MAPPED_AT_START_BYTES = 64 << 10

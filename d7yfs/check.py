@@ -13,7 +13,6 @@ from pathlib import Path
 
 import trio
 
-from d7yfs import mounts
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.check_dragonfly import Nowhere, check_dragonfly
 from d7yfs.check_filters import check_filters
@@ -22,6 +21,7 @@ from d7yfs.config.schema import Config
 from d7yfs.config.sources import Settings
 from d7yfs.errors import AccessDenied, CacheUnusable, D7yfsError, MountError
 from d7yfs.findings import Finding, Verdict, failed
+from d7yfs.host import mount_table
 from d7yfs.listing import DirectoryListing
 from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.origins.survey import list_all
@@ -226,12 +226,12 @@ def _settings_of(path: Path) -> set[str]:
 
 
 def _check_mountpoint(point: Path) -> Finding:
-    mount = mounts.mounted_at(point)
-    if mount is not None and mount.fstype.startswith("fuse") and not mounts.answers(point):
+    mount = mount_table.mounted_at(point)
+    if mount is not None and mount.fstype.startswith("fuse") and not mount_table.answers(point):
         said = f"{point} is a dead mount ({mount.source}); mounting will clean it up"
         return Finding("mount point", Verdict.WARNING, said)
     try:
-        mounts.prepare_mountpoint(point)
+        mount_table.prepare_mountpoint(point)
     except MountError as error:
         return failed("mount point", error)
     return Finding("mount point", Verdict.OK, f"{point}: an empty directory")

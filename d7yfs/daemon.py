@@ -21,7 +21,7 @@ from pathlib import Path
 
 import trio
 
-from d7yfs import control, latecomer, logs, mounts, reload, tree
+from d7yfs import control, latecomer, logs, reload, tree
 from d7yfs.answers import Changes
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
@@ -37,15 +37,16 @@ from d7yfs.fetch.stream import StreamFiller
 from d7yfs.fetch.verification import Verifier
 from d7yfs.filesystem import Filesystem, Source
 from d7yfs.fuse.pyfuse3_adapter import Adapter, Appearance
-from d7yfs.handed_mount import HandedMount
 from d7yfs.health import Probe
+from d7yfs.host import mount_table
+from d7yfs.host.fuse_helper import HandedMount
+from d7yfs.host.launch import Readiness
 from d7yfs.inodes import Directory
 from d7yfs.invalidation import Invalidator
 from d7yfs.latecomer import Latecomer
 from d7yfs.listings import Mode as ListingMode
 from d7yfs.monitoring import Monitoring
 from d7yfs.objects import ObjectVersion
-from d7yfs.readiness import Readiness
 from d7yfs.refresh import Refreshes
 from d7yfs.refreshing import Refresher
 from d7yfs.reloading import Reloader
@@ -76,7 +77,7 @@ async def run(
     mountpoint = settings.require_mountpoint()
     is_handed = config.fuse_helper is not None or HandedMount.from_path(mountpoint) is not None
     is_abandoned = partial(control.is_abandoned, control.socket_path(mountpoint))
-    if not is_handed and await trio.to_thread.run_sync(mounts.prepare_mountpoint, mountpoint, is_abandoned):
+    if not is_handed and await trio.to_thread.run_sync(mount_table.prepare_mountpoint, mountpoint, is_abandoned):
         log.warning("%s was a dead mount; cleaned up", mountpoint)
     directory = CacheDirectory(
         config.cache_dir, size_limit_bytes=config.cache_size_bytes, min_free_bytes=config.cache_min_free_bytes
@@ -194,7 +195,7 @@ class _Mount:
                     session.start_soon(self._monitoring.run, self._config.metrics_listen)
             finally:
                 Adapter.close()
-                if not self._unmounted and mounts.mounted_at(self._mountpoint) is not None:
+                if not self._unmounted and mount_table.mounted_at(self._mountpoint) is not None:
                     self._take_away(lazy=True)
                 nursery.cancel_scope.cancel()
         log.info("%s is unmounted", self._mountpoint)
@@ -290,7 +291,7 @@ class _Mount:
         if self._handed is not None:
             self._handed.unmount(lazy=lazy)
         else:
-            mounts.unmount(self._mountpoint, lazy=lazy)
+            mount_table.unmount(self._mountpoint, lazy=lazy)
 
     def _entries_changed(self, directory: Directory, changes: Changes) -> None:
         # Otherwise the kernel does not know it. Without a time to live it still believes what is served while the store fails.
@@ -311,12 +312,14 @@ class _Mount:
     async def _announce(self) -> None:
         """Wait until the mount answers, raise its limits, and say so."""
         is_visible = self._handed is None or self._handed.is_visible
-        if is_visible and not await trio.to_thread.run_sync(mounts.answers, self._mountpoint, abandon_on_cancel=True):
+        if is_visible and not await trio.to_thread.run_sync(
+            mount_table.answers, self._mountpoint, abandon_on_cancel=True
+        ):
             raise MountError(f"{self._mountpoint} is mounted but does not answer", hint="see the log for the reason")
         if self._handed is not None:
             await trio.to_thread.run_sync(self._handed.ready)
         else:
-            for trouble in await trio.to_thread.run_sync(mounts.tune, self._mountpoint):
+            for trouble in await trio.to_thread.run_sync(mount_table.tune, self._mountpoint):
                 log.info("%s", trouble)
         _spare_collector()
         names = ", ".join(str(each.config.url) for each, _ in self._repositories)
@@ -378,11 +381,11 @@ class _Mount:
                 try:
                     # It may look at the mount, and so wait for us to ask a store that does not answer.
                     await trio.to_thread.run_sync(self._take_away, abandon_on_cancel=True)
-                except mounts.Busy:
+                except mount_table.Busy:
                     # No file is open: a directory is, or is somebody's working directory. There is no event for that.
                     await trio.sleep(_BUSY_RETRY_S)
                 except MountError as error:
-                    if mounts.mounted_at(self._mountpoint) is not None:
+                    if mount_table.mounted_at(self._mountpoint) is not None:
                         log.warning("%s", error)
                         break
                     return

@@ -24,8 +24,8 @@ import trio
 from d7yfs import logs, metrics_http
 from d7yfs.errors import MountError
 from d7yfs.health import Probe
+from d7yfs.host.launch import Readiness
 from d7yfs.metrics_http import Page
-from d7yfs.readiness import Readiness
 
 log = logging.getLogger(__name__)
 

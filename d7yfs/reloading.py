@@ -23,7 +23,7 @@ from d7yfs import logs, reload
 from d7yfs.config.sources import Settings
 from d7yfs.control import reporting
 from d7yfs.errors import D7yfsError
-from d7yfs.readiness import Readiness
+from d7yfs.host.launch import Readiness
 from d7yfs.reload import Changes
 
 log = logging.getLogger(__name__)

@@ -29,8 +29,8 @@ from d7yfs.errors import (
 )
 from d7yfs.filesystem import Filesystem, Source
 from d7yfs.lister import STALE_RETRY_S
-from d7yfs.models import OTHER
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion, StoreIdentity
+from d7yfs.stats.models import OTHER
 from d7yfs.tree import ROOT_INODE, Repository, Tree
 from tests.cache.doubles import PromptDisk
 from tests.listings import MemoryListings

@@ -13,11 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from d7yfs import intake, invalidation, metrics, refreshing
 from d7yfs.cache.cache import CacheStatistics
 from d7yfs.fetch import counters, handover, traffic
-from d7yfs.fullness import Full
 from d7yfs.fuse.pyfuse3_adapter import OperationCounters
-from d7yfs.latency import BOUNDS_S
 from d7yfs.metrics.data import SOURCES
-from d7yfs.models import Model
+from d7yfs.stats.histogram import BOUNDS_S
+from d7yfs.stats.load_times import Full
+from d7yfs.stats.models import Model
 from d7yfs.tree import Repository, Tree
 from d7yfs.warm import Progress, State
 from tests.status_numbers import LEFT_OUT, left_out, unshown

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from d7yfs.config.sources import Settings, load_settings
-from d7yfs.readiness import Readiness
+from d7yfs.host.launch import Readiness
 from d7yfs.reload import Changes
 from d7yfs.reloading import Reloader
 

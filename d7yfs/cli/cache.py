@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from d7yfs import control, mounts
+from d7yfs import control
 from d7yfs.cache import earlier, inspection
 from d7yfs.cache.inspection import Stored, Verdict
 from d7yfs.cli import daemons
@@ -25,6 +25,7 @@ from d7yfs.config.schema import OPTIONS, default_cache_dir
 from d7yfs.config.sources import CONFIG_VARIABLE
 from d7yfs.config.toml import read_toml
 from d7yfs.errors import NotFound, UsageError
+from d7yfs.host import mount_table
 
 _OPTION = OPTIONS["cache_dir"]
 
@@ -186,7 +187,7 @@ def drop(place: str | None, everything: bool, as_json: bool, cache_dir: Path | N
             "drop needs a URL, a path in a mount or --all, one of them", hint="d7yfs cache ls shows the URLs"
         )
     if place is not None and "://" not in place:
-        point, below = mounts.containing(Path(place))
+        point, below = mount_table.containing(Path(place))
         with daemons.naming(point):
             answer = control.outcome(control.socket_path(point), "cache-drop", paths=[below])
     else:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
-from d7yfs import control, mounts
+from d7yfs import control
 from d7yfs.control import NoAnswer, Reply
 from d7yfs.errors import MountError
+from d7yfs.host import mount_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,9 @@ def of_mounts(mountpoint: Path | None) -> dict[Path, str]:
     if mountpoint is not None:
         point = mountpoint.absolute()
         return {control.socket_path(point): str(point)}
-    own = [each for each in mounts.mount_table() if each.fstype == mounts.FSTYPE and each.owner == os.geteuid()]
+    own = [
+        each for each in mount_table.mount_table() if each.fstype == mount_table.FSTYPE and each.owner == os.geteuid()
+    ]
     named = {control.socket_path(each.point): str(each.point) for each in own}
     if control.RUNTIME_VARIABLE in os.environ:
         named = {path: name for path, name in named.items() if path.exists()}

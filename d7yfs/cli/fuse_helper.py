@@ -11,7 +11,7 @@ import click
 from d7yfs import logs
 from d7yfs.cli.place import Place
 from d7yfs.config.schema import OPTIONS
-from d7yfs.handed_mount import help_with
+from d7yfs.host.fuse_helper import help_with
 
 
 @click.command()

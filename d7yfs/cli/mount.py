@@ -16,7 +16,7 @@ from d7yfs.cli.options import Command, Given, settings_options
 from d7yfs.config.schema import Config
 from d7yfs.config.sources import Settings
 from d7yfs.errors import D7yfsError, MountError
-from d7yfs.readiness import Failed, Readiness, launch
+from d7yfs.host.launch import Failed, Readiness, launch
 
 
 @click.command(cls=Command)

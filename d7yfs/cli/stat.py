@@ -6,10 +6,11 @@ from pathlib import Path
 
 import click
 
-from d7yfs import control, mounts
+from d7yfs import control
 from d7yfs.cli import daemons
 from d7yfs.cli.as_json import print_object
 from d7yfs.cli.place import Place
+from d7yfs.host import mount_table
 
 
 @click.command()
@@ -17,7 +18,7 @@ from d7yfs.cli.place import Place
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def stat(path: Path, as_json: bool) -> None:
     """URL, ETag, version, cached bytes, route and Dragonfly's task of a file or directory in a mount."""
-    point, below = mounts.containing(path)
+    point, below = mount_table.containing(path)
     with daemons.naming(point):
         answer = control.ask(control.socket_path(point), "stat", path=below)
     if as_json:

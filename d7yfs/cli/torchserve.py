@@ -18,7 +18,7 @@ from d7yfs.config import units
 from d7yfs.config.sources import TORCHSERVE_VARIABLE, parse_source, split_sources
 from d7yfs.config.url import RepositoryUrl
 from d7yfs.errors import ConfigError, UsageError
-from d7yfs.mounts import FSTYPE, mount_table
+from d7yfs.host.mount_table import FSTYPE, mount_table
 from d7yfs.servers.model_store import ALL, choose, look
 from d7yfs.servers.torchserve import Outcome, matching
 from d7yfs.servers.torchserve_api import (

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import click
 
-from d7yfs import control, mounts
+from d7yfs import control
 from d7yfs.cli.place import Place
 from d7yfs.config.sources import load_settings
 from d7yfs.errors import MountError, UsageError
+from d7yfs.host import mount_table
 
 _END_TIMEOUT_S = 30.0
 _END_POLL_S = 0.05
@@ -37,18 +38,18 @@ def umount(mountpoint: Path | None, config: Path | None, lazy: bool, force: bool
     if mountpoint is None:
         mountpoint = load_settings({}, (), None, os.environ, config).require_mountpoint()
     point = mountpoint.absolute()
-    mount = mounts.mounted_at(point)
-    if mount is None or mount.fstype != mounts.FSTYPE:
-        known = ", ".join(str(each.point) for each in mounts.mount_table() if each.fstype == mounts.FSTYPE)
+    mount = mount_table.mounted_at(point)
+    if mount is None or mount.fstype != mount_table.FSTYPE:
+        known = ", ".join(str(each.point) for each in mount_table.mount_table() if each.fstype == mount_table.FSTYPE)
         raise MountError(
             f"{point} is not a d7yfs mount", hint=f"mounted here: {known}" if known else "nothing is mounted"
         )
     pid = _abort(point) if force else _pid_behind(point)
     try:
-        mounts.unmount(point, lazy=lazy or force)
+        mount_table.unmount(point, lazy=lazy or force)
     except MountError:
         # A daemon whose connection was taken away unmounts by itself, and may be the first.
-        if not force or mounts.mounted_at(point) is not None:
+        if not force or mount_table.mounted_at(point) is not None:
             raise
     if pid is not None and not lazy and not _ended(pid):
         raise MountError(f"{point} is unmounted, but its daemon (pid {pid}) still runs", hint="see its log")
@@ -61,7 +62,7 @@ def _abort(point: Path) -> int | None:
     except MountError:
         return None
     finally:
-        mounts.abort(point)
+        mount_table.abort(point)
 
 
 def _pid_behind(point: Path) -> int | None:

@@ -11,13 +11,14 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from d7yfs import control, mounts
+from d7yfs import control
 from d7yfs.cli import daemons
 from d7yfs.cli.as_json import print_line
 from d7yfs.cli.failures import end_with
 from d7yfs.cli.place import Place
 from d7yfs.cli.status import line, show_size_roughly
 from d7yfs.errors import D7yfsError, MountError
+from d7yfs.host import mount_table
 
 _Report = dict[str, Any]
 
@@ -48,7 +49,7 @@ def paths_by_mount(paths: tuple[Path, ...]) -> dict[Path, list[str]]:
     """`paths` by the mount point they are in, relative to it. Raises MountError for one that is in none."""
     found: dict[Path, list[str]] = {}
     for path in paths:
-        point, below = mounts.containing(path)
+        point, below = mount_table.containing(path)
         found.setdefault(point, []).append(below)
     return found
 

@@ -41,9 +41,9 @@ from d7yfs.fetch.reply import check_head, error_of, proves
 from d7yfs.fetch.transfer import DIRECT, FALLBACK, Sink, Transfer, Urgency
 from d7yfs.fetch.transport import Response, Transport
 from d7yfs.logs import fields, fields_of
-from d7yfs.models import Models
 from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.origins.origin import Origin
+from d7yfs.stats.models import Models
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ import trio
 from cachetools import LRUCache
 
 from d7yfs.logs import fields
-from d7yfs.models import Model, Models
 from d7yfs.objects import ObjectVersion
+from d7yfs.stats.models import Model, Models
 
 log = logging.getLogger(__name__)
 

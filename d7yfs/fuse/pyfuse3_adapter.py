@@ -33,14 +33,14 @@ from d7yfs.fuse import handshake, uncounted
 from d7yfs.fuse.handshake import Handshake
 from d7yfs.inodes import Node
 from d7yfs.invalidation import Invalidator
-from d7yfs.latency import Histogram
 from d7yfs.logs import REQUEST, fields, fields_of
+from d7yfs.stats.histogram import Histogram
 
 log = logging.getLogger(__name__)
 
 MAX_TASKS = 1100
-"""Requests handled at once: more than the kernel's background limit that `mounts.tune` sets, so that requests which stall in one repository
-leave room for those of another."""
+"""Requests handled at once: more than the kernel's background limit that `mount_table.tune` sets, so that requests which stall in one
+repository leave room for those of another."""
 
 BLOCK_SIZE = 4096
 _UNSEEN_INODES = 1 << 62

@@ -14,7 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from d7yfs import control, mounts
+from d7yfs import control
 from d7yfs.cli import COMMANDS, main
 from d7yfs.cli.failures import ungrouped
 from d7yfs.cli.mount import split_arguments
@@ -22,6 +22,7 @@ from d7yfs.cli.place import Place
 from d7yfs.cli.status import show_size_roughly
 from d7yfs.config.schema import OPTIONS
 from d7yfs.errors import ConfigError, MountError, NotFound
+from d7yfs.host import mount_table
 from tests.servers import faults
 from tests.servers.in_thread import InThread
 from tests.servers.s3_faults import S3Faults
@@ -41,7 +42,7 @@ def store() -> Iterator[InThread[S3Faults]]:
 @pytest.fixture
 def _nothing_mounted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(control, "runtime_directory", lambda: tmp_path / "run")
-    monkeypatch.setattr(mounts, "mount_table", list)
+    monkeypatch.setattr(mount_table, "mount_table", list)
 
 
 def url_of(store: InThread[S3Faults], prefix: str) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from d7yfs import mounts
 from d7yfs.cli import main
 from d7yfs.cli.refresh import said
+from d7yfs.host import mount_table
 
 
 def found(**names: list[str]) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def test_much_is_not_named_one_by_one() -> None:
 
 
 def test_a_path_in_no_mount(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mounts, "mount_table", list)
+    monkeypatch.setattr(mount_table, "mount_table", list)
     done = CliRunner().invoke(main, ["refresh", "/nowhere"])
     assert done.exit_code == 1
     assert done.stderr.startswith("d7yfs: error: /nowhere is not in a d7yfs mount")

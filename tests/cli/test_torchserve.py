@@ -15,8 +15,8 @@ import pytest
 import trustme
 from click.testing import CliRunner, Result
 
-from d7yfs import mounts
 from d7yfs.cli import main
+from d7yfs.host import mount_table
 from d7yfs.servers.torchserve_api import DEFAULT_ADDRESS
 from tests.servers import fake_torchserve
 from tests.servers.fake_torchserve import FakeTorchServe
@@ -506,8 +506,8 @@ def test_a_directory_that_cannot_be_read_or_holds_nothing(server: FakeTorchServe
 def test_without_a_directory_it_is_the_only_mount(
     server: FakeTorchServe, store: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    table = [mounts.Mount(store, "0:1", mounts.FSTYPE, "s3://b", ())] * count
-    table.append(mounts.Mount(Path("/proc"), "0:2", "proc", "proc", ()))
+    table = [mount_table.Mount(store, "0:1", mount_table.FSTYPE, "s3://b", ())] * count
+    table.append(mount_table.Mount(Path("/proc"), "0:2", "proc", "proc", ()))
     monkeypatch.setattr("d7yfs.cli.torchserve.mount_table", lambda: table)
     done = register(server, "--model", "one")
     assert done.exit_code == (0 if count == 1 else 2), done.output
@@ -516,8 +516,8 @@ def test_without_a_directory_it_is_the_only_mount(
 def test_among_several_mounts_the_plugins_bucket_decides(
     server: FakeTorchServe, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def mounted(point: Path, source: str) -> mounts.Mount:
-        return mounts.Mount(point, "0:1", mounts.FSTYPE, source, ())
+    def mounted(point: Path, source: str) -> mount_table.Mount:
+        return mount_table.Mount(point, "0:1", mount_table.FSTYPE, source, ())
 
     table = [mounted(tmp_path / "x", "s3://other"), mounted(store.parent, f"a=s3://b/c;d;{store.name}=s3://b/torch")]
     monkeypatch.setattr("d7yfs.cli.torchserve.mount_table", lambda: table)

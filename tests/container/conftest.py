@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from d7yfs import mounts
+from d7yfs.host import mount_table
 from tests.mount.conftest import Bucket as Bucket
 from tests.mount.conftest import _can_mount, bucket
 
@@ -130,5 +130,5 @@ def ground() -> Iterator[Path]:
             yield directory
         finally:
             for point in (directory / "volume" / "models", directory / "volume"):
-                while mounts.mounted_at(point) is not None:
-                    mounts.unmount(point, lazy=True)
+                while mount_table.mounted_at(point) is not None:
+                    mount_table.unmount(point, lazy=True)

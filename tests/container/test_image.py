@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from d7yfs import mounts
+from d7yfs.host import mount_table
 from tests.container.conftest import Containers
 from tests.mount.conftest import Bucket
 from tests.mount.mounted import READ_TIMEOUT_S, free_port, in_background, until, within
@@ -31,8 +31,8 @@ def answers(port: int, path: str) -> bool:
 
 
 def is_mounted(point: Path) -> bool:
-    mount = mounts.mounted_at(point)
-    return mount is not None and mount.fstype == mounts.FSTYPE
+    mount = mount_table.mounted_at(point)
+    return mount is not None and mount.fstype == mount_table.FSTYPE
 
 
 def settings(bucket: Bucket, port: int) -> dict[str, str]:

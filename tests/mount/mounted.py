@@ -20,7 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from d7yfs import control, mounts
+from d7yfs import control
+from d7yfs.host import mount_table
 
 T = TypeVar("T")
 
@@ -90,7 +91,7 @@ def free_port() -> int:
 
 
 def is_mounted(point: Path) -> bool:
-    return mounts.mounted_at(point) is not None
+    return mount_table.mounted_at(point) is not None
 
 
 @dataclass
@@ -176,7 +177,7 @@ class Mounter:
     ) -> None:
         # Mounts first: a reader who is still blocked there then gets its error when the daemon goes.
         for point in reversed(self._points):
-            while mounts.mounted_at(point) is not None:
+            while mount_table.mounted_at(point) is not None:
                 subprocess.run(["umount", "--lazy", "--", str(point)], check=True, timeout=20)
         for mounted in self.made:
             if not ended(mounted.pid):
@@ -217,9 +218,9 @@ class Mounter:
         self.made.append(mounted)
         return mounted
 
-    def _mounts(self) -> list[mounts.Mount]:
+    def _mounts(self) -> list[mount_table.Mount]:
         """The d7yfs mounts of this test; others may come and go on the machine."""
-        return [each for each in mounts.mount_table() if each.point.is_relative_to(self.directory)]
+        return [each for each in mount_table.mount_table() if each.point.is_relative_to(self.directory)]
 
     def refused(
         self,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from d7yfs import handed_mount, mounts
+from d7yfs.host import fuse_helper, mount_table
 from tests.mount.conftest import Bucket
 from tests.mount.mounted import D7YFS, READ_TIMEOUT_S, free_port, is_mounted, run, until, within
 
@@ -91,7 +91,7 @@ def test_a_daemon_without_privilege(ground: Path, helper: subprocess.Popen[bytes
 
 def test_a_descriptor_that_another_program_hands_over(ground: Path, bucket: Bucket) -> None:
     point, log = ground / "mnt", ground / "log"
-    fd = handed_mount._mount(point)
+    fd = fuse_helper._mount(point)
     command = [
         *(*D7YFS, "mount", "--foreground", "--cache-dir", str(ground / "cache"), "--log-file", str(log)),
         *("--metrics-listen", f"127.0.0.1:{free_port()}", bucket.url("library"), f"/dev/fd/{fd}"),
@@ -107,7 +107,7 @@ def test_a_descriptor_that_another_program_hands_over(ground: Path, bucket: Buck
             assert process.wait(20) == 0
         finally:
             process.kill()
-            mounts.unmount(point, lazy=True)
+            mount_table.unmount(point, lazy=True)
 
 
 def test_no_helper_and_no_descriptor(tmp_path: Path, bucket: Bucket) -> None:

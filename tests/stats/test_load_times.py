@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from d7yfs.fullness import FILES, LOOK_FILES, LOOK_PERIOD_S, PAUSE_S, Full, Fullness
-from d7yfs.models import OTHER, Models
 from d7yfs.objects import ObjectVersion
+from d7yfs.stats.load_times import FILES, LOOK_FILES, LOOK_PERIOD_S, PAUSE_S, Full, Fullness
+from d7yfs.stats.models import OTHER, Models
 
 
 class Scene:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from d7yfs.models import OTHER, TOP, Model, Models
+from d7yfs.stats.models import OTHER, TOP, Model, Models
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from d7yfs import mounts
 from d7yfs.errors import MountError
+from d7yfs.host import mount_table
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class HandedMount:
         """Have it taken away. Raises mounts.Busy, MountError."""
         said = self._tell("unmount-lazily" if lazy else "unmount")
         if said == "busy":
-            raise mounts.Busy("the mount is in use")
+            raise mount_table.Busy("the mount is in use")
         if said != "ok":
             raise MountError(f"the helper could not unmount: {said}")
 
@@ -118,7 +118,7 @@ def help_with(point: Path, path: Path) -> None:
 
 def _help(point: Path, connection: socket.socket) -> None:
     """One daemon, from its mount to its end."""
-    mounts.prepare_mountpoint(point)
+    mount_table.prepare_mountpoint(point)
     fd = _mount(point)
     try:
         with suppress(OSError):
@@ -136,13 +136,13 @@ def _help(point: Path, connection: socket.socket) -> None:
 def _answer(word: str, point: Path) -> str:
     try:
         if word == "ready":
-            for trouble in mounts.tune(point):
+            for trouble in mount_table.tune(point):
                 log.warning("%s", trouble)
         elif word in ("unmount", "unmount-lazily"):
-            mounts.unmount(point, lazy=word == "unmount-lazily")
+            mount_table.unmount(point, lazy=word == "unmount-lazily")
         else:
             return f"{word!r} is not known"
-    except mounts.Busy:
+    except mount_table.Busy:
         return "busy"
     except MountError as error:
         return error.message
@@ -151,8 +151,8 @@ def _answer(word: str, point: Path) -> str:
 
 def _take_away(point: Path) -> None:
     with suppress(MountError):
-        if mounts.mounted_at(point) is not None:
-            mounts.unmount(point, lazy=True)
+        if mount_table.mounted_at(point) is not None:
+            mount_table.unmount(point, lazy=True)
 
 
 def _mount(point: Path) -> int:

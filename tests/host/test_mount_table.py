@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from d7yfs import mounts
 from d7yfs.errors import MountError
+from d7yfs.host import mount_table
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -37,7 +37,7 @@ class MuteMounts:
 
     def close(self) -> None:
         for point in self._points:
-            while mounts.mounted_at(point) is not None:
+            while mount_table.mounted_at(point) is not None:
                 subprocess.run(["umount", "--lazy", point], check=True, timeout=20)
 
 
@@ -58,31 +58,31 @@ def tmpfs(tmp_path: Path) -> Iterator[Path]:
     point.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "a source", point], check=True, timeout=20)
     yield point
-    if mounts.mounted_at(point) is not None:
+    if mount_table.mounted_at(point) is not None:
         subprocess.run(["umount", "--lazy", point], check=True, timeout=20)
 
 
 def test_the_mount_table() -> None:
-    table = mounts.mount_table()
+    table = mount_table.mount_table()
     assert Path("/") in {mount.point for mount in table}
     proc = next(mount for mount in table if mount.point == Path("/proc"))
     assert proc.fstype == "proc"
-    assert mounts.mounted_at(Path("/proc")) is not None
-    assert mounts.mounted_at(Path("/proc/self")) is None
+    assert mount_table.mounted_at(Path("/proc")) is not None
+    assert mount_table.mounted_at(Path("/proc/self")) is None
 
 
 @as_root
 def test_odd_names_in_the_mount_table(tmpfs: Path) -> None:
-    mount = mounts.mounted_at(tmpfs)
+    mount = mount_table.mounted_at(tmpfs)
     assert mount is not None
     assert (mount.point, mount.fstype, mount.source) == (tmpfs, "tmpfs", "a source")
     assert mount.device == f"{os.major(tmpfs.stat().st_dev)}:{os.minor(tmpfs.stat().st_dev)}"
 
 
 def test_an_empty_directory_can_be_mounted_on(tmp_path: Path) -> None:
-    assert mounts.prepare_mountpoint(tmp_path) is False
-    assert mounts.answers(tmp_path)
-    assert not mounts.answers(tmp_path / "absent")
+    assert mount_table.prepare_mountpoint(tmp_path) is False
+    assert mount_table.answers(tmp_path)
+    assert not mount_table.answers(tmp_path / "absent")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_what_cannot_be_mounted_on(tmp_path: Path, name: str, said: str) -> None
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
     with pytest.raises(MountError, match=said) as caught:
-        mounts.prepare_mountpoint(tmp_path / name)
+        mount_table.prepare_mountpoint(tmp_path / name)
     assert str(tmp_path / name) in caught.value.message
     assert caught.value.hint
 
@@ -105,10 +105,10 @@ def test_a_dead_mount_is_cleaned_up(tmp_path: Path, mute_mount: Callable[[Path],
     with pytest.raises(OSError) as caught:  # noqa: PT011  # the errno is what matters
         os.statvfs(tmp_path)
     assert caught.value.errno == errno.ENOTCONN
-    assert not mounts.answers(tmp_path)
-    assert mounts.prepare_mountpoint(tmp_path) is True
-    assert mounts.mounted_at(tmp_path) is None
-    assert mounts.prepare_mountpoint(tmp_path) is False
+    assert not mount_table.answers(tmp_path)
+    assert mount_table.prepare_mountpoint(tmp_path) is True
+    assert mount_table.mounted_at(tmp_path) is None
+    assert mount_table.prepare_mountpoint(tmp_path) is False
 
 
 @as_root
@@ -117,13 +117,13 @@ def test_a_mount_that_does_not_answer_is_left_alone(
 ) -> None:
     fd = mute_mount(tmp_path)
     began = time.monotonic()
-    assert not mounts.answers(tmp_path, 0.3)
+    assert not mount_table.answers(tmp_path, 0.3)
     assert time.monotonic() - began < 5
-    monkeypatch.setattr(mounts, "_stat_errno", lambda point: errno.ETIMEDOUT)
+    monkeypatch.setattr(mount_table, "_stat_errno", lambda point: errno.ETIMEDOUT)
     with pytest.raises(MountError, match=r"already mounted \(mem://mute\)") as caught:
-        mounts.prepare_mountpoint(tmp_path)
+        mount_table.prepare_mountpoint(tmp_path)
     assert f"d7yfs umount {tmp_path}" in caught.value.hint
-    assert mounts.mounted_at(tmp_path) is not None
+    assert mount_table.mounted_at(tmp_path) is not None
     os.close(fd)
 
 
@@ -136,12 +136,12 @@ def test_unmounting_what_is_in_use(tmpfs: Path) -> None:
     try:
         assert user.stdout is not None
         assert user.stdout.readline()
-        with pytest.raises(mounts.Busy, match="is in use") as caught:
-            mounts.unmount(tmpfs)
+        with pytest.raises(mount_table.Busy, match="is in use") as caught:
+            mount_table.unmount(tmpfs)
         assert caught.value.errno == errno.EBUSY
         assert "--lazy" in caught.value.hint
-        mounts.unmount(tmpfs, lazy=True)
-        assert mounts.mounted_at(tmpfs) is None
+        mount_table.unmount(tmpfs, lazy=True)
+        assert mount_table.mounted_at(tmpfs) is None
     finally:
         user.communicate(timeout=20)
 
@@ -149,21 +149,21 @@ def test_unmounting_what_is_in_use(tmpfs: Path) -> None:
 @as_root
 def test_unmounting_what_is_not_mounted(tmp_path: Path) -> None:
     with pytest.raises(MountError, match="could not be unmounted") as caught:
-        mounts.unmount(tmp_path)
-    assert not isinstance(caught.value, mounts.Busy)
+        mount_table.unmount(tmp_path)
+    assert not isinstance(caught.value, mount_table.Busy)
 
 
 def test_limits_that_cannot_be_raised_are_said(tmp_path: Path) -> None:
-    (said,) = mounts.tune(tmp_path)
+    (said,) = mount_table.tune(tmp_path)
     assert str(tmp_path) in said
 
 
 def test_which_mount_a_path_is_in(monkeypatch: pytest.MonkeyPatch) -> None:
     table = [
-        mounts.Mount(Path(point), "0:1", fstype, "s3://b", ())
-        for point, fstype in (("/mnt/a", mounts.FSTYPE), ("/mnt/a/deep/b", mounts.FSTYPE), ("/mnt", "ext4"))
+        mount_table.Mount(Path(point), "0:1", fstype, "s3://b", ())
+        for point, fstype in (("/mnt/a", mount_table.FSTYPE), ("/mnt/a/deep/b", mount_table.FSTYPE), ("/mnt", "ext4"))
     ]
-    monkeypatch.setattr(mounts, "mount_table", lambda: table)
+    monkeypatch.setattr(mount_table, "mount_table", lambda: table)
     monkeypatch.chdir("/")
     for path, found in {
         "/mnt/a/x/y": (Path("/mnt/a"), "x/y"),
@@ -172,7 +172,7 @@ def test_which_mount_a_path_is_in(monkeypatch: pytest.MonkeyPatch) -> None:
         "/mnt/a/deep/b/c": (Path("/mnt/a/deep/b"), "c"),
         "/mnt/a/x/../deep/./b": (Path("/mnt/a/deep/b"), ""),
     }.items():
-        assert mounts.containing(Path(path)) == found, path
+        assert mount_table.containing(Path(path)) == found, path
     for path in ("/mnt/ab", "/mnt/a/..", "/"):
         with pytest.raises(MountError, match="is not in a d7yfs mount"):
-            mounts.containing(Path(path))
+            mount_table.containing(Path(path))

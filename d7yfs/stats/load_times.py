@@ -21,8 +21,8 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from d7yfs.models import OTHER, TOP, Models
 from d7yfs.objects import ObjectVersion
+from d7yfs.stats.models import OTHER, TOP, Models
 
 FILES = 256
 """Of one model, those opened last."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from d7yfs.latency import BOUNDS_S, Histogram
+from d7yfs.stats.histogram import BOUNDS_S, Histogram
 
 
 @given(st.lists(st.floats(0, 1000)))

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from d7yfs.errors import MountError
-from d7yfs.readiness import READY_FD_VARIABLE, Failed, Readiness, launch
+from d7yfs.host.launch import READY_FD_VARIABLE, Failed, Readiness, launch
 
 _DAEMON = """
 import os, sys
 from pathlib import Path
-from d7yfs.readiness import Readiness
+from d7yfs.host.launch import Readiness
 
 readiness = Readiness(os.environ)
 assert readiness.in_background

@@ -1,0 +1,1 @@
+"""Plain counters and histograms. No I/O."""
