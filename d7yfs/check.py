@@ -22,10 +22,10 @@ from d7yfs.config.sources import Settings
 from d7yfs.errors import AccessDenied, CacheUnusable, D7yfsError, MountError
 from d7yfs.findings import Finding, Verdict, failed
 from d7yfs.host import mount_table
-from d7yfs.listing import DirectoryListing
 from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.origins.survey import list_all
 from d7yfs.repository import Repository, open_repositories
+from d7yfs.tree.listing import DirectoryListing
 
 _PROBE_BYTES = 4096
 _PATIENCE_S = 10.0

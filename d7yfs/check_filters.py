@@ -13,7 +13,7 @@ from d7yfs.errors import D7yfsError
 from d7yfs.findings import Finding, Verdict, failed
 from d7yfs.origins.survey import list_all
 from d7yfs.repository import Repository
-from d7yfs.visibility import Visibility
+from d7yfs.tree.visibility import Visibility
 
 _PAGES = 20
 _NAMED = 3

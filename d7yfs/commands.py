@@ -30,10 +30,10 @@ from d7yfs.invalidation import Invalidator
 from d7yfs.latecomer import Latecomer
 from d7yfs.monitoring import Monitoring
 from d7yfs.refresh import Refreshes
-from d7yfs.refreshing import Refresher
 from d7yfs.reloading import Reloader
 from d7yfs.repository import Repository
 from d7yfs.stats.histogram import BOUNDS_S
+from d7yfs.tree.refresher import Refresher
 from d7yfs.warm import WarmUps
 
 log = logging.getLogger(__name__)

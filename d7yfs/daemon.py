@@ -21,8 +21,7 @@ from pathlib import Path
 
 import trio
 
-from d7yfs import control, latecomer, logs, reload, tree
-from d7yfs.answers import Changes
+from d7yfs import control, latecomer, logs, reload
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.filler import Filler, FillTarget
@@ -41,16 +40,18 @@ from d7yfs.health import Probe
 from d7yfs.host import mount_table
 from d7yfs.host.fuse_helper import HandedMount
 from d7yfs.host.launch import Readiness
-from d7yfs.inodes import Directory
 from d7yfs.invalidation import Invalidator
 from d7yfs.latecomer import Latecomer
-from d7yfs.listings import Mode as ListingMode
 from d7yfs.monitoring import Monitoring
 from d7yfs.objects import ObjectVersion
 from d7yfs.refresh import Refreshes
-from d7yfs.refreshing import Refresher
 from d7yfs.reloading import Reloader
 from d7yfs.repository import Repository, open_repositories
+from d7yfs.tree import tree
+from d7yfs.tree.answers import Changes
+from d7yfs.tree.nodes import Directory
+from d7yfs.tree.refresher import Refresher
+from d7yfs.tree.source import Mode as ListingMode
 from d7yfs.warm import WarmUps
 
 log = logging.getLogger(__name__)

@@ -18,23 +18,23 @@ from weakref import WeakKeyDictionary
 
 import trio
 
-from d7yfs.answers import Absent, Changes, Expired, Found
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.filler import NewFiller
 from d7yfs.cache.version import CachedVersion
 from d7yfs.config.place import Place
 from d7yfs.density import Density
-from d7yfs.directory_stream import DirectoryStream, Page, Unseen
 from d7yfs.errors import CacheStalled, D7yfsError, IsADirectory, NotFound, ObjectArchived, VersionGone
-from d7yfs.inodes import Directory, File, Node
-from d7yfs.lister import LIMIT, Lister
-from d7yfs.listings import Listings, Mode
 from d7yfs.logs import fields_of
 from d7yfs.objects import ByteRange, ObjectVersion, StoreIdentity
 from d7yfs.readahead import Window
 from d7yfs.stats.load_times import Fullness
 from d7yfs.stats.models import Model, Models
-from d7yfs.tree import ROOT_INODE, Tree
+from d7yfs.tree.answers import Absent, Changes, Expired, Found
+from d7yfs.tree.huge_directory import DirectoryStream, Page, Unseen
+from d7yfs.tree.lister import LIMIT, Lister
+from d7yfs.tree.nodes import Directory, File, Node
+from d7yfs.tree.source import Listings, Mode
+from d7yfs.tree.tree import ROOT_INODE, Tree
 from d7yfs.walk import SMALL_FILE_BYTES, Walk
 
 log = logging.getLogger(__name__)

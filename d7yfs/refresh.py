@@ -13,13 +13,13 @@ from typing import Any, Protocol
 
 import trio
 
-from d7yfs.answers import Changes
-from d7yfs.asking import Refreshed
 from d7yfs.control import paths_of, reporting
 from d7yfs.errors import D7yfsError, VersionGone
-from d7yfs.inodes import Directory
 from d7yfs.invalidation import Invalidator
-from d7yfs.tree import Tree
+from d7yfs.tree.answers import Changes
+from d7yfs.tree.nodes import Directory
+from d7yfs.tree.question import Refreshed
+from d7yfs.tree.tree import Tree
 
 _NAMES = 100
 """So many changed paths of a kind are named; the others are only counted."""

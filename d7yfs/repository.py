@@ -22,7 +22,6 @@ from d7yfs.fetch.policy import Policy
 from d7yfs.fetch.proxies import CONNECT_TIMEOUT_S, FIRST_BYTE_TIMEOUT_S, IDLE_TIMEOUT_S, Limits, Proxies
 from d7yfs.fetch.proxy import Proxy
 from d7yfs.fetch.transport import Transport
-from d7yfs.listing import DirectoryListing
 from d7yfs.objects import ObjectVersion
 from d7yfs.origins import open_origin
 from d7yfs.origins.origin import Origin
@@ -30,7 +29,8 @@ from d7yfs.origins.survey import Empty, SingleObject, survey
 from d7yfs.shown import Shown
 from d7yfs.stats.models import Models
 from d7yfs.tls import ssl_context
-from d7yfs.visibility import Visibility
+from d7yfs.tree.listing import DirectoryListing
+from d7yfs.tree.visibility import Visibility
 
 USER_AGENT = f"d7yfs/{__version__}"
 MAX_SILENCE_S = 30.0

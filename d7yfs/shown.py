@@ -3,7 +3,7 @@
 Owns the one request that this needs beyond the origin's own: a look for the marker of each directory that needs one, where directories are
 listed one by one. A look that fails makes the listing fail, so that the last one is served, and no directory vanishes with the network.
 
-The `listings.Listings` of a repository; `check` and `ls` read it too.
+The `source.Listings` of a repository; `check` and `ls` read it too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.origins.origin import Origin
 from d7yfs.origins.patience import ask_again
 from d7yfs.origins.survey import list_all
-from d7yfs.visibility import Flat, Visibility
+from d7yfs.tree.visibility import Flat, Visibility
 
 _LOOKS = 16
 """For markers, at once."""

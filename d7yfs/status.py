@@ -22,7 +22,7 @@ from d7yfs.objects import ObjectVersion, StoreIdentity
 from d7yfs.repository import Repository
 from d7yfs.stats.load_times import Full
 from d7yfs.stats.models import Model, Models
-from d7yfs.visibility import EXCLUDED, NAME, UNPUBLISHED
+from d7yfs.tree.visibility import EXCLUDED, NAME, UNPUBLISHED
 
 REACHABLE, STALE, UNREACHABLE = "reachable", "stale", "unreachable"
 """How a repository is: its store answers; it does not, and what was listed before is served; it has not answered yet."""

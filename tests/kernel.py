@@ -10,10 +10,10 @@ from collections.abc import Iterable
 
 import trio
 
-from d7yfs.answers import Absent, Changes
 from d7yfs.filesystem import Filesystem
-from d7yfs.inodes import Directory, File, Node
-from d7yfs.tree import ROOT_INODE
+from d7yfs.tree.answers import Absent, Changes
+from d7yfs.tree.nodes import Directory, File, Node
+from d7yfs.tree.tree import ROOT_INODE
 
 
 class Kernel:

@@ -13,7 +13,6 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from d7yfs.answers import Absent, Found
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.filler import Filler, FillTarget
@@ -28,12 +27,13 @@ from d7yfs.errors import (
     VersionGone,
 )
 from d7yfs.filesystem import Filesystem, Source
-from d7yfs.lister import STALE_RETRY_S
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion, StoreIdentity
 from d7yfs.stats.models import OTHER
-from d7yfs.tree import ROOT_INODE, Repository, Tree
+from d7yfs.tree.answers import Absent, Found
+from d7yfs.tree.lister import STALE_RETRY_S
+from d7yfs.tree.tree import ROOT_INODE, Repository, Tree
 from tests.cache.doubles import PromptDisk
-from tests.listings import MemoryListings
+from tests.tree.listings import MemoryListings
 
 TTL_S = 60.0
 NEGATIVE_TTL_S = 5.0

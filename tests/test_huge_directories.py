@@ -11,17 +11,17 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from d7yfs.answers import Absent, Changes, Found
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.filler import Filler, FillTarget
-from d7yfs.directory_stream import Unseen
 from d7yfs.errors import AccessDenied, OriginUnavailable
 from d7yfs.filesystem import Filesystem, Source
-from d7yfs.inodes import Directory
 from d7yfs.objects import ObjectVersion, StoreIdentity
-from d7yfs.tree import ROOT_INODE, Repository, Tree
-from tests.listings import MemoryListings
+from d7yfs.tree.answers import Absent, Changes, Found
+from d7yfs.tree.huge_directory import Unseen
+from d7yfs.tree.nodes import Directory
+from d7yfs.tree.tree import ROOT_INODE, Repository, Tree
+from tests.tree.listings import MemoryListings
 
 LIMIT = 10
 PAGE = 4
@@ -250,7 +250,7 @@ async def test_a_refresh_has_it_read_anew(tmp_path: Path) -> None:
 async def test_a_refresh_of_many_names_has_each_asked_for_when_it_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("d7yfs.lister._ASKED_BY_NAME", 5)
+    monkeypatch.setattr("d7yfs.tree.lister._ASKED_BY_NAME", 5)
     async with mounted(tmp_path, 60) as mount:
         await mount.open()
         for name in names(60)[-8:]:

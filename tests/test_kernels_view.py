@@ -14,8 +14,8 @@ import trio
 from trio.testing import MockClock
 
 from d7yfs.filesystem import Filesystem
-from d7yfs.listings import Mode
-from d7yfs.refreshing import Refresher
+from d7yfs.tree.refresher import Refresher
+from d7yfs.tree.source import Mode
 from tests.kernel import Kernel
 from tests.test_filesystem import TTL_S, Store, mounted
 

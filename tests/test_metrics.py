@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from d7yfs import intake, invalidation, metrics, refreshing
+from d7yfs import invalidation, metrics
 from d7yfs.cache.cache import CacheStatistics
 from d7yfs.fetch import counters, handover, traffic
 from d7yfs.fuse.pyfuse3_adapter import OperationCounters
@@ -18,7 +18,8 @@ from d7yfs.metrics.data import SOURCES
 from d7yfs.stats.histogram import BOUNDS_S
 from d7yfs.stats.load_times import Full
 from d7yfs.stats.models import Model
-from d7yfs.tree import Repository, Tree
+from d7yfs.tree import ingest, refresher
+from d7yfs.tree.tree import Repository, Tree
 from d7yfs.warm import Progress, State
 from tests.status_numbers import LEFT_OUT, left_out, unshown
 
@@ -46,10 +47,10 @@ REPOSITORY: dict[str, Any] = {
         "last_scan": {"objects": 11, "directories": 12, "pages": 13, "took_s": 1.5},
         "answered_s": 2.5,
         **asdict(
-            intake.Counters(scans=1, scan_pages=3, listings=4, listing_pages=5, exact_lookups=6, streamed_pages=7)
+            ingest.Counters(scans=1, scan_pages=3, listings=4, listing_pages=5, exact_lookups=6, streamed_pages=7)
         ),
     },
-    "freshness": asdict(refreshing.Counters(8, 1, 9, 0.5)),
+    "freshness": asdict(refresher.Counters(8, 1, 9, 0.5)),
     "hidden": {"name": 1, "excluded": 2, "unpublished": 3},
     "proxy_trips": 3,
     "proxies": [{"url": "http://h:4001", "breaker": "open", "trips": 3}],

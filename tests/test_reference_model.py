@@ -20,7 +20,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from d7yfs.listings import Mode
+from d7yfs.tree.source import Mode
 from tests.reference import world
 from tests.reference.program import (
     Delete,

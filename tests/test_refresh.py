@@ -10,15 +10,15 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from d7yfs.answers import Changes
-from d7yfs.asking import Refreshed
 from d7yfs.errors import OriginUnavailable, UsageError
-from d7yfs.inodes import Directory
 from d7yfs.invalidation import Invalidator
-from d7yfs.listing import DirectoryListing, NoObject
 from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.refresh import Refreshes
-from d7yfs.tree import Repository, Tree
+from d7yfs.tree.answers import Changes
+from d7yfs.tree.listing import DirectoryListing, NoObject
+from d7yfs.tree.nodes import Directory
+from d7yfs.tree.question import Refreshed
+from d7yfs.tree.tree import Repository, Tree
 
 
 class Asked:

@@ -12,11 +12,11 @@ from trio.testing import MockClock
 from d7yfs.config.globs import Globs
 from d7yfs.config.markers import Markers
 from d7yfs.errors import AccessDenied, BadReply, BucketNotFound, NotFound, OriginUnavailable
-from d7yfs.listing import DirectoryListing, NoObject
-from d7yfs.listings import Listings, ask
-from d7yfs.scan import Unordered
 from d7yfs.shown import Shown
-from d7yfs.visibility import EXCLUDED, UNPUBLISHED, Visibility
+from d7yfs.tree.listing import DirectoryListing, NoObject
+from d7yfs.tree.scan import Unordered
+from d7yfs.tree.source import Listings, ask
+from d7yfs.tree.visibility import EXCLUDED, UNPUBLISHED, Visibility
 from tests.origins.memory import MemoryOrigin
 
 _: type[Listings] = Shown

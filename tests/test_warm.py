@@ -17,7 +17,7 @@ from d7yfs.cache.filler import Filler, FillTarget
 from d7yfs.errors import D7yfsError, NotFound, OriginUnavailable, UsageError, VersionGone
 from d7yfs.filesystem import Filesystem, Source
 from d7yfs.objects import BLOCK_BYTES, ByteRange, StoreIdentity
-from d7yfs.tree import Repository, Tree
+from d7yfs.tree.tree import Repository, Tree
 from d7yfs.warm import Plan, WarmUps, outermost, walk
 from tests.cache.doubles import PromptDisk
 from tests.test_filesystem import Store

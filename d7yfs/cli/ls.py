@@ -14,10 +14,10 @@ from d7yfs.cli.failures import ungrouped
 from d7yfs.cli.options import Command, Given, settings_options
 from d7yfs.config.schema import DRAGONFLY, REPOSITORY
 from d7yfs.config.sources import Settings
-from d7yfs.listing import DirectoryListing
 from d7yfs.objects import ObjectVersion
 from d7yfs.repository import open_repositories
-from d7yfs.visibility import in_words
+from d7yfs.tree.listing import DirectoryListing
+from d7yfs.tree.visibility import in_words
 
 
 @click.command(cls=Command)

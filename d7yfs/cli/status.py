@@ -17,7 +17,7 @@ from d7yfs.cli import daemons
 from d7yfs.cli.as_json import print_list
 from d7yfs.cli.failures import end_with
 from d7yfs.cli.place import Place
-from d7yfs.visibility import in_words
+from d7yfs.tree.visibility import in_words
 
 
 @click.command()

@@ -25,16 +25,16 @@ import trio
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestContext, StatvfsData
 from pyfuse3._pyfuse3 import FileHandleT, FileNameT, FlagT, InodeT, ModeT, XAttrNameT
 
-from d7yfs.answers import Absent
-from d7yfs.directory_stream import Unseen
 from d7yfs.errors import D7yfsError
 from d7yfs.filesystem import Filesystem
 from d7yfs.fuse import handshake, uncounted
 from d7yfs.fuse.handshake import Handshake
-from d7yfs.inodes import Node
 from d7yfs.invalidation import Invalidator
 from d7yfs.logs import REQUEST, fields, fields_of
 from d7yfs.stats.histogram import Histogram
+from d7yfs.tree.answers import Absent
+from d7yfs.tree.huge_directory import Unseen
+from d7yfs.tree.nodes import Node
 
 log = logging.getLogger(__name__)
 

@@ -13,16 +13,16 @@ from typing import cast
 
 import trio
 
-from d7yfs.answers import Absent, Found
-from d7yfs.directory_stream import Unseen
 from d7yfs.filesystem import Filesystem
 from d7yfs.fuse.pyfuse3_adapter import Adapter, Appearance
-from d7yfs.inodes import Directory, File, Node
 from d7yfs.invalidation import Invalidator
-from d7yfs.listing import DirectoryListing
 from d7yfs.objects import ListingPage, ObjectVersion
-from d7yfs.tree import ROOT_INODE, Repository, Tree
-from tests.listings import DATE_NS
+from d7yfs.tree.answers import Absent, Found
+from d7yfs.tree.huge_directory import Unseen
+from d7yfs.tree.listing import DirectoryListing
+from d7yfs.tree.nodes import Directory, File, Node
+from d7yfs.tree.tree import ROOT_INODE, Repository, Tree
+from tests.tree.listings import DATE_NS
 
 TTL_S = 60.0
 NEGATIVE_TTL_S = 5.0

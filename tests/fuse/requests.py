@@ -13,7 +13,7 @@ from pyfuse3._pyfuse3 import FileHandleT, FileNameT, FlagT, InodeT, ModeT, XAttr
 
 from d7yfs.fuse.pyfuse3_adapter import Adapter
 from d7yfs.invalidation import Invalidator
-from d7yfs.tree import ROOT_INODE
+from d7yfs.tree.tree import ROOT_INODE
 from tests.fuse.doubles import FakeFilesystem, adapter_of
 from tests.fuse.reply import Reply
 

@@ -16,14 +16,14 @@ from pyfuse3 import EntryAttributes
 from pyfuse3._pyfuse3 import FileHandleT, FileNameT, FlagT, InodeT, ModeT, XAttrNameT
 from trio.testing import MockClock
 
-from d7yfs.answers import Absent
 from d7yfs.filesystem import Filesystem
 from d7yfs.fuse.pyfuse3_adapter import BLOCK_SIZE, Adapter
-from d7yfs.inodes import FOREVER_S, Directory
-from d7yfs.tree import ROOT_INODE
+from d7yfs.tree.answers import Absent
+from d7yfs.tree.nodes import FOREVER_S, Directory
+from d7yfs.tree.tree import ROOT_INODE
 from tests.fuse.doubles import APPEARANCE, NEGATIVE_TTL_S, TTL_S, UNKNOWN, FakeFilesystem, adapter_of
 from tests.fuse.requests import CALLER, FILE, ROOT, errno_of, lookup
-from tests.listings import DATE_NS
+from tests.tree.listings import DATE_NS
 
 METHODS = [name for name in vars(FakeFilesystem) if hasattr(Filesystem, name) and not name.startswith("_")]
 

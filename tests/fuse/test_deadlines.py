@@ -14,7 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from d7yfs.fuse.pyfuse3_adapter import Adapter
 from d7yfs.invalidation import Invalidator
-from d7yfs.tree import ROOT_INODE
+from d7yfs.tree.tree import ROOT_INODE
 from tests.fuse.doubles import DEADLINE_S, FakeFilesystem
 from tests.fuse.reply import Reply
 from tests.fuse.requests import CALLER, FILE, OPENED, REQUESTS, ROOT, errno_of, lookup, opened

@@ -13,11 +13,11 @@ import trio
 from pyfuse3._pyfuse3 import FileHandleT
 from trio.testing import MockClock
 
-from d7yfs.directory_stream import Unseen
 from d7yfs.fuse import uncounted
 from d7yfs.fuse.pyfuse3_adapter import Adapter
-from d7yfs.inodes import FOREVER_S
-from d7yfs.tree import ROOT_INODE
+from d7yfs.tree.huge_directory import Unseen
+from d7yfs.tree.nodes import FOREVER_S
+from d7yfs.tree.tree import ROOT_INODE
 from tests.fuse.doubles import TTL_S, FakeFilesystem
 from tests.fuse.reply import MANY_BYTES, Entry, Reply
 from tests.fuse.requests import CALLER, OPENED, ROOT, errno_of, opened

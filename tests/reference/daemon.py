@@ -16,8 +16,8 @@ from d7yfs.fetch.transport import Transport
 from d7yfs.filesystem import Filesystem, Source
 from d7yfs.invalidation import Invalidator
 from d7yfs.refresh import Refreshes
-from d7yfs.refreshing import Refresher
-from d7yfs.tree import Repository, Tree
+from d7yfs.tree.refresher import Refresher
+from d7yfs.tree.tree import Repository, Tree
 from tests.cache.doubles import OpenedDirectory, PromptDisk
 from tests.fetch.doubles import FakeOrigin
 from tests.kernel import Kernel

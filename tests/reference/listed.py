@@ -8,12 +8,12 @@ from contextlib import aclosing
 import trio
 
 from d7yfs.errors import AccessDenied, D7yfsError, OriginUnavailable
-from d7yfs.lister import STALE_RETRY_S
-from d7yfs.listing import NoObject
 from d7yfs.objects import ListingPage, ObjectVersion
-from d7yfs.tree import TTL_PER_LISTING
-from tests.listings import MemoryListings
+from d7yfs.tree.lister import STALE_RETRY_S
+from d7yfs.tree.listing import NoObject
+from d7yfs.tree.tree import TTL_PER_LISTING
 from tests.reference.program import SIZES_BYTES, Setup
+from tests.tree.listings import MemoryListings
 
 METADATA_TTL_S = 20.0
 """Long beside all pages of a listing, which live for so many times as long as they took."""

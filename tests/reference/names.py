@@ -11,9 +11,9 @@ from collections.abc import Callable
 import trio
 
 from d7yfs.errors import D7yfsError, VersionGone
-from d7yfs.inodes import Directory, File, Node
-from d7yfs.listing import NoObject
-from d7yfs.tree import ROOT_INODE
+from d7yfs.tree.listing import NoObject
+from d7yfs.tree.nodes import Directory, File, Node
+from d7yfs.tree.tree import ROOT_INODE
 from tests.reference.daemon import NEGATIVE_TTL_S, Daemon
 from tests.reference.listed import Listed, Meaning, excuses
 

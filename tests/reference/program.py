@@ -9,9 +9,9 @@ from typing import Literal, TypeAlias
 
 from hypothesis import strategies as st
 
-from d7yfs.lister import LIMIT
-from d7yfs.listings import Mode
-from d7yfs.tree import MAX_ENTRIES
+from d7yfs.tree.lister import LIMIT
+from d7yfs.tree.source import Mode
+from d7yfs.tree.tree import MAX_ENTRIES
 from tests.reference.faults import FAULTS
 
 MIB = 1 << 20

@@ -29,7 +29,6 @@ import pyfuse3
 import trio
 from pyfuse3 import FUSEError
 
-from d7yfs.answers import Changes
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.filler import Filler, FillTarget
@@ -38,16 +37,17 @@ from d7yfs.config.markers import Markers
 from d7yfs.errors import D7yfsError, VersionGone
 from d7yfs.filesystem import Filesystem, Source
 from d7yfs.fuse.pyfuse3_adapter import Adapter, Appearance
-from d7yfs.inodes import Directory
 from d7yfs.invalidation import MAX_NAMES, Invalidator
-from d7yfs.lister import LIMIT
-from d7yfs.listings import Mode
 from d7yfs.objects import StoreIdentity
 from d7yfs.refresh import Refreshes
-from d7yfs.refreshing import Refresher
 from d7yfs.shown import Shown
-from d7yfs.tree import MAX_ENTRIES, ROOT_INODE, Repository, Tree
-from d7yfs.visibility import Visibility
+from d7yfs.tree.answers import Changes
+from d7yfs.tree.lister import LIMIT
+from d7yfs.tree.nodes import Directory
+from d7yfs.tree.refresher import Refresher
+from d7yfs.tree.source import Mode
+from d7yfs.tree.tree import MAX_ENTRIES, ROOT_INODE, Repository, Tree
+from d7yfs.tree.visibility import Visibility
 from tests.simulation import clock
 from tests.simulation.names_kernel import Kernel
 from tests.simulation.names_oracle import ABSENT, DIRECTORY, REMEMBERED, Oracle, Rules

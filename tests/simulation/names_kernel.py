@@ -29,8 +29,8 @@ from pyfuse3 import EntryAttributes, FUSEError
 from d7yfs.filesystem import Filesystem
 from d7yfs.fuse import uncounted
 from d7yfs.fuse.pyfuse3_adapter import Adapter
-from d7yfs.inodes import File
-from d7yfs.tree import ROOT_INODE
+from d7yfs.tree.nodes import File
+from d7yfs.tree.tree import ROOT_INODE
 
 TAKES_S = 0.01
 """The kernel has taken a reply after this time at most."""

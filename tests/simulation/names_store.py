@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import trio
 
 from d7yfs.errors import AccessDenied, D7yfsError, NotFound, OriginUnavailable
-from d7yfs.listings import Listings
 from d7yfs.objects import ListingPage, ObjectVersion
+from d7yfs.tree.source import Listings
 
 _BEGAN_S = 1_700_000_000
 _SECOND_NS = 1_000_000_000

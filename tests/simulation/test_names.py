@@ -16,7 +16,7 @@ from unittest import mock
 
 import pytest
 
-from d7yfs.tree import Tree
+from d7yfs.tree.tree import Tree
 from tests.simulation import names
 
 _RUNS = int(os.environ.get("D7YFS_SIMULATE", "0")) or 24

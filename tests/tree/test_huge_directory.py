@@ -13,10 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from d7yfs.directory_stream import DirectoryStream, Page
 from d7yfs.errors import D7yfsError, OriginUnavailable
-from d7yfs.listing import DirectoryListing, NoObject, by_segment
 from d7yfs.objects import ListingPage, ObjectVersion
+from d7yfs.tree.huge_directory import DirectoryStream, Page
+from d7yfs.tree.listing import DirectoryListing, NoObject, by_segment
 
 PREFIX = "p/"
 Order = Callable[[str], str]

@@ -19,9 +19,9 @@ from typing import Any, Protocol
 import trio
 
 from d7yfs.errors import D7yfsError, VersionGone
-from d7yfs.freshness import DUE, Plan, plan
-from d7yfs.inodes import Directory
-from d7yfs.tree import Tree
+from d7yfs.tree.freshness import DUE, Plan, plan
+from d7yfs.tree.nodes import Directory
+from d7yfs.tree.tree import Tree
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from d7yfs.freshness import Plan, plan
-from d7yfs.inodes import Directory, File, Node
 from d7yfs.objects import ObjectVersion
+from d7yfs.tree.freshness import Plan, plan
+from d7yfs.tree.nodes import Directory, File, Node
 
 TTL_S = 60.0
 

@@ -11,10 +11,10 @@ from statistics import median
 
 import trio
 
-from d7yfs.answers import Changes
 from d7yfs.errors import D7yfsError, OriginUnavailable
-from d7yfs.inodes import Directory
-from d7yfs.listing import Answer, DirectoryListing, Reached
+from d7yfs.tree.answers import Changes
+from d7yfs.tree.listing import Answer, DirectoryListing, Reached
+from d7yfs.tree.nodes import Directory
 
 log = logging.getLogger(__name__)
 

@@ -10,15 +10,15 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from d7yfs.answers import Absent, Changes, Found
 from d7yfs.errors import AccessDenied, BucketNotFound, D7yfsError, NotFound, OriginUnavailable
-from d7yfs.inodes import Directory, File
-from d7yfs.lister import LIMIT, RACE_AFTER_S, STALE_RETRY_S, Lister
-from d7yfs.listing import DirectoryListing
-from d7yfs.listings import Mode
 from d7yfs.objects import ListingPage
-from d7yfs.tree import ROOT_INODE, TTL_PER_LISTING, Repository, Tree
-from tests.listings import DATE_NS, MemoryListings
+from d7yfs.tree.answers import Absent, Changes, Found
+from d7yfs.tree.lister import LIMIT, RACE_AFTER_S, STALE_RETRY_S, Lister
+from d7yfs.tree.listing import DirectoryListing
+from d7yfs.tree.nodes import Directory, File
+from d7yfs.tree.source import Mode
+from d7yfs.tree.tree import ROOT_INODE, TTL_PER_LISTING, Repository, Tree
+from tests.tree.listings import DATE_NS, MemoryListings
 
 TTL_S = 60.0
 NEGATIVE_S = 5.0

@@ -25,9 +25,9 @@ from dataclasses import dataclass, replace
 
 from d7yfs.config.globs import Globs
 from d7yfs.config.markers import Markers
-from d7yfs.listing import name_fault
 from d7yfs.objects import ListingPage, ObjectVersion, Withheld
-from d7yfs.scan import Unordered
+from d7yfs.tree.listing import name_fault
+from d7yfs.tree.scan import Unordered
 
 EXCLUDED = "excluded"
 """Hidden by `exclude`, or left out by `include`."""

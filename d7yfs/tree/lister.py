@@ -18,17 +18,17 @@ from weakref import WeakKeyDictionary
 
 import trio
 
-from d7yfs.answers import Changes, Expired
-from d7yfs.asking import Asking, Refreshed, news
-from d7yfs.directory_stream import DirectoryStream, Streams
 from d7yfs.errors import AccessDenied, D7yfsError, VersionGone
-from d7yfs.inodes import Directory
-from d7yfs.intake import Intake
-from d7yfs.listing import DirectoryListing
-from d7yfs.listings import Listings, Mode
 from d7yfs.logs import fields_of
-from d7yfs.scan import Scan
-from d7yfs.tree import Tree
+from d7yfs.tree.answers import Changes, Expired
+from d7yfs.tree.huge_directory import DirectoryStream, Streams
+from d7yfs.tree.ingest import Intake
+from d7yfs.tree.listing import DirectoryListing
+from d7yfs.tree.nodes import Directory
+from d7yfs.tree.question import Asking, Refreshed, news
+from d7yfs.tree.scan import Scan
+from d7yfs.tree.source import Listings, Mode
+from d7yfs.tree.tree import Tree
 
 log = logging.getLogger(__name__)
 

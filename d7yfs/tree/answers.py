@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from d7yfs.inodes import Directory, Node
-from d7yfs.listing import HiddenKey
+from d7yfs.tree.listing import HiddenKey
+from d7yfs.tree.nodes import Directory, Node
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from d7yfs.answers import Absent, Changes, Expired, Found
 from d7yfs.errors import NotADirectory, VersionGone
-from d7yfs.inodes import FOREVER_S, Directory, File
-from d7yfs.listing import DirectoryListing, NoObject
 from d7yfs.objects import ListingPage, ObjectVersion, Withheld
-from d7yfs.scan import Scan
-from d7yfs.tree import MAX_ENTRIES, ROOT_INODE, Repository, Tree
+from d7yfs.tree.answers import Absent, Changes, Expired, Found
+from d7yfs.tree.listing import DirectoryListing, NoObject
+from d7yfs.tree.nodes import FOREVER_S, Directory, File
+from d7yfs.tree.scan import Scan
+from d7yfs.tree.tree import MAX_ENTRIES, ROOT_INODE, Repository, Tree
 
 CREATED_NS = 1_000_000_000_000
 TTL_S = 60.0

@@ -13,8 +13,8 @@ from typing import Protocol, TypeVar
 import trio
 
 from d7yfs.errors import AccessDenied, BucketNotFound, D7yfsError, NotFound
-from d7yfs.listing import Answer, NoObject
 from d7yfs.objects import ListingPage, ObjectVersion
+from d7yfs.tree.listing import Answer, NoObject
 
 T = TypeVar("T")
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 import trio
 
-from d7yfs.answers import Changes
-from d7yfs.asking import Asking
 from d7yfs.errors import D7yfsError, NotFound
-from d7yfs.inodes import Directory, File
-from d7yfs.listing import Answer, DirectoryListing, HiddenKey, NoObject, name_fault
-from d7yfs.listings import Listings, Mode, ask
-from d7yfs.scan import Scan, Unordered
-from d7yfs.tree import Tree
+from d7yfs.tree.answers import Changes
+from d7yfs.tree.listing import Answer, DirectoryListing, HiddenKey, NoObject, name_fault
+from d7yfs.tree.nodes import Directory, File
+from d7yfs.tree.question import Asking
+from d7yfs.tree.scan import Scan, Unordered
+from d7yfs.tree.source import Listings, Mode, ask
+from d7yfs.tree.tree import Tree
 
 log = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from d7yfs.listing import HIDDEN_SAMPLE, DirectoryListing
 from d7yfs.objects import ListingPage, ObjectVersion
+from d7yfs.tree.listing import HIDDEN_SAMPLE, DirectoryListing
 
 
 def version(key: str) -> ObjectVersion:

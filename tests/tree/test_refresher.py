@@ -11,13 +11,13 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from d7yfs.answers import Expired, Found
 from d7yfs.errors import OriginUnavailable, VersionGone
-from d7yfs.inodes import Directory
-from d7yfs.listing import DirectoryListing
 from d7yfs.objects import ListingPage, ObjectVersion
-from d7yfs.refreshing import REST, RETRY_S, Refresher
-from d7yfs.tree import ROOT_INODE, Repository, Tree
+from d7yfs.tree.answers import Expired, Found
+from d7yfs.tree.listing import DirectoryListing
+from d7yfs.tree.nodes import Directory
+from d7yfs.tree.refresher import REST, RETRY_S, Refresher
+from d7yfs.tree.tree import ROOT_INODE, Repository, Tree
 
 TTL_S = 60.0
 

@@ -23,13 +23,13 @@ from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from d7yfs.answers import Absent, Changes, Expired, Found
 from d7yfs.errors import NotADirectory
-from d7yfs.inode_table import InodeTable, fingerprint
-from d7yfs.inodes import NOTHING_WITHHELD, Directory, File, Node, Single
-from d7yfs.listing import HIDDEN_SAMPLE, Answer, DirectoryListing, HiddenKey, NoObject, name_fault
 from d7yfs.objects import ObjectVersion
-from d7yfs.visibility import NAME
+from d7yfs.tree.answers import Absent, Changes, Expired, Found
+from d7yfs.tree.inode_table import InodeTable, fingerprint
+from d7yfs.tree.listing import HIDDEN_SAMPLE, Answer, DirectoryListing, HiddenKey, NoObject, name_fault
+from d7yfs.tree.nodes import NOTHING_WITHHELD, Directory, File, Node, Single
+from d7yfs.tree.visibility import NAME
 
 ROOT_INODE = 1
 """FUSE_ROOT_ID in linux/fuse.h."""

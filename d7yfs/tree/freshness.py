@@ -4,7 +4,7 @@ The rules: only what somebody has used since it was listed; at four fifths of it
 the repository in one flat listing where that costs fewer requests than the directories in use, one by one; nothing that nobody has used
 for as long as it lives. So a mount that is not looked at asks for nothing.
 
-Asked by `refreshing`.
+Asked by `refresher`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from d7yfs.inodes import Directory
+from d7yfs.tree.nodes import Directory
 
 DUE = 0.8
 """The part of a listing's life after which it is asked for again."""

@@ -26,9 +26,9 @@ from functools import partial
 import trio
 
 from d7yfs.errors import D7yfsError, OriginUnavailable
-from d7yfs.inodes import Directory
-from d7yfs.listing import Answer, DirectoryListing, NoObject, Reached, by_segment
 from d7yfs.objects import ObjectVersion
+from d7yfs.tree.listing import Answer, DirectoryListing, NoObject, Reached, by_segment
+from d7yfs.tree.nodes import Directory
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from d7yfs.listing import Answer, DirectoryListing, NoObject, Reached
 from d7yfs.objects import ListingPage
+from d7yfs.tree.listing import Answer, DirectoryListing, NoObject, Reached
 
 
 class Unordered(Exception):

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from d7yfs.config.globs import Globs
 from d7yfs.config.markers import Markers
-from d7yfs.listing import DirectoryListing, HiddenKey
 from d7yfs.objects import ListingPage, ObjectVersion, Withheld
-from d7yfs.scan import Scan, Unordered
-from d7yfs.visibility import EXCLUDED, UNPUBLISHED, Flat, Visibility
+from d7yfs.tree.listing import DirectoryListing, HiddenKey
+from d7yfs.tree.scan import Scan, Unordered
+from d7yfs.tree.visibility import EXCLUDED, UNPUBLISHED, Flat, Visibility
 
 
 def version(key: str) -> ObjectVersion:

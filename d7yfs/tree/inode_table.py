@@ -18,8 +18,8 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 
 from d7yfs.errors import VersionGone
-from d7yfs.inodes import NOTHING_WITHHELD, Directory, File, Node, Single
 from d7yfs.objects import ObjectVersion
+from d7yfs.tree.nodes import NOTHING_WITHHELD, Directory, File, Node, Single
 
 _ROOM = 64
 """A pass makes room for this part of the bound, so that not each new inode needs one."""

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from d7yfs.listing import Answer, DirectoryListing, NoObject
 from d7yfs.objects import ListingPage, ObjectVersion
-from d7yfs.scan import Scan, Unordered
+from d7yfs.tree.listing import Answer, DirectoryListing, NoObject
+from d7yfs.tree.scan import Scan, Unordered
 
 Shown: TypeAlias = tuple[dict[str, ObjectVersion | None], set[tuple[str, str]], int, list[str], list[str]]
 

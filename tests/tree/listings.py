@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator
 import trio
 
 from d7yfs.errors import NotFound
-from d7yfs.listings import Listings
 from d7yfs.objects import ListingPage, ObjectVersion
+from d7yfs.tree.source import Listings
 
 DATE_NS = 1_700_000_000_000_000_000
 
