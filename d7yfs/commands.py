@@ -24,14 +24,14 @@ from d7yfs import __version__, control, dropping, logs, status
 from d7yfs.cache.cache import Cache
 from d7yfs.config.schema import OPTIONS
 from d7yfs.errors import Stopped, UsageError
-from d7yfs.filesystem import Filesystem
+from d7yfs.fs.filesystem import Filesystem
 from d7yfs.fuse.pyfuse3_adapter import Adapter
 from d7yfs.invalidation import Invalidator
-from d7yfs.latecomer import Latecomer
 from d7yfs.monitoring import Monitoring
 from d7yfs.refresh import Refreshes
 from d7yfs.reloading import Reloader
-from d7yfs.repository import Repository
+from d7yfs.repository.latecomer import Latecomer
+from d7yfs.repository.repository import Repository
 from d7yfs.stats.histogram import BOUNDS_S
 from d7yfs.tree.refresher import Refresher
 from d7yfs.warm import WarmUps
@@ -43,7 +43,7 @@ _NUMBERS = {"size": "size_bytes", "cached_bytes": "cached_bytes"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commands:
-    """Those of one mount. Names of repositories are the keys of `late` and `refreshers`."""
+    """Those of one mount. Names of repositories are the keys of `latecomer` and `refreshers`."""
 
     mountpoint: Path
     reloader: Reloader

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import trio
 
-from d7yfs import control, latecomer, logs, reload
+from d7yfs import control, logs, reload
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.filler import Filler, FillTarget
@@ -34,19 +34,20 @@ from d7yfs.fetch.direct import DirectFiller
 from d7yfs.fetch.route import Reason
 from d7yfs.fetch.stream import StreamFiller
 from d7yfs.fetch.verification import Verifier
-from d7yfs.filesystem import Filesystem, Source
+from d7yfs.fs.filesystem import Filesystem, Source
 from d7yfs.fuse.pyfuse3_adapter import Adapter, Appearance
 from d7yfs.health import Probe
 from d7yfs.host import mount_table
 from d7yfs.host.fuse_helper import HandedMount
 from d7yfs.host.launch import Readiness
 from d7yfs.invalidation import Invalidator
-from d7yfs.latecomer import Latecomer
 from d7yfs.monitoring import Monitoring
 from d7yfs.objects import ObjectVersion
 from d7yfs.refresh import Refreshes
 from d7yfs.reloading import Reloader
-from d7yfs.repository import Repository, open_repositories
+from d7yfs.repository import latecomer
+from d7yfs.repository.latecomer import Latecomer
+from d7yfs.repository.repository import Repository, open_repositories
 from d7yfs.tree import tree
 from d7yfs.tree.answers import Changes
 from d7yfs.tree.nodes import Directory

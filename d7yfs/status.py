@@ -17,9 +17,9 @@ from d7yfs.fetch import traffic
 from d7yfs.fetch.handover import HandoverCounters
 from d7yfs.fetch.proxies import Proxies
 from d7yfs.fetch.traffic import Traffic
-from d7yfs.filesystem import Served
+from d7yfs.fs.filesystem import Served
 from d7yfs.objects import ObjectVersion, StoreIdentity
-from d7yfs.repository import Repository
+from d7yfs.repository.repository import Repository
 from d7yfs.stats.load_times import Full
 from d7yfs.stats.models import Model, Models
 from d7yfs.tree.visibility import EXCLUDED, NAME, UNPUBLISHED

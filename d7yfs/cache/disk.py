@@ -17,7 +17,7 @@ Invariants:
 
 - What a thread works on is its own, or held until the thread has ended: bytes that are lent are copied, and descriptors are closed by
   `Lane.close`, after the last call on them.
-- A call that comes back after its caller has given up hands its result to `late`.
+- A call that comes back after its caller has given up hands its result to `latecomer`.
 
 One `Disk` per cache directory, made by `Cache`; one `Lane` per open version. Trio thread only.
 """
@@ -140,9 +140,9 @@ class Disk:
     # --- calls ---
 
     async def run(self, call: Callable[[], T], *, late: Callable[[T], None] | None = None) -> T:
-        """Make `call` in a thread. Raises what it does, and DiskStalled when it does not end in time; then `late` gets its result.
+        """Make `call` in a thread. Raises what it does, and DiskStalled when it does not end in time; then `latecomer` gets its result.
 
-        Cancelled, it leaves the call to its thread, and its result to `late`.
+        Cancelled, it leaves the call to its thread, and its result to `latecomer`.
         """
         return await self._run(call, _Call(late, None, self._calls))
 

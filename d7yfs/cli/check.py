@@ -10,13 +10,13 @@ import click
 import trio
 from rich.console import Console
 
-from d7yfs.check import check as findings_of
+from d7yfs.check.dry_run import check as findings_of
+from d7yfs.check.findings import Finding, Verdict
 from d7yfs.cli.as_json import print_list
 from d7yfs.cli.failures import ungrouped
 from d7yfs.cli.mount import split_arguments
 from d7yfs.cli.options import Command, Given, settings_options
 from d7yfs.config.sources import Settings
-from d7yfs.findings import Finding, Verdict
 
 _STYLE = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "red"}
 

@@ -15,7 +15,7 @@ from d7yfs.cli.options import Command, Given, settings_options
 from d7yfs.config.schema import DRAGONFLY, REPOSITORY
 from d7yfs.config.sources import Settings
 from d7yfs.objects import ObjectVersion
-from d7yfs.repository import open_repositories
+from d7yfs.repository.repository import open_repositories
 from d7yfs.tree.listing import DirectoryListing
 from d7yfs.tree.visibility import in_words
 

@@ -21,7 +21,6 @@ import trio
 
 from d7yfs.cache.filler import FillTarget
 from d7yfs.config.p2p import Mode
-from d7yfs.density import MODEL_SUFFIXES
 from d7yfs.errors import D7yfsError, HandoverUnavailable, ProxyUnavailable, Stopped
 from d7yfs.fetch import hedge, turns
 from d7yfs.fetch.direct import DirectFiller
@@ -33,6 +32,7 @@ from d7yfs.fetch.policy import Policy
 from d7yfs.fetch.proxies import Proxies, Registration
 from d7yfs.fetch.route import PATIENCE_S, SILENCE_S, Plan, Reason, Stream, plan, ranged
 from d7yfs.fetch.transfer import FALLBACK
+from d7yfs.fs.density import MODEL_SUFFIXES
 from d7yfs.logs import fields_of
 from d7yfs.objects import PART_BYTES, ByteRange
 

@@ -26,7 +26,7 @@ from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestC
 from pyfuse3._pyfuse3 import FileHandleT, FileNameT, FlagT, InodeT, ModeT, XAttrNameT
 
 from d7yfs.errors import D7yfsError
-from d7yfs.filesystem import Filesystem
+from d7yfs.fs.filesystem import Filesystem
 from d7yfs.fuse import handshake, uncounted
 from d7yfs.fuse.handshake import Handshake
 from d7yfs.invalidation import Invalidator

@@ -1,7 +1,7 @@
 """Asks a store again whose answer was not one: a gateway's page where a listing was expected, or half of it.
 
 Origins ask again by themselves while a store is busy or cannot be reached. Here is the rest: a `BadReply`, which says nothing of the
-name that was asked for, and most often stands in a store's place for a moment. Called by `survey` and `shown`.
+name that was asked for, and most often stands in a store's place for a moment. Called by `survey` and `visible`.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ from d7yfs.fetch.policy import Policy
 from d7yfs.fetch.proxies import MAX_REGISTRATIONS, Proxies
 from d7yfs.fetch.stream import StreamFiller
 from d7yfs.fetch.transport import Transport
+from d7yfs.fs.readahead import Window
 from d7yfs.objects import BLOCK_BYTES, PART_BYTES, ByteRange
-from d7yfs.readahead import Window
 from tests.cache.doubles import PromptDisk
 from tests.fetch.doubles import SECRET, FakeOrigin, MemoryTarget
 from tests.servers import dfdaemon, faults

@@ -13,7 +13,7 @@ from typing import cast
 
 import trio
 
-from d7yfs.filesystem import Filesystem
+from d7yfs.fs.filesystem import Filesystem
 from d7yfs.fuse.pyfuse3_adapter import Adapter, Appearance
 from d7yfs.invalidation import Invalidator
 from d7yfs.objects import ListingPage, ObjectVersion

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from d7yfs import daemon
 from d7yfs.cli import main
-from d7yfs.filesystem import Filesystem
+from d7yfs.fs.filesystem import Filesystem
 from d7yfs.tree.answers import Absent, Found
 from d7yfs.tree.tree import ROOT_INODE
 

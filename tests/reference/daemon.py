@@ -13,14 +13,14 @@ from d7yfs.cache.filler import Filler, FillTarget
 from d7yfs.fetch.direct import DirectFiller
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.transport import Transport
-from d7yfs.filesystem import Filesystem, Source
+from d7yfs.fs.filesystem import Filesystem, Source
 from d7yfs.invalidation import Invalidator
 from d7yfs.refresh import Refreshes
 from d7yfs.tree.refresher import Refresher
 from d7yfs.tree.tree import Repository, Tree
 from tests.cache.doubles import OpenedDirectory, PromptDisk
 from tests.fetch.doubles import FakeOrigin
-from tests.kernel import Kernel
+from tests.fs.kernel import Kernel
 from tests.reference.faults import SILENCE_S
 from tests.reference.listed import METADATA_TTL_S
 from tests.reference.program import Setup

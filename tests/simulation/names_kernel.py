@@ -26,7 +26,7 @@ from typing import Any
 import trio
 from pyfuse3 import EntryAttributes, FUSEError
 
-from d7yfs.filesystem import Filesystem
+from d7yfs.fs.filesystem import Filesystem
 from d7yfs.fuse import uncounted
 from d7yfs.fuse.pyfuse3_adapter import Adapter
 from d7yfs.tree.nodes import File

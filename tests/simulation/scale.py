@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from d7yfs.readahead import Scale
+from d7yfs.fs.readahead import Scale
 
 KIB = 1 << 10
 FACTOR = 256
@@ -41,6 +41,6 @@ def scaled(patch: pytest.MonkeyPatch) -> None:
             for name, value in _UNITS.items():
                 if getattr(module, name, None) == value:
                     patch.setattr(module, name, value // FACTOR)
-    readahead = sys.modules["d7yfs.readahead"]
+    readahead = sys.modules["d7yfs.fs.readahead"]
     small = Scale(proof=2 * BLOCK, slack=2 * BLOCK, part=8 * BLOCK)
     patch.setattr(readahead.Window.__init__, "__defaults__", (small,))

@@ -45,8 +45,8 @@ from d7yfs.fetch.proxy import Proxy
 from d7yfs.fetch.stream import StreamFiller
 from d7yfs.fetch.transport import Transport
 from d7yfs.fetch.verification import Verifier
+from d7yfs.fs.readahead import Window
 from d7yfs.objects import ByteRange, ObjectVersion
-from d7yfs.readahead import Window
 from tests.cache.doubles import OpenedDirectory
 from tests.simulation import clock
 from tests.simulation.network import Network, connection_in

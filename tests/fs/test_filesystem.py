@@ -26,7 +26,7 @@ from d7yfs.errors import (
     ReadTimeout,
     VersionGone,
 )
-from d7yfs.filesystem import Filesystem, Source
+from d7yfs.fs.filesystem import Filesystem, Source
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion, StoreIdentity
 from d7yfs.stats.models import OTHER
 from d7yfs.tree.answers import Absent, Found

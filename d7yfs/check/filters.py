@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import aclosing
 
+from d7yfs.check.findings import Finding, Verdict, failed
 from d7yfs.config.globs import Globs
 from d7yfs.errors import D7yfsError
-from d7yfs.findings import Finding, Verdict, failed
 from d7yfs.origins.survey import list_all
-from d7yfs.repository import Repository
+from d7yfs.repository.repository import Repository
 from d7yfs.tree.visibility import Visibility
 
 _PAGES = 20

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from d7yfs.check import check, check_host
+from d7yfs.check.dry_run import check, check_host
+from d7yfs.check.findings import Finding, Verdict
 from d7yfs.config.schema import Config
 from d7yfs.config.sources import Settings, load_settings
-from d7yfs.findings import Finding, Verdict
 from tests.servers import faults
 from tests.servers.dfdaemon import FakeDfdaemon
 from tests.servers.gcs import GcsServer

@@ -14,17 +14,17 @@ from pathlib import Path
 import trio
 
 from d7yfs.cache.directory import CacheDirectory
-from d7yfs.check_dragonfly import Nowhere, check_dragonfly
-from d7yfs.check_filters import check_filters
-from d7yfs.check_triton import check_triton
+from d7yfs.check.dragonfly import Nowhere, check_dragonfly
+from d7yfs.check.filters import check_filters
+from d7yfs.check.findings import Finding, Verdict, failed
+from d7yfs.check.triton import check_triton
 from d7yfs.config.schema import Config
 from d7yfs.config.sources import Settings
 from d7yfs.errors import AccessDenied, CacheUnusable, D7yfsError, MountError
-from d7yfs.findings import Finding, Verdict, failed
 from d7yfs.host import mount_table
 from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.origins.survey import list_all
-from d7yfs.repository import Repository, open_repositories
+from d7yfs.repository.repository import Repository, open_repositories
 from d7yfs.tree.listing import DirectoryListing
 
 _PROBE_BYTES = 4096

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from d7yfs.fs.readahead import Scale, Window
 from d7yfs.objects import BLOCK_BYTES
-from d7yfs.readahead import Scale, Window
 from d7yfs.tree.nodes import File, Node
 
 SMALL_FILE_BYTES = BLOCK_BYTES

@@ -5,9 +5,9 @@ from itertools import chain
 
 import pytest
 
+from d7yfs.fs.walk import FILES, FILES_AHEAD, SMALL_FILE_BYTES, Walk
 from d7yfs.objects import ObjectVersion
 from d7yfs.tree.nodes import Directory, File, Node
-from d7yfs.walk import FILES, FILES_AHEAD, SMALL_FILE_BYTES, Walk
 
 FIRST_INODE = 100
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from d7yfs import readahead
+from d7yfs.fs import readahead
+from d7yfs.fs.readahead import BYTES, STREAMS
 from d7yfs.objects import PART_BYTES, ByteRange
-from d7yfs.readahead import BYTES, STREAMS
 
 MIB = 1 << 20
 READ = 128 << 10

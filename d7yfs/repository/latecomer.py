@@ -15,7 +15,7 @@ import trio
 from d7yfs.config.schema import Config
 from d7yfs.errors import D7yfsError, NotFound
 from d7yfs.objects import ListingPage, ObjectVersion
-from d7yfs.repository import Repository
+from d7yfs.repository.repository import Repository
 
 log = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import trio
 
+from d7yfs.check.findings import Finding, Verdict, failed
 from d7yfs.errors import ConfigError, D7yfsError, ReadTimeout
-from d7yfs.findings import Finding, Verdict, failed
 from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.origins.survey import list_all
-from d7yfs.repository import Repository
+from d7yfs.repository.repository import Repository
 from d7yfs.servers.triton_config import agents_blocks, removals
 
 _PROBE = "triton"

@@ -26,7 +26,7 @@ from d7yfs.objects import ObjectVersion
 from d7yfs.origins import open_origin
 from d7yfs.origins.origin import Origin
 from d7yfs.origins.survey import Empty, SingleObject, survey
-from d7yfs.shown import Shown
+from d7yfs.repository.visible import Shown
 from d7yfs.stats.models import Models
 from d7yfs.tls import ssl_context
 from d7yfs.tree.listing import DirectoryListing

@@ -15,7 +15,7 @@ from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.filler import Filler, FillTarget
 from d7yfs.errors import AccessDenied, OriginUnavailable
-from d7yfs.filesystem import Filesystem, Source
+from d7yfs.fs.filesystem import Filesystem, Source
 from d7yfs.objects import ObjectVersion, StoreIdentity
 from d7yfs.tree.answers import Absent, Changes, Found
 from d7yfs.tree.huge_directory import Unseen

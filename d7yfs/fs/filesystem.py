@@ -22,11 +22,12 @@ from d7yfs.cache.cache import Cache
 from d7yfs.cache.filler import NewFiller
 from d7yfs.cache.version import CachedVersion
 from d7yfs.config.place import Place
-from d7yfs.density import Density
 from d7yfs.errors import CacheStalled, D7yfsError, IsADirectory, NotFound, ObjectArchived, VersionGone
+from d7yfs.fs.density import Density
+from d7yfs.fs.readahead import Window
+from d7yfs.fs.walk import SMALL_FILE_BYTES, Walk
 from d7yfs.logs import fields_of
 from d7yfs.objects import ByteRange, ObjectVersion, StoreIdentity
-from d7yfs.readahead import Window
 from d7yfs.stats.load_times import Fullness
 from d7yfs.stats.models import Model, Models
 from d7yfs.tree.answers import Absent, Changes, Expired, Found
@@ -35,7 +36,6 @@ from d7yfs.tree.lister import LIMIT, Lister
 from d7yfs.tree.nodes import Directory, File, Node
 from d7yfs.tree.source import Listings, Mode
 from d7yfs.tree.tree import ROOT_INODE, Tree
-from d7yfs.walk import SMALL_FILE_BYTES, Walk
 
 log = logging.getLogger(__name__)
 

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from d7yfs import check_dragonfly
-from d7yfs.check import check
-from d7yfs.check_dragonfly import _tls
+from d7yfs.check import dragonfly
+from d7yfs.check.dragonfly import _tls
+from d7yfs.check.dry_run import check
+from d7yfs.check.findings import Finding, Verdict
 from d7yfs.config.sources import load_settings
-from d7yfs.findings import Finding, Verdict
-from d7yfs.repository import open_repositories
+from d7yfs.repository.repository import open_repositories
+from tests.check.test_dry_run import findings, settings_for
 from tests.servers.dfdaemon import FakeDfdaemon, other_task
 from tests.servers.dfdaemon_socket import FakeDfdaemonSocket, Fault
 from tests.servers.s3_faults import S3Faults
-from tests.test_check import findings, settings_for
 
 SIZE = 6 << 20
 
@@ -52,7 +52,7 @@ async def test_each_of_several_proxies_is_tried(store: S3Faults, tmp_path: Path)
 async def test_a_proxy_at_its_old_port(store: S3Faults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """65001 refuses, and where dfdaemon listens today somebody answers."""
     async with FakeDfdaemon().running() as dfdaemon:
-        monkeypatch.setattr(check_dragonfly, "address_meant_instead", lambda url: dfdaemon.url)
+        monkeypatch.setattr(dragonfly, "address_meant_instead", lambda url: dfdaemon.url)
         with nobody() as port:
             found = await findings(settings_for(store, tmp_path, proxy=f"http://127.0.0.1:{port}"))
         assert found["proxy"].verdict is Verdict.FAILED

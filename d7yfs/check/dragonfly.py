@@ -22,15 +22,15 @@ from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory, footprint_bytes
 from d7yfs.cache.disk import Disk
 from d7yfs.cache.filler import Filler, FillTarget
+from d7yfs.check.findings import Finding, Verdict
 from d7yfs.config.schema import Config
 from d7yfs.errors import CacheUnusable, D7yfsError, VersionUnbound
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.handover import Handover
 from d7yfs.fetch.proxies import Proxies
 from d7yfs.fetch.proxy import HEALTH_PORT, Proxy, address_meant_instead
-from d7yfs.findings import Finding, Verdict
 from d7yfs.objects import ByteRange, ObjectVersion, StoreIdentity
-from d7yfs.repository import Repository
+from d7yfs.repository.repository import Repository
 
 _PROBE_BYTES = 4096
 _PATIENCE_S = 3.0

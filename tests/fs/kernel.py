@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import trio
 
-from d7yfs.filesystem import Filesystem
+from d7yfs.fs.filesystem import Filesystem
 from d7yfs.tree.answers import Absent, Changes
 from d7yfs.tree.nodes import Directory, File, Node
 from d7yfs.tree.tree import ROOT_INODE

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from d7yfs import check_triton
-from d7yfs.check import check
-from d7yfs.findings import Finding, Verdict
+from d7yfs.check import triton
+from d7yfs.check.dry_run import check
+from d7yfs.check.findings import Finding, Verdict
+from tests.check.test_dry_run import settings_for
 from tests.servers import faults
 from tests.servers.s3_faults import S3Faults
-from tests.test_check import settings_for
 
 PLAIN = b'backend: "python"\n'
 ASKING = PLAIN + b'model_repository_agents { agents [ { name: "dragonfly" } ] }\n'
@@ -52,7 +52,7 @@ async def test_what_is_no_repository_of_tritons_is_not_spoken_of(
     store: S3Faults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However large it is."""
-    monkeypatch.setattr(check_triton, "_PAGES", 0)
+    monkeypatch.setattr(triton, "_PAGES", 0)
     del store.objects["b/models/a/config.pbtxt"]
     assert await triton_findings(store, tmp_path) == []
 
@@ -71,7 +71,7 @@ async def test_a_configuration_that_cannot_be_read_leaves_the_others(store: S3Fa
 
 
 async def test_no_more_than_so_many_are_read(store: S3Faults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_triton, "_MAX_FILES", 3)
+    monkeypatch.setattr(triton, "_MAX_FILES", 3)
     for number in range(5):
         store.put(f"b/models/z{number}/config.pbtxt", ASKING)
     found = await triton_findings(store, tmp_path)

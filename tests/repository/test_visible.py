@@ -12,7 +12,7 @@ from trio.testing import MockClock
 from d7yfs.config.globs import Globs
 from d7yfs.config.markers import Markers
 from d7yfs.errors import AccessDenied, BadReply, BucketNotFound, NotFound, OriginUnavailable
-from d7yfs.shown import Shown
+from d7yfs.repository.visible import Shown
 from d7yfs.tree.listing import DirectoryListing, NoObject
 from d7yfs.tree.scan import Unordered
 from d7yfs.tree.source import Listings, ask

@@ -13,11 +13,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from d7yfs.filesystem import Filesystem
+from d7yfs.fs.filesystem import Filesystem
 from d7yfs.tree.refresher import Refresher
 from d7yfs.tree.source import Mode
-from tests.kernel import Kernel
-from tests.test_filesystem import TTL_S, Store, mounted
+from tests.fs.kernel import Kernel
+from tests.fs.test_filesystem import TTL_S, Store, mounted
 
 HOURS_S = 3600.0
 SLACK_S = 0.01

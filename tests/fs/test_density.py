@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from d7yfs.density import DENSE_BLOCKS, DENSE_FRACTION, HEADER_BLOCKS, Density
+from d7yfs.fs.density import DENSE_BLOCKS, DENSE_FRACTION, HEADER_BLOCKS, Density
 from d7yfs.objects import BLOCK_BYTES, ByteRange
 
 GIB = 1 << 30

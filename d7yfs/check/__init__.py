@@ -1,0 +1,1 @@
+"""The dry run of a mount and its findings. Changes nothing."""
