@@ -21,14 +21,18 @@ from pathlib import Path
 
 import trio
 
-from d7yfs import control, logs, reload
+from d7yfs import logs
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.filler import Filler, FillTarget
-from d7yfs.commands import Commands
 from d7yfs.config.p2p import Mode
 from d7yfs.config.schema import Config
 from d7yfs.config.sources import Settings
+from d7yfs.control import control_socket, reload
+from d7yfs.control.commands import Commands
+from d7yfs.control.refresh import Refreshes
+from d7yfs.control.reloading import Reloader
+from d7yfs.control.warm import WarmUps
 from d7yfs.errors import D7yfsError, MountError, Stopped
 from d7yfs.fetch.direct import DirectFiller
 from d7yfs.fetch.route import Reason
@@ -36,15 +40,13 @@ from d7yfs.fetch.stream import StreamFiller
 from d7yfs.fetch.verification import Verifier
 from d7yfs.fs.filesystem import Filesystem, Source
 from d7yfs.fuse.pyfuse3_adapter import Adapter, Appearance
-from d7yfs.health import Probe
 from d7yfs.host import mount_table
 from d7yfs.host.fuse_helper import HandedMount
 from d7yfs.host.launch import Readiness
 from d7yfs.invalidation import Invalidator
-from d7yfs.monitoring import Monitoring
+from d7yfs.monitor.monitoring import Monitoring
+from d7yfs.monitor.probe import Probe
 from d7yfs.objects import ObjectVersion
-from d7yfs.refresh import Refreshes
-from d7yfs.reloading import Reloader
 from d7yfs.repository import latecomer
 from d7yfs.repository.latecomer import Latecomer
 from d7yfs.repository.repository import Repository, open_repositories
@@ -53,7 +55,6 @@ from d7yfs.tree.answers import Changes
 from d7yfs.tree.nodes import Directory
 from d7yfs.tree.refresher import Refresher
 from d7yfs.tree.source import Mode as ListingMode
-from d7yfs.warm import WarmUps
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ async def run(
     config = settings.config
     mountpoint = settings.require_mountpoint()
     is_handed = config.fuse_helper is not None or HandedMount.from_path(mountpoint) is not None
-    is_abandoned = partial(control.is_abandoned, control.socket_path(mountpoint))
+    is_abandoned = partial(control_socket.is_abandoned, control_socket.socket_path(mountpoint))
     if not is_handed and await trio.to_thread.run_sync(mount_table.prepare_mountpoint, mountpoint, is_abandoned):
         log.warning("%s was a dead mount; cleaned up", mountpoint)
     directory = CacheDirectory(
@@ -177,7 +178,9 @@ class _Mount:
                     nursery.start_soon(self._await_latecomer, self._late[repository.config.name])
                 else:
                     nursery.start_soon(repository.fetcher.prepare)
-            await nursery.start(control.serve, control.socket_path(self._mountpoint), self._commands.handlers())
+            await nursery.start(
+                control_socket.serve, control_socket.socket_path(self._mountpoint), self._commands.handlers()
+            )
             self._handed = await trio.to_thread.run_sync(self._receive_mount)
             place = str(self._mountpoint) if self._handed is None else self._handed.libfuse_mountpoint
             try:

@@ -107,7 +107,7 @@ def test_probes_are_asked_where_the_mount_answers(probe: str) -> None:
     wanted = "/healthz" if probe == "livenessProbe" else "/readyz"
     for path, each in asked:
         assert each["httpGet"] == {"path": wanted, "port": "d7yfs"}, path
-        # A probe's child has 5 s, or 10 (d7yfs.health).
+        # A probe's child has 5 s, or 10 (d7yfs.monitor.probe).
         assert each["timeoutSeconds"] >= (15 if probe == "livenessProbe" else 10), path
     ports = {each["containerPort"] for _, container in containers() for each in container.get("ports", ())}
     assert ports == {int(OPTIONS["metrics_listen"].default.rpartition(":")[2])}

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from d7yfs import control
+from d7yfs.control import control_socket
 
 
 def print_object(answer: Mapping[str, Any]) -> None:
@@ -30,4 +30,4 @@ def print_line(answer: Mapping[str, Any]) -> None:
 
 
 def _numbered(answer: Mapping[str, Any]) -> dict[str, Any]:
-    return {"schema": control.SCHEMA, **answer}
+    return {"schema": control_socket.SCHEMA, **answer}

@@ -13,7 +13,6 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from d7yfs import control
 from d7yfs.cache import earlier, inspection
 from d7yfs.cache.inspection import Stored, Verdict
 from d7yfs.cli import daemons
@@ -24,6 +23,7 @@ from d7yfs.config.place import Place
 from d7yfs.config.schema import OPTIONS, default_cache_dir
 from d7yfs.config.sources import CONFIG_VARIABLE
 from d7yfs.config.toml import read_toml
+from d7yfs.control import control_socket
 from d7yfs.errors import NotFound, UsageError
 from d7yfs.host import mount_table
 
@@ -189,7 +189,7 @@ def drop(place: str | None, everything: bool, as_json: bool, cache_dir: Path | N
     if place is not None and "://" not in place:
         point, below = mount_table.containing(Path(place))
         with daemons.naming(point):
-            answer = control.outcome(control.socket_path(point), "cache-drop", paths=[below])
+            answer = control_socket.outcome(control_socket.socket_path(point), "cache-drop", paths=[below])
     else:
         answer = _drop(_directory(cache_dir, config), place)
     if as_json:

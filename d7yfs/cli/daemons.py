@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
-from d7yfs import control
-from d7yfs.control import NoAnswer, Reply
+from d7yfs.control import control_socket
+from d7yfs.control.control_socket import NoAnswer, Reply
 from d7yfs.errors import MountError
 from d7yfs.host import mount_table
 
@@ -52,14 +52,14 @@ def of_mounts(mountpoint: Path | None) -> dict[Path, str]:
     """
     if mountpoint is not None:
         point = mountpoint.absolute()
-        return {control.socket_path(point): str(point)}
+        return {control_socket.socket_path(point): str(point)}
     own = [
         each for each in mount_table.mount_table() if each.fstype == mount_table.FSTYPE and each.owner == os.geteuid()
     ]
-    named = {control.socket_path(each.point): str(each.point) for each in own}
-    if control.RUNTIME_VARIABLE in os.environ:
+    named = {control_socket.socket_path(each.point): str(each.point) for each in own}
+    if control_socket.RUNTIME_VARIABLE in os.environ:
         named = {path: name for path, name in named.items() if path.exists()}
-    return {path: f"the mount behind {path}" for path in control.sockets()} | named
+    return {path: f"the mount behind {path}" for path in control_socket.sockets()} | named
 
 
 def ask(daemons: Mapping[Path, str], question: Callable[[Path], Reply]) -> Answers:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import click
 
-from d7yfs import control
 from d7yfs.cli import daemons
 from d7yfs.cli.as_json import print_list
 from d7yfs.cli.failures import end_with
 from d7yfs.cli.place import Place
-from d7yfs.control import Reply
+from d7yfs.control import control_socket
+from d7yfs.control.control_socket import Reply
 from d7yfs.errors import MountError
 
 _TIMEOUT_S = 17.0
@@ -29,9 +29,9 @@ _TIMEOUT_S = 17.0
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: a list with one object per mount.")
 def health(mountpoint: Path | None, alive: bool, as_json: bool) -> None:
     """Whether a mount, or every mount whose daemon runs here, can be read: as /readyz. Exit status 1 when one cannot, or there is none."""
-    paths = [control.socket_path(mountpoint.absolute())] if mountpoint is not None else control.sockets()
+    paths = [control_socket.socket_path(mountpoint.absolute())] if mountpoint is not None else control_socket.sockets()
     names = {path: str(mountpoint or f"the mount behind {path}") for path in paths}
-    answers = daemons.ask(names, lambda path: control.ask(path, "health", timeout_s=_TIMEOUT_S))
+    answers = daemons.ask(names, lambda path: control_socket.ask(path, "health", timeout_s=_TIMEOUT_S))
     if as_json:
         print_list(answers.said)
     else:

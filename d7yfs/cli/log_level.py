@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from d7yfs import control
 from d7yfs.cli import daemons
 from d7yfs.cli.as_json import print_list
 from d7yfs.cli.failures import end_with
 from d7yfs.cli.place import Place
 from d7yfs.config.schema import OPTIONS
+from d7yfs.control import control_socket
 
 
 @click.command()
@@ -20,7 +20,9 @@ from d7yfs.config.schema import OPTIONS
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: a list with one object per mount.")
 def log_level(level: str | None, mountpoint: Path | None, as_json: bool) -> None:
     """Have a mount, or all of yours, log from LEVEL on until it ends or is told otherwise; without LEVEL, say which it is."""
-    answers = daemons.ask(daemons.of_mounts(mountpoint), lambda path: control.ask(path, "log-level", level=level))
+    answers = daemons.ask(
+        daemons.of_mounts(mountpoint), lambda path: control_socket.ask(path, "log-level", level=level)
+    )
     if as_json:
         print_list(answers.said)
     else:

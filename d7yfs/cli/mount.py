@@ -72,15 +72,15 @@ def _serve(settings: Settings, readiness: Readiness, read_again: Callable[[], Se
     # Everything below costs start-up time that the waiting command need not pay.
     import trio
 
-    from d7yfs import control
+    from d7yfs.control import control_socket
     from d7yfs.daemon import run
 
     config = settings.config
     try:
         background = None
         if readiness.in_background:
-            control.prepare_runtime_directory()
-            background = control.socket_path(settings.require_mountpoint()).with_suffix(".log")
+            control_socket.prepare_runtime_directory()
+            background = control_socket.socket_path(settings.require_mountpoint()).with_suffix(".log")
         _configure_log(config, background)
         with ungrouped():
             trio.run(lambda: run(settings, readiness, read_again, stderr=config.log_file or background))

@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from d7yfs import control
 from d7yfs.cli import daemons
 from d7yfs.cli.as_json import print_line
 from d7yfs.cli.failures import end_with
 from d7yfs.cli.place import Place
 from d7yfs.cli.warm import paths_by_mount
+from d7yfs.control import control_socket
 from d7yfs.errors import D7yfsError
 
 _SHOWN = 20
@@ -34,7 +34,7 @@ def refresh(paths: tuple[Path, ...], as_json: bool) -> None:
     for point, below in paths_by_mount(paths).items():
         try:
             with daemons.naming(point):
-                outcome = control.outcome(control.socket_path(point), "refresh", paths=below)
+                outcome = control_socket.outcome(control_socket.socket_path(point), "refresh", paths=below)
         except D7yfsError as error:
             failures.append(error)
             continue

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from d7yfs import control
 from d7yfs.cli import daemons
 from d7yfs.cli.as_json import print_list
 from d7yfs.cli.failures import end_with
 from d7yfs.cli.place import Place
+from d7yfs.control import control_socket
 from d7yfs.errors import MountError, UsageError
 
 _Outcome = dict[str, Any]
@@ -30,8 +30,8 @@ def reload(mountpoint: Path | None, pid: int | None, as_json: bool) -> None:
     """
     if mountpoint is not None and pid is not None:
         raise UsageError("a mount point and --pid are given", hint="name the mount by one of them")
-    named = daemons.of_mounts(mountpoint) if pid is None else {control.socket_of(pid): f"process {pid}"}
-    answers = daemons.ask(named, lambda path: control.outcome(path, "reload"))
+    named = daemons.of_mounts(mountpoint) if pid is None else {control_socket.socket_of(pid): f"process {pid}"}
+    answers = daemons.ask(named, lambda path: control_socket.outcome(path, "reload"))
     if as_json:
         print_list(answers.said)
     else:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from d7yfs import control
 from d7yfs.cli import daemons
 from d7yfs.cli.as_json import print_object
 from d7yfs.cli.place import Place
+from d7yfs.control import control_socket
 from d7yfs.host import mount_table
 
 
@@ -20,7 +20,7 @@ def stat(path: Path, as_json: bool) -> None:
     """URL, ETag, version, cached bytes, route and Dragonfly's task of a file or directory in a mount."""
     point, below = mount_table.containing(path)
     with daemons.naming(point):
-        answer = control.ask(control.socket_path(point), "stat", path=below)
+        answer = control_socket.ask(control_socket.socket_path(point), "stat", path=below)
     if as_json:
         print_object(answer)
     else:

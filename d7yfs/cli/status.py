@@ -12,11 +12,11 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from d7yfs import control
 from d7yfs.cli import daemons
 from d7yfs.cli.as_json import print_list
 from d7yfs.cli.failures import end_with
 from d7yfs.cli.place import Place
+from d7yfs.control import control_socket
 from d7yfs.tree.visibility import in_words
 
 
@@ -26,7 +26,7 @@ from d7yfs.tree.visibility import in_words
 @click.option("--settings", is_flag=True, help="Also print each setting and where it came from.")
 def status(mountpoint: Path | None, as_json: bool, settings: bool) -> None:
     """What is mounted, from where, for how long; its cache and counters. Exit status 1 when a mount does not answer."""
-    answers = daemons.ask(daemons.of_mounts(mountpoint), lambda path: control.ask(path, "status"))
+    answers = daemons.ask(daemons.of_mounts(mountpoint), lambda path: control_socket.ask(path, "status"))
     if as_json:
         print_list(answers.said)
     else:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from d7yfs import control
 from d7yfs.cli.place import Place
 from d7yfs.config.sources import load_settings
+from d7yfs.control import control_socket
 from d7yfs.errors import MountError, UsageError
 from d7yfs.host import mount_table
 
@@ -58,7 +58,9 @@ def umount(mountpoint: Path | None, config: Path | None, lazy: bool, force: bool
 def _abort(point: Path) -> int | None:
     """Free everybody who waits: by the daemon, whose pid is returned, if it answers, and in any case by the kernel."""
     try:
-        return int(control.ask(control.socket_path(point), "end-by-force", timeout_s=_ANSWER_TIMEOUT_S)["pid"])
+        return int(
+            control_socket.ask(control_socket.socket_path(point), "end-by-force", timeout_s=_ANSWER_TIMEOUT_S)["pid"]
+        )
     except MountError:
         return None
     finally:
@@ -67,7 +69,7 @@ def _abort(point: Path) -> int | None:
 
 def _pid_behind(point: Path) -> int | None:
     try:
-        return int(control.ask(control.socket_path(point), "status")["pid"])
+        return int(control_socket.ask(control_socket.socket_path(point), "status")["pid"])
     except MountError:
         return None  # dead, or another user's
 

@@ -11,12 +11,12 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from d7yfs import control
 from d7yfs.cli import daemons
 from d7yfs.cli.as_json import print_line
 from d7yfs.cli.failures import end_with
 from d7yfs.cli.place import Place
 from d7yfs.cli.status import line, show_size_roughly
+from d7yfs.control import control_socket
 from d7yfs.errors import D7yfsError, MountError
 from d7yfs.host import mount_table
 
@@ -62,7 +62,9 @@ def _warm(point: Path, paths: list[str], *, background: bool, as_json: bool) -> 
     told = False
     with (
         daemons.naming(point),
-        closing(control.follow(control.socket_path(point), "warm", paths=paths, background=background)) as reports,
+        closing(
+            control_socket.follow(control_socket.socket_path(point), "warm", paths=paths, background=background)
+        ) as reports,
         Progress(*columns, console=console, transient=True, disable=as_json or not console.is_terminal) as bar,
     ):
         task = bar.add_task("counting files", total=None)

@@ -49,7 +49,7 @@ SOURCE_VARIABLE = "D7YFS_SOURCE"
 MOUNTPOINT_VARIABLE = "D7YFS_MOUNTPOINT"
 TORCHSERVE_VARIABLE = "D7YFS_TORCHSERVE_CONFIG"
 RUNTIME_VARIABLE = "D7YFS_RUNTIME_DIR"
-"""No setting of a mount's: `control` finds every mount by it."""
+"""No setting of a mount's: `control_socket` finds every mount by it."""
 
 # Kubernetes sets these in every pod that runs beside a service called d7yfs.
 _SERVICE_LINKS = re.compile(r"D7YFS_(SERVICE|PORT)(_.*)?")

@@ -2,7 +2,7 @@
 
 Joins the tree, what fills it (one `Lister` per repository), the readahead windows and the cache.
 
-Called by the FUSE adapter and by `control`; all methods belong to the trio thread. Failures are `D7yfsError`s with their errno.
+Called by the FUSE adapter and by `control_socket`; all methods belong to the trio thread. Failures are `D7yfsError`s with their errno.
 """
 
 from __future__ import annotations

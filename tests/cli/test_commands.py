@@ -14,13 +14,13 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from d7yfs import control
 from d7yfs.cli import COMMANDS, main
 from d7yfs.cli.failures import ungrouped
 from d7yfs.cli.mount import split_arguments
 from d7yfs.cli.place import Place
 from d7yfs.cli.status import show_size_roughly
 from d7yfs.config.schema import OPTIONS
+from d7yfs.control import control_socket
 from d7yfs.errors import ConfigError, MountError, NotFound
 from d7yfs.host import mount_table
 from tests.servers import faults
@@ -41,7 +41,7 @@ def store() -> Iterator[InThread[S3Faults]]:
 
 @pytest.fixture
 def _nothing_mounted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(control, "runtime_directory", lambda: tmp_path / "run")
+    monkeypatch.setattr(control_socket, "runtime_directory", lambda: tmp_path / "run")
     monkeypatch.setattr(mount_table, "mount_table", list)
 
 

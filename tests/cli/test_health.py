@@ -11,8 +11,8 @@ import pytest
 import trio
 from click.testing import CliRunner, Result
 
-from d7yfs import control
 from d7yfs.cli import main
+from d7yfs.control import control_socket
 
 POINT = Path("/mnt/models")
 WELL: dict[str, Any] = {
@@ -29,7 +29,7 @@ HANGS = LISTS_NOTHING | {"alive": False}
 
 @pytest.fixture(autouse=True)
 def _runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "runtime_directory", lambda environ=None: tmp_path / "run")
+    monkeypatch.setattr(control_socket, "runtime_directory", lambda environ=None: tmp_path / "run")
 
 
 async def health(nursery: trio.Nursery, answer: Mapping[str, Any], *arguments: str) -> Result:
@@ -38,7 +38,7 @@ async def health(nursery: trio.Nursery, answer: Mapping[str, Any], *arguments: s
     async def report(_request: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         yield dict(answer)
 
-    await nursery.start(control.serve, control.socket_path(POINT), {"health": report})
+    await nursery.start(control_socket.serve, control_socket.socket_path(POINT), {"health": report})
     return await trio.to_thread.run_sync(lambda: CliRunner().invoke(main, ["health", *arguments]))
 
 
@@ -64,7 +64,7 @@ async def test_the_exit_status_tells(
 async def test_json(nursery: trio.Nursery) -> None:
     shown = await health(nursery, AWAY, "--json")
     assert shown.exit_code == 1
-    assert json.loads(shown.output) == [{"schema": control.SCHEMA} | AWAY]
+    assert json.loads(shown.output) == [{"schema": control_socket.SCHEMA} | AWAY]
 
 
 def test_nobody_is_not_well(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from d7yfs import control
+from d7yfs.control import control_socket
 from d7yfs.host import mount_table
 
 T = TypeVar("T")
@@ -107,7 +107,7 @@ class Mounted:
     """What `d7yfs mount` printed."""
 
     def status(self) -> dict[str, Any]:
-        return control.ask(control.socket_path(self.point), "status")
+        return control_socket.ask(control_socket.socket_path(self.point), "status")
 
     def fetched(self, name: str = "") -> dict[str, Any]:
         """The counters of one repository."""
@@ -121,7 +121,7 @@ class Mounted:
 
     def stat(self, path: str) -> dict[str, Any]:
         """What `d7yfs stat` shows."""
-        return control.ask(control.socket_path(self.point), "stat", path=path)
+        return control_socket.ask(control_socket.socket_path(self.point), "stat", path=path)
 
     def log(self) -> str:
         return self.log_file.read_text()
@@ -186,7 +186,7 @@ class Mounter:
             if mounted.process is not None:
                 mounted.process.communicate(timeout=20)
         for point in self._points:
-            for left in control.runtime_directory().glob(f"{control.socket_path(point).stem}.*"):
+            for left in control_socket.runtime_directory().glob(f"{control_socket.socket_path(point).stem}.*"):
                 left.unlink(missing_ok=True)
 
     def point(self) -> Path:
@@ -213,7 +213,7 @@ class Mounter:
         options = ("--cache-dir", str(cache_dir), "--log-file", str(log_file), "--log-level", log_level)
         done = run("mount", *arguments, *options, point, env=env, under=under)
         assert done.returncode == 0, done.stderr + (log_file.read_text() if log_file.exists() else "")
-        pid = int(control.ask(control.socket_path(point), "status")["pid"])
+        pid = int(control_socket.ask(control_socket.socket_path(point), "status")["pid"])
         mounted = Mounted(point, cache_dir, log_file, pid, said=done.stdout + done.stderr)
         self.made.append(mounted)
         return mounted

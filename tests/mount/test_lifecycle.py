@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from d7yfs import control
+from d7yfs.control import control_socket
 from d7yfs.objects import PART_BYTES
 from tests.mount.conftest import MIB, Bucket, bytes_of, faulty_url
 from tests.mount.mounted import Mounted, Mounter, Notified, ended, in_background, is_mounted, run, until, within
@@ -82,7 +82,7 @@ def test_a_mount_from_a_toml_file_alone(mounter: Mounter, bucket: Bucket, tmp_pa
     )
     done = run("mount", "--config", config, env=bucket.env)
     assert done.returncode == 0, done.stderr
-    pid = int(control.ask(control.socket_path(point), "status")["pid"])
+    pid = int(control_socket.ask(control_socket.socket_path(point), "status")["pid"])
     mounted = Mounted(point, tmp_path / "cache", log, pid)
     assert mounted.read("models/one.bin") == bucket.files["one.bin"]
     assert mounted.status()["settings"]["cache_dir"]["from"].startswith(str(config))
@@ -120,7 +120,9 @@ def test_mount_by_mount_8_as_fstab_does(mounter: Mounter, bucket: Bucket, tmp_pa
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    mounted = Mounted(point, tmp_path / "cache", log, int(control.ask(control.socket_path(point), "status")["pid"]))
+    mounted = Mounted(
+        point, tmp_path / "cache", log, int(control_socket.ask(control_socket.socket_path(point), "status")["pid"])
+    )
     assert mounted.read("model/config.pbtxt") == bucket.files["model/config.pbtxt"]
     assert mounted.status()["settings"]["metadata_ttl"]["value"] == "300s"
     subprocess.run(["umount", point], check=True, timeout=20)
@@ -147,7 +149,7 @@ def test_a_signal_with_nothing_open_is_a_clean_end(mounter: Mounter, bucket: Buc
     mounted.kill(number)
     assert mounted.process.wait(20) == 0
     assert not is_mounted(mounted.point)
-    assert not control.socket_path(mounted.point).exists()
+    assert not control_socket.socket_path(mounted.point).exists()
     assert "is unmounted" in mounted.log()
     assert "lazily" not in mounted.log()
 
@@ -204,7 +206,7 @@ def test_plain_umount_ends_the_daemon(mounter: Mounter, bucket: Bucket) -> None:
     mounted = mounter.mount(bucket.url("library"), env=bucket.env)
     subprocess.run(["umount", mounted.point], check=True, timeout=20)
     mounted.wait_ended()
-    assert not control.socket_path(mounted.point).exists()
+    assert not control_socket.socket_path(mounted.point).exists()
 
 
 def test_d7yfs_umount_ends_the_daemon_and_says_when_it_cannot(mounter: Mounter, bucket: Bucket) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.monitor.status_numbers import left_out, unshown
 from tests.mount.conftest import MIB, Bucket, faulty_url
 from tests.mount.mounted import Mounted, Mounter, Notified, run, until
 from tests.servers import faults
 from tests.servers.in_thread import InThread
 from tests.servers.s3_faults import S3Faults
-from tests.status_numbers import left_out, unshown
 
 pytestmark = [pytest.mark.mount, pytest.mark.store]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from d7yfs import control
-from d7yfs.reload import LIVE
+from d7yfs.control import control_socket
+from d7yfs.control.reload import LIVE
 from tests.mount.conftest import MIB, Bucket
 from tests.mount.mounted import Mounted, Mounter, Notified, run, until, within
 
@@ -31,7 +31,7 @@ def mounted_from(config: Path, point: Path, bucket: Bucket) -> Mounted:
     finally:
         os.chdir(before)
     assert done.returncode == 0, done.stderr
-    pid = int(control.ask(control.socket_path(point), "status")["pid"])
+    pid = int(control_socket.ask(control_socket.socket_path(point), "status")["pid"])
     return Mounted(point, directory / "cache", directory / "log", pid)
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from d7yfs import metrics_http
 from d7yfs.config.schema import OPTIONS
 from d7yfs.errors import MountError
-from d7yfs.metrics_http import Page
+from d7yfs.monitor import http_listener
+from d7yfs.monitor.http_listener import Page
 
 
 async def _fine() -> Page:
@@ -30,8 +30,8 @@ async def asked(port: int, data: bytes) -> bytes:
 
 
 async def _serving(nursery: trio.Nursery) -> int:
-    listener = metrics_http.listen("127.0.0.1:0")
-    nursery.start_soon(metrics_http.serve, listener, {"/metrics": _fine, "/broken": _broken})
+    listener = http_listener.listen("127.0.0.1:0")
+    nursery.start_soon(http_listener.serve, listener, {"/metrics": _fine, "/broken": _broken})
     port: int = listener.socket.getsockname()[1]
     return port
 
@@ -90,7 +90,7 @@ def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(MountError, match=f"{address} cannot be listened on") as caught:
-            metrics_http.listen(address)
+            http_listener.listen(address)
     assert "--metrics-listen" in caught.value.hint
 
 
@@ -99,11 +99,11 @@ async def test_every_address_is_that_of_ipv4_too(nursery: trio.Nursery) -> None:
         socket.socket(socket.AF_INET6).close()
     except OSError:
         with pytest.raises(MountError):
-            metrics_http.listen("[::]:0")
+            http_listener.listen("[::]:0")
         return
     assert OPTIONS["metrics_listen"].kind.parse("[::]:7717") == "[::]:7717"
-    listener = metrics_http.listen("[::]:0")
-    nursery.start_soon(metrics_http.serve, listener, {"/metrics": _fine})
+    listener = http_listener.listen("[::]:0")
+    nursery.start_soon(http_listener.serve, listener, {"/metrics": _fine})
     assert (await asked(listener.socket.getsockname()[1], _get("/metrics"))).endswith(b"fine\n")
 
 
@@ -112,7 +112,7 @@ TAKEN = {*range(8000, 8003), *range(8070, 8083), *range(4000, 4007), 65001}
 
 
 def test_the_default_port_is_nobody_elses() -> None:
-    shipped = Path(__file__).parent.parent
+    shipped = Path(__file__).parents[2]
     texts = [shipped / "systemd" / "example.toml", *(shipped / "deploy" / "kubernetes").rglob("*.yaml")]
     addresses = [match for each in texts for match in re.findall(r"(?i)metrics_listen\W+(\S+:\d+)", each.read_text())]
     assert len(addresses) >= 2

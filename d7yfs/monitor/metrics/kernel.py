@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from d7yfs.metrics.tables import Status, plain
+from d7yfs.monitor.metrics.tables import Status, plain
 
 _NOTICES = {
     "d7yfs_kernel_notices": ("notices", "Entries that the kernel was told to forget"),

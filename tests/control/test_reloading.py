@@ -11,9 +11,9 @@ import pytest
 import trio
 
 from d7yfs.config.sources import Settings, load_settings
+from d7yfs.control.reload import Changes
+from d7yfs.control.reloading import Reloader
 from d7yfs.host.launch import Readiness
-from d7yfs.reload import Changes
-from d7yfs.reloading import Reloader
 
 TOML = 'source = "s3://b/p"\nmountpoint = "/m"\n'
 

@@ -16,7 +16,7 @@ import trio
 from d7yfs.cache import inspection
 from d7yfs.cache.inspection import Stored
 from d7yfs.config.place import Place
-from d7yfs.control import paths_of
+from d7yfs.control.control_socket import paths_of
 from d7yfs.fs.filesystem import Filesystem
 from d7yfs.tree.nodes import File
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from d7yfs.fetch.traffic import JUDGED_BYTES, Traffic, warning
+from d7yfs.monitor.traffic import JUDGED_BYTES, Traffic, warning
 
 MUCH = JUDGED_BYTES + 1
 

@@ -19,12 +19,13 @@ from typing import Any
 
 import trio
 
-from d7yfs import logs, reload
+from d7yfs import logs
 from d7yfs.config.sources import Settings
-from d7yfs.control import reporting
+from d7yfs.control import reload
+from d7yfs.control.control_socket import reporting
+from d7yfs.control.reload import Changes
 from d7yfs.errors import D7yfsError
 from d7yfs.host.launch import Readiness
-from d7yfs.reload import Changes
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from d7yfs import metrics
+from d7yfs.monitor import metrics
 
 LEFT_OUT = {
     r"schema|pid": "no quantities",

@@ -13,11 +13,11 @@ from typing import Any
 import trio
 
 from d7yfs.errors import D7yfsError
-from d7yfs.fetch import traffic
 from d7yfs.fetch.handover import HandoverCounters
 from d7yfs.fetch.proxies import Proxies
-from d7yfs.fetch.traffic import Traffic
 from d7yfs.fs.filesystem import Served
+from d7yfs.monitor import traffic
+from d7yfs.monitor.traffic import Traffic
 from d7yfs.objects import ObjectVersion, StoreIdentity
 from d7yfs.repository.repository import Repository
 from d7yfs.stats.load_times import Full

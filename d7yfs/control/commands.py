@@ -2,7 +2,7 @@
 
 Owns no state of its own: `Commands` asks the parts of the mount that `daemon` built. `snapshot` never waits, for scrapes and
 systemd's watchdog rest on it; its fields are a promise (docs/status.md). No reply holds a secret. Expected failures are D7yfsErrors, which
-`control` sends to who asked.
+`control_socket` sends to who asked.
 
 Built by `daemon`; trio thread only.
 """
@@ -20,21 +20,23 @@ from typing import Any
 
 import trio
 
-from d7yfs import __version__, control, dropping, logs, status
+from d7yfs import __version__, logs
 from d7yfs.cache.cache import Cache
 from d7yfs.config.schema import OPTIONS
+from d7yfs.control import control_socket, drop
+from d7yfs.control.refresh import Refreshes
+from d7yfs.control.reloading import Reloader
+from d7yfs.control.warm import WarmUps
 from d7yfs.errors import Stopped, UsageError
 from d7yfs.fs.filesystem import Filesystem
 from d7yfs.fuse.pyfuse3_adapter import Adapter
 from d7yfs.invalidation import Invalidator
-from d7yfs.monitoring import Monitoring
-from d7yfs.refresh import Refreshes
-from d7yfs.reloading import Reloader
+from d7yfs.monitor import status
+from d7yfs.monitor.monitoring import Monitoring
 from d7yfs.repository.latecomer import Latecomer
 from d7yfs.repository.repository import Repository
 from d7yfs.stats.histogram import BOUNDS_S
 from d7yfs.tree.refresher import Refresher
-from d7yfs.warm import WarmUps
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +69,8 @@ class Commands:
     started_at: float = field(default_factory=time.time)
     """Seconds since the epoch."""
 
-    def handlers(self) -> dict[str, control.Handler]:
-        """By the name of the command, for `control.serve`."""
+    def handlers(self) -> dict[str, control_socket.Handler]:
+        """By the name of the command, for `control_socket.serve`."""
         return {
             "status": self._status,
             "health": self._health,
@@ -86,7 +88,7 @@ class Commands:
         settings = self.reloader.settings
         in_use = self.cache.in_use()
         return {
-            "schema": control.SCHEMA,
+            "schema": control_socket.SCHEMA,
             "mountpoint": str(self.mountpoint),
             "pid": os.getpid(),
             "version": __version__,
@@ -159,8 +161,8 @@ class Commands:
 
     def _drop(self, request: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         directory = self.reloader.settings.config.cache_dir
-        return control.reporting(
-            self.nursery, lambda: dropping.drop(request, self.filesystem, directory, self.forget_pages)
+        return control_socket.reporting(
+            self.nursery, lambda: drop.drop(request, self.filesystem, directory, self.forget_pages)
         )
 
     async def _log_level(self, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,18 +10,19 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from d7yfs import invalidation, metrics
+from d7yfs import invalidation
 from d7yfs.cache.cache import CacheStatistics
-from d7yfs.fetch import counters, handover, traffic
+from d7yfs.control.warm import Progress, State
+from d7yfs.fetch import counters, handover
 from d7yfs.fuse.pyfuse3_adapter import OperationCounters
-from d7yfs.metrics.data import SOURCES
+from d7yfs.monitor import metrics, traffic
+from d7yfs.monitor.metrics.data import SOURCES
 from d7yfs.stats.histogram import BOUNDS_S
 from d7yfs.stats.load_times import Full
 from d7yfs.stats.models import Model
 from d7yfs.tree import ingest, refresher
 from d7yfs.tree.tree import Repository, Tree
-from d7yfs.warm import Progress, State
-from tests.status_numbers import LEFT_OUT, left_out, unshown
+from tests.monitor.status_numbers import LEFT_OUT, left_out, unshown
 
 TRAFFIC = asdict(
     traffic.Traffic(

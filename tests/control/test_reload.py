@@ -6,7 +6,7 @@ from pathlib import Path
 
 from d7yfs.config.schema import OPTIONS, Profile
 from d7yfs.config.sources import Settings, load_settings
-from d7yfs.reload import LIVE, changes
+from d7yfs.control.reload import LIVE, changes
 
 
 def settings(directory: Path, toml: str, **environ: str) -> Settings:

@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
-from d7yfs import metrics
-from tests.test_metrics import STATUS
+from d7yfs.monitor import metrics
+from tests.monitor.test_metrics import STATUS
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "d7yfs.json").read_text())
 OF_PROMETHEUS = {"up", "ALERTS"}
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from d7yfs.metrics.data import SOURCES
-from d7yfs.metrics.tables import Repositories
+from d7yfs.monitor.metrics.data import SOURCES
+from d7yfs.monitor.metrics.tables import Repositories
 
 _COUNTERS = {
     "opens": ("d7yfs_model_opens", "Files opened"),

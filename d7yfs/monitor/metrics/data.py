@@ -6,7 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from d7yfs.metrics.tables import Repositories, Status, by_repository, fields_by_repository, kinds_by_repository, plain
+from d7yfs.monitor.metrics.tables import (
+    Repositories,
+    Status,
+    by_repository,
+    fields_by_repository,
+    kinds_by_repository,
+    plain,
+)
 
 SOURCES = {
     "cache": "cache_bytes",

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import trio
 
-from d7yfs import control
 from d7yfs.config.sources import load_settings
-from d7yfs.control import NoAnswer
+from d7yfs.control import control_socket
+from d7yfs.control.control_socket import NoAnswer
 from d7yfs.errors import MountError, NotFound, UsageError
 
 
@@ -25,7 +25,7 @@ from d7yfs.errors import MountError, NotFound, UsageError
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A runtime directory of the test's own."""
     directory = tmp_path / "run"
-    monkeypatch.setattr(control, "runtime_directory", lambda environ=None: directory)
+    monkeypatch.setattr(control_socket, "runtime_directory", lambda environ=None: directory)
     return directory
 
 
@@ -48,15 +48,15 @@ async def _count(request: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], N
         raise NotFound("no more of them", hint="count on your fingers")
 
 
-HANDLERS: dict[str, control.Handler] = {"echo": _echo, "absent": _absent, "broken": _broken, "count": _count}
+HANDLERS: dict[str, control_socket.Handler] = {"echo": _echo, "absent": _absent, "broken": _broken, "count": _count}
 
 
 async def _serving(nursery: trio.Nursery, path: Path) -> None:
-    await nursery.start(control.serve, path, HANDLERS)
+    await nursery.start(control_socket.serve, path, HANDLERS)
 
 
 async def ask(path: Path, command: str, /, **arguments: Any) -> dict[str, Any]:
-    return await trio.to_thread.run_sync(partial(control.ask, path, command, **arguments))
+    return await trio.to_thread.run_sync(partial(control_socket.ask, path, command, **arguments))
 
 
 async def _raw(path: Path, data: bytes) -> bytes:
@@ -67,25 +67,25 @@ async def _raw(path: Path, data: bytes) -> bytes:
 
 
 async def test_a_command_and_its_arguments(runtime: Path, nursery: trio.Nursery) -> None:
-    path = control.socket_path(Path("/mnt/models"))
+    path = control_socket.socket_path(Path("/mnt/models"))
     await _serving(nursery, path)
     assert await ask(path, "echo", path="a/ü") == {"schema": 1, "heard": {"command": "echo", "path": "a/ü"}}
 
 
 async def test_a_request_may_hold_a_whole_command_line(runtime: Path, nursery: trio.Nursery) -> None:
-    path = control.socket_path(Path("/mnt/models"))
+    path = control_socket.socket_path(Path("/mnt/models"))
     await _serving(nursery, path)
     paths = [f"models/größe/{number:07}" for number in range(100_000)]
     assert sum(len(each.encode()) for each in paths) > 2 << 20
     heard = await ask(path, "echo", paths=paths)
     assert heard["heard"]["paths"] == paths
     with pytest.raises(UsageError, match="too much is asked for at once") as caught:
-        await ask(path, "echo", paths=["x" * control.REQUEST_BYTES])
+        await ask(path, "echo", paths=["x" * control_socket.REQUEST_BYTES])
     assert "fewer paths" in caught.value.hint
 
 
 async def test_only_its_user_may_speak_to_it(runtime: Path, nursery: trio.Nursery) -> None:
-    path = control.socket_path(Path("/mnt/models"))
+    path = control_socket.socket_path(Path("/mnt/models"))
     await _serving(nursery, path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(runtime.stat().st_mode) == 0o700
@@ -94,7 +94,7 @@ async def test_only_its_user_may_speak_to_it(runtime: Path, nursery: trio.Nurser
 async def test_failures_come_back_in_words(
     runtime: Path, nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = control.socket_path(Path("/mnt/models"))
+    path = control_socket.socket_path(Path("/mnt/models"))
     await _serving(nursery, path)
     with pytest.raises(MountError, match="no such thing") as caught:
         await ask(path, "absent")
@@ -109,15 +109,15 @@ async def test_failures_come_back_in_words(
 
 
 async def test_a_report_is_many_lines_and_ends(runtime: Path, nursery: trio.Nursery) -> None:
-    path = control.socket_path(Path("/mnt/models"))
+    path = control_socket.socket_path(Path("/mnt/models"))
     await _serving(nursery, path)
-    lines = await trio.to_thread.run_sync(lambda: list(control.follow(path, "count", to=3)))
+    lines = await trio.to_thread.run_sync(lambda: list(control_socket.follow(path, "count", to=3)))
     assert lines == [{"schema": 1, "number": 0}, {"schema": 1, "number": 1}, {"schema": 1, "number": 2}]
 
     heard: list[dict[str, Any]] = []
 
     def follow() -> None:
-        heard.extend(control.follow(path, "count", to=0, fails=True))
+        heard.extend(control_socket.follow(path, "count", to=0, fails=True))
 
     with pytest.raises(MountError, match="no more of them") as caught:
         await trio.to_thread.run_sync(follow)
@@ -125,7 +125,7 @@ async def test_a_report_is_many_lines_and_ends(runtime: Path, nursery: trio.Nurs
 
 
 async def test_a_report_ends_when_its_client_leaves(runtime: Path, nursery: trio.Nursery) -> None:
-    path = control.socket_path(Path("/mnt/models"))
+    path = control_socket.socket_path(Path("/mnt/models"))
     ended = trio.Event()
 
     async def endless(_request: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
@@ -135,10 +135,10 @@ async def test_a_report_ends_when_its_client_leaves(runtime: Path, nursery: trio
         finally:
             ended.set()
 
-    await nursery.start(control.serve, path, {"endless": endless})
+    await nursery.start(control_socket.serve, path, {"endless": endless})
 
     def look_once() -> None:
-        report = control.follow(path, "endless")
+        report = control_socket.follow(path, "endless")
         assert next(report)["number"] == 0
         report.close()
 
@@ -151,65 +151,65 @@ async def test_a_report_ends_when_its_client_leaves(runtime: Path, nursery: trio
     "data",
     [
         *(b"rubbish\n", b"[1]\n", b'"text"\n', b'{"command": 1}\n', b'{"command": "echo"', b"", b"x" * 200_000),
-        pytest.param(b"x" * (control.REQUEST_BYTES + (1 << 20)), id="endless"),
+        pytest.param(b"x" * (control_socket.REQUEST_BYTES + (1 << 20)), id="endless"),
     ],
 )
 async def test_rubbish_is_answered_and_survived(runtime: Path, nursery: trio.Nursery, data: bytes) -> None:
-    path = control.socket_path(Path("/mnt/models"))
+    path = control_socket.socket_path(Path("/mnt/models"))
     await _serving(nursery, path)
     try:
         answer = await _raw(path, data)
         assert "error" in json.loads(answer)
     except trio.BrokenResourceError:
-        assert len(data) > control.REQUEST_BYTES
+        assert len(data) > control_socket.REQUEST_BYTES
     assert await ask(path, "echo")
 
 
 async def test_the_socket_goes_with_the_server(runtime: Path) -> None:
-    path = control.socket_path(Path("/mnt/models"))
+    path = control_socket.socket_path(Path("/mnt/models"))
     async with trio.open_nursery() as nursery:
         await _serving(nursery, path)
         assert path.exists()
         nursery.cancel_scope.cancel()
     assert not path.exists()
     with pytest.raises(MountError, match="no answer from the daemon"):
-        control.ask(path, "echo")
+        control_socket.ask(path, "echo")
 
 
 async def test_what_a_killed_daemon_left_is_replaced_and_not_listed(runtime: Path, nursery: trio.Nursery) -> None:
-    dead, alive = control.socket_path(Path("/mnt/dead")), control.socket_path(Path("/mnt/alive"))
+    dead, alive = control_socket.socket_path(Path("/mnt/dead")), control_socket.socket_path(Path("/mnt/alive"))
     assert dead != alive
     await _serving(nursery, alive)
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(dead))
-    assert await trio.to_thread.run_sync(control.sockets) == [alive]
+    assert await trio.to_thread.run_sync(control_socket.sockets) == [alive]
     assert not dead.exists()
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(dead))
     await _serving(nursery, dead)
-    assert sorted(await trio.to_thread.run_sync(control.sockets)) == sorted([alive, dead])
+    assert sorted(await trio.to_thread.run_sync(control_socket.sockets)) == sorted([alive, dead])
 
 
 async def test_a_daemon_that_takes_up_no_connection_is_listed_and_not_waited_for(runtime: Path) -> None:
-    path = control.socket_path(Path("/mnt/hangs"))
+    path = control_socket.socket_path(Path("/mnt/hangs"))
     runtime.mkdir()
     with socket.socket(socket.AF_UNIX) as hangs, contextlib.ExitStack() as waiting:
         hangs.bind(str(path))
         hangs.listen(0)
-        assert control.socket_of(os.getpid()) == path
+        assert control_socket.socket_of(os.getpid()) == path
         with contextlib.suppress(BlockingIOError):
             while True:
                 client = waiting.enter_context(socket.socket(socket.AF_UNIX))
                 client.setblocking(False)
                 client.connect(str(path))
-        assert control.sockets() == [path]
+        assert control_socket.sockets() == [path]
         with pytest.raises(MountError, match="is no daemon of yours"):
-            control.socket_of(os.getpid())
+            control_socket.socket_of(os.getpid())
 
 
 async def test_a_daemon_that_hangs_up_has_not_answered(runtime: Path, nursery: trio.Nursery) -> None:
-    path = control.socket_path(Path("/mnt/models"))
-    await nursery.start(control.serve, path, {"leave": _leave})
+    path = control_socket.socket_path(Path("/mnt/models"))
+    await nursery.start(control_socket.serve, path, {"leave": _leave})
     with pytest.raises(NoAnswer, match="it has hung up") as caught:
         await ask(path, "leave")
     assert caught.value.reason == "it has hung up"
@@ -221,56 +221,56 @@ async def _leave(_request: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], 
 
 
 async def test_a_daemon_is_found_by_its_process(runtime: Path, nursery: trio.Nursery) -> None:
-    path = control.socket_path(Path("/mnt/models"))
+    path = control_socket.socket_path(Path("/mnt/models"))
     await _serving(nursery, path)
-    assert await trio.to_thread.run_sync(control.socket_of, os.getpid()) == path
+    assert await trio.to_thread.run_sync(control_socket.socket_of, os.getpid()) == path
     with pytest.raises(MountError, match="process 1 is no daemon of yours"):
-        await trio.to_thread.run_sync(control.socket_of, 1)
+        await trio.to_thread.run_sync(control_socket.socket_of, 1)
 
 
 async def test_a_runtime_directory_that_others_may_enter_is_refused(runtime: Path) -> None:
     runtime.mkdir(mode=0o755)
     runtime.chmod(0o755)
     with pytest.raises(MountError, match="0700"):
-        await control.serve(control.socket_path(Path("/mnt/models")), HANDLERS)
+        await control_socket.serve(control_socket.socket_path(Path("/mnt/models")), HANDLERS)
 
 
 def test_socket_paths_are_short_however_long_the_mount_point(runtime: Path) -> None:
-    assert len(control.socket_path(Path("/" + "x" * 4000)).name) < 30
+    assert len(control_socket.socket_path(Path("/" + "x" * 4000)).name) < 30
 
 
 def test_runtime_directory_of_an_ordinary_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert control.runtime_directory({"XDG_RUNTIME_DIR": "/run/user/1000"}) == Path("/run/user/1000/d7yfs")
-    assert control.runtime_directory({"XDG_RUNTIME_DIR": "relative"}) == Path("/tmp/d7yfs-1000")
-    assert control.runtime_directory({}) == Path("/tmp/d7yfs-1000")
+    assert control_socket.runtime_directory({"XDG_RUNTIME_DIR": "/run/user/1000"}) == Path("/run/user/1000/d7yfs")
+    assert control_socket.runtime_directory({"XDG_RUNTIME_DIR": "relative"}) == Path("/tmp/d7yfs-1000")
+    assert control_socket.runtime_directory({}) == Path("/tmp/d7yfs-1000")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert control.runtime_directory({"XDG_RUNTIME_DIR": "/run/user/0"}) == Path("/run/d7yfs")
+    assert control_socket.runtime_directory({"XDG_RUNTIME_DIR": "/run/user/0"}) == Path("/run/d7yfs")
 
 
 def test_a_runtime_directory_that_is_named() -> None:
     environ = {"D7YFS_RUNTIME_DIR": "/run/ours", "XDG_RUNTIME_DIR": "/run/user/0"}
-    assert control.runtime_directory(environ) == Path("/run/ours")
-    assert control.runtime_directory({"D7YFS_RUNTIME_DIR": "relative"}) == control.runtime_directory({})
+    assert control_socket.runtime_directory(environ) == Path("/run/ours")
+    assert control_socket.runtime_directory({"D7YFS_RUNTIME_DIR": "relative"}) == control_socket.runtime_directory({})
     assert load_settings({}, ["s3://b/m"], Path("/mnt/m"), environ, None).warnings == ()
 
 
 async def test_what_is_reported_is_done_though_its_client_leaves_and_fails_in_words(autojump_clock: object) -> None:
     done: list[str] = []
 
-    async def work() -> control.Reply:
+    async def work() -> control_socket.Reply:
         await trio.sleep(60)
         done.append("work")
         return {"files": 1}
 
-    async def broken() -> control.Reply:
+    async def broken() -> control_socket.Reply:
         raise KeyError("x")
 
     async with trio.open_nursery() as nursery:
-        async with contextlib.aclosing(control.reporting(nursery, work)) as replies:
+        async with contextlib.aclosing(control_socket.reporting(nursery, work)) as replies:
             assert await anext(replies) == {"state": "running"}
-        *_, last = [reply async for reply in control.reporting(nursery, work)]
+        *_, last = [reply async for reply in control_socket.reporting(nursery, work)]
         assert last == {"state": "done", "outcome": {"files": 1}}
         with pytest.raises(MountError, match="unexpected KeyError; see the log"):
-            [reply async for reply in control.reporting(nursery, broken)]
+            [reply async for reply in control_socket.reporting(nursery, broken)]
     assert done == ["work", "work"]

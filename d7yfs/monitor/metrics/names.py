@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from d7yfs.metrics.tables import Repositories, Status, by_repository, fields_by_repository, kinds_by_repository
+from d7yfs.monitor.metrics.tables import Repositories, Status, by_repository, fields_by_repository, kinds_by_repository
 
 _WAYS = ("whole", "directory", "exact")
 _LAST_SCAN = {

@@ -13,9 +13,9 @@ import trio
 import trio.testing
 
 from d7yfs import logs
-from d7yfs.health import Probe
 from d7yfs.host.launch import Readiness
-from d7yfs.monitoring import LISTEN_RETRY_S, Monitoring, summary
+from d7yfs.monitor.monitoring import LISTEN_RETRY_S, Monitoring, summary
+from d7yfs.monitor.probe import Probe
 
 
 def repository(state: str, name: str = "llm") -> dict[str, Any]:

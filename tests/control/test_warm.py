@@ -14,11 +14,11 @@ from trio.testing import MockClock
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory, footprint_bytes
 from d7yfs.cache.filler import Filler, FillTarget
+from d7yfs.control.warm import Plan, WarmUps, outermost, walk
 from d7yfs.errors import D7yfsError, NotFound, OriginUnavailable, UsageError, VersionGone
 from d7yfs.fs.filesystem import Filesystem, Source
 from d7yfs.objects import BLOCK_BYTES, ByteRange, StoreIdentity
 from d7yfs.tree.tree import Repository, Tree
-from d7yfs.warm import Plan, WarmUps, outermost, walk
 from tests.cache.doubles import PromptDisk
 from tests.fs.test_filesystem import Store
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import trio
 
-from d7yfs.control import paths_of, reporting
+from d7yfs.control.control_socket import paths_of, reporting
 from d7yfs.errors import D7yfsError, VersionGone
 from d7yfs.invalidation import Invalidator
 from d7yfs.tree.answers import Changes

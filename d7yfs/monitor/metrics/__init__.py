@@ -17,8 +17,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from d7yfs.metrics import data, kernel, models, names
-from d7yfs.metrics.tables import Status, named
+from d7yfs.monitor.metrics import data, kernel, models, names
+from d7yfs.monitor.metrics.tables import Status, named
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Of what `render` returns."""

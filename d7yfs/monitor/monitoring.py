@@ -21,11 +21,12 @@ from typing import Any
 
 import trio
 
-from d7yfs import logs, metrics_http
+from d7yfs import logs
 from d7yfs.errors import MountError
-from d7yfs.health import Probe
 from d7yfs.host.launch import Readiness
-from d7yfs.metrics_http import Page
+from d7yfs.monitor import http_listener
+from d7yfs.monitor.http_listener import Page
+from d7yfs.monitor.probe import Probe
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class Monitoring:
         self._try_now.set()
 
     async def health(self) -> dict[str, Any]:
-        """Whether the mount is `alive` and `ready`, as the pages have it. Waits for its answer, for 15 s at most (`d7yfs.health`)."""
+        """Whether the mount is `alive` and `ready`, as the pages have it. Waits for its answer, for 15 s at most."""
         if not self._runs:
             return {"alive": False, "ready": False, "mount_answers": False, "repositories": self._states()}
         told = await self._readiness_now()
@@ -76,7 +77,7 @@ class Monitoring:
     async def _serve(self, address: str) -> None:
         listener = await self._listener(address)
         # Importing takes some 40 ms, which nobody who waits for the mount should pay.
-        from d7yfs import metrics
+        from d7yfs.monitor import metrics
 
         async def show_metrics() -> Page:
             return Page(200, metrics.CONTENT_TYPE, await trio.to_thread.run_sync(metrics.render, self._snapshot()))
@@ -85,12 +86,12 @@ class Monitoring:
         name = listener.socket.getsockname()
         self.listens_on = f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
         log.info("metrics are at http://%s/metrics", self.listens_on)
-        await metrics_http.serve(listener, pages)
+        await http_listener.serve(listener, pages)
 
     async def _listener(self, address: str) -> trio.SocketListener:
         while True:
             try:
-                listener = metrics_http.listen(address)
+                listener = http_listener.listen(address)
             except MountError as error:
                 if error.message != self.trouble:
                     log.warning("%s; tried again every %.0f s", error, LISTEN_RETRY_S)

@@ -1,0 +1,1 @@
+"""How a mount tells others how it is. Counts nothing itself."""
