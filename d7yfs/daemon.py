@@ -34,16 +34,16 @@ from d7yfs.control.refresh import Refreshes
 from d7yfs.control.reloading import Reloader
 from d7yfs.control.warm import WarmUps
 from d7yfs.errors import D7yfsError, MountError, Stopped
-from d7yfs.fetch.direct import DirectFiller
-from d7yfs.fetch.route import Reason
-from d7yfs.fetch.stream import StreamFiller
-from d7yfs.fetch.verification import Verifier
+from d7yfs.fill.direct import DirectFiller
+from d7yfs.fill.route import Reason
+from d7yfs.fill.stream import StreamFiller
+from d7yfs.fill.verification import Verifier
 from d7yfs.fs.filesystem import Filesystem, Source
-from d7yfs.fuse.pyfuse3_adapter import Adapter, Appearance
+from d7yfs.fuse.adapter import Adapter, Appearance
+from d7yfs.fuse.notices import Invalidator
 from d7yfs.host import mount_table
 from d7yfs.host.fuse_helper import HandedMount
 from d7yfs.host.launch import Readiness
-from d7yfs.invalidation import Invalidator
 from d7yfs.monitor.monitoring import Monitoring
 from d7yfs.monitor.probe import Probe
 from d7yfs.objects import ObjectVersion

@@ -25,10 +25,10 @@ from d7yfs.cache.filler import Filler, FillTarget
 from d7yfs.check.findings import Finding, Verdict
 from d7yfs.config.schema import Config
 from d7yfs.errors import CacheUnusable, D7yfsError, VersionUnbound
+from d7yfs.fetch.dragonfly_proxy import HEALTH_PORT, Proxy, address_meant_instead
 from d7yfs.fetch.fetcher import Fetcher
-from d7yfs.fetch.handover import Handover
 from d7yfs.fetch.proxies import Proxies
-from d7yfs.fetch.proxy import HEALTH_PORT, Proxy, address_meant_instead
+from d7yfs.fill.handover import Handover
 from d7yfs.objects import ByteRange, ObjectVersion, StoreIdentity
 from d7yfs.repository.repository import Repository
 

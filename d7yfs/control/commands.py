@@ -29,8 +29,8 @@ from d7yfs.control.reloading import Reloader
 from d7yfs.control.warm import WarmUps
 from d7yfs.errors import Stopped, UsageError
 from d7yfs.fs.filesystem import Filesystem
-from d7yfs.fuse.pyfuse3_adapter import Adapter
-from d7yfs.invalidation import Invalidator
+from d7yfs.fuse.adapter import Adapter
+from d7yfs.fuse.notices import Invalidator
 from d7yfs.monitor import status
 from d7yfs.monitor.monitoring import Monitoring
 from d7yfs.repository.latecomer import Latecomer

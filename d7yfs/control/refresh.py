@@ -15,7 +15,7 @@ import trio
 
 from d7yfs.control.control_socket import paths_of, reporting
 from d7yfs.errors import D7yfsError, VersionGone
-from d7yfs.invalidation import Invalidator
+from d7yfs.fuse.notices import Invalidator
 from d7yfs.tree.answers import Changes
 from d7yfs.tree.nodes import Directory
 from d7yfs.tree.question import Refreshed

@@ -30,13 +30,13 @@ from d7yfs.errors import (
     VersionGone,
     VersionUnbound,
 )
-from d7yfs.fetch import dragonfly, hedge
+from d7yfs.fetch import dragonfly_task, silence
 from d7yfs.fetch.bandwidth import Bandwidth
 from d7yfs.fetch.counters import Counters
+from d7yfs.fetch.dragonfly_proxy import Proxy
 from d7yfs.fetch.journal import Journal
-from d7yfs.fetch.outage import Sparing
 from d7yfs.fetch.proxies import QUEUE_PATIENCE_S, Proxies, Registration
-from d7yfs.fetch.proxy import Proxy
+from d7yfs.fetch.proxy_outage import Sparing
 from d7yfs.fetch.reply import check_head, error_of, proves
 from d7yfs.fetch.transfer import DIRECT, FALLBACK, Sink, Transfer, Urgency
 from d7yfs.fetch.transport import Response, Transport
@@ -198,7 +198,7 @@ class Fetcher:
             return
         with trio.CancelScope() as scope:
             try:
-                await hedge.watched(partial(self._ranged, proxies, transfer), transfer.alive_at, scope.cancel)
+                await silence.watched(partial(self._ranged, proxies, transfer), transfer.alive_at, scope.cancel)
                 return
             except D7yfsError as error:
                 position = transfer.position
@@ -246,7 +246,7 @@ class Fetcher:
                 transfer.proxy.failed()
             on_silence()
 
-        await hedge.watched(partial(self._streamed, self.proxy, transfer), transfer.alive_at, silent)
+        await silence.watched(partial(self._streamed, self.proxy, transfer), transfer.alive_at, silent)
 
     async def _streamed(self, proxies: Proxies, transfer: Transfer) -> None:
         assert transfer.registration is not None
@@ -313,7 +313,7 @@ class Fetcher:
         """
         try:
             request = await self.origin.read_request(version, presigned=False)
-            if not version.validator.isdecimal() and dragonfly.names_version(request.url):
+            if not version.validator.isdecimal() and dragonfly_task.names_version(request.url):
                 return gone
             if version.identity in self._gone or (await self.origin.stat(version.key)).identity != version.identity:
                 self._gone[version.identity] = True
@@ -339,7 +339,7 @@ class Fetcher:
         request = await self.origin.read_request(version, presigned=proxy is not None, fresh=fresh)
         url, headers, transport, task = request.url, dict(request.headers), self._transport, None
         if proxy is not None and self.proxy is not None:
-            task = dragonfly.task(
+            task = dragonfly_task.task(
                 request,
                 self.origin.identity,
                 version,
@@ -374,7 +374,7 @@ class Fetcher:
         version: ObjectVersion,
         rest: ByteRange,
         proxy: Proxy | None,
-        task: dragonfly.Task | None,
+        task: dragonfly_task.Task | None,
     ) -> None:
         name, status, headers = self.name(version), response.status, response.headers
         body = b""
@@ -384,20 +384,20 @@ class Fetcher:
                 body = await response.read(_ERROR_BODY_BYTES)
         if proxy is not None and task is not None:
             if status not in (200, 206):
-                kind = headers.get(dragonfly.ERROR_TYPE_HEADER)
-                if dragonfly.blame(status, kind) is dragonfly.Blame.PROXY:
+                kind = headers.get(dragonfly_task.ERROR_TYPE_HEADER)
+                if dragonfly_task.blame(status, kind) is dragonfly_task.Blame.PROXY:
                     failure = error_of(status, headers, name=name, body=body)
                     raise ProxyUnavailable(
                         f"{name}: the proxy {proxy.url} answered {status} ({kind or 'no reason'})"
                     ) from failure
-            elif not task.is_proved_by(said := headers.get(dragonfly.TASK_ID_HEADER)):
+            elif not task.is_proved_by(said := headers.get(dragonfly_task.TASK_ID_HEADER)):
                 if said is None and not proves(headers, version):
                     raise ProxyUnavailable(f"{name}: something else than dfdaemon has answered at {proxy.url}")
                 self.counters.unbound += 1
                 raise self._unbound(name, proxy, task)
         check_head(status, headers, version=version, wanted=rest, name=name, error_body=body)
 
-    def _unbound(self, name: str, proxy: Proxy, task: dragonfly.Task) -> D7yfsError:
+    def _unbound(self, name: str, proxy: Proxy, task: dragonfly_task.Task) -> D7yfsError:
         what = f"{name}: the proxy {proxy.url} did not answer for this version's task"
         if not task.content_id:
             # Nothing is left to tell it which version is meant.
@@ -471,7 +471,7 @@ class Fetcher:
 
 def _registers(wanted: ByteRange, *, small_too: bool) -> bool:
     """Whether dfdaemon brings a request for `wanted` before its scheduler."""
-    return small_too or wanted.size > dragonfly.MAX_DIRECT_BYTES
+    return small_too or wanted.size > dragonfly_task.MAX_DIRECT_BYTES
 
 
 def pause_before_retry_s(attempt: int, error: D7yfsError) -> float:

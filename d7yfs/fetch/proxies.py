@@ -14,14 +14,14 @@ from typing import Self
 import trio
 
 from d7yfs.errors import ProxyUnavailable
-from d7yfs.fetch.dragonfly import TaskOptions
-from d7yfs.fetch.hedge import HEDGE_AFTER_S
-from d7yfs.fetch.proxy import Breaker, Proxy
+from d7yfs.fetch.dragonfly_proxy import Breaker, Proxy
+from d7yfs.fetch.dragonfly_task import TaskOptions
+from d7yfs.fetch.silence import HEDGE_AFTER_S
 from d7yfs.fetch.transport import Transport
 
 FIRST_BYTE_TIMEOUT_S = 15.0
 """A hung scheduler keeps dfdaemon silent for 10 s; then it goes to the origin, and to leave it now would not stop it. Readers have gone
-there long before (`hedge`)."""
+there long before (`silence`)."""
 
 CONNECT_TIMEOUT_S = 3.0
 """It is on this host, or near."""

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import trio
 
+from d7yfs.fetch.dragonfly_proxy import Proxy
 from d7yfs.fetch.proxies import Registration
-from d7yfs.fetch.proxy import Proxy
 from d7yfs.objects import ByteRange, ObjectVersion
 
 DIRECT = "direct"

@@ -13,8 +13,8 @@ from typing import Any
 import trio
 
 from d7yfs.errors import D7yfsError
-from d7yfs.fetch.handover import HandoverCounters
 from d7yfs.fetch.proxies import Proxies
+from d7yfs.fill.handover import HandoverCounters
 from d7yfs.fs.filesystem import Served
 from d7yfs.monitor import traffic
 from d7yfs.monitor.traffic import Traffic

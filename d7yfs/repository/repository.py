@@ -15,13 +15,13 @@ from d7yfs.config.p2p import Mode
 from d7yfs.config.schema import Credentials, RepositoryConfig
 from d7yfs.config.sources import Settings
 from d7yfs.errors import AccessDenied, BucketNotFound, NotFound
-from d7yfs.fetch.dragonfly import MAX_DIRECT_BYTES, TaskOptions, task
+from d7yfs.fetch.dragonfly_proxy import Proxy
+from d7yfs.fetch.dragonfly_task import MAX_DIRECT_BYTES, TaskOptions, task
 from d7yfs.fetch.fetcher import Fetcher
-from d7yfs.fetch.handover import Handover, open_handover
-from d7yfs.fetch.policy import Policy
 from d7yfs.fetch.proxies import CONNECT_TIMEOUT_S, FIRST_BYTE_TIMEOUT_S, IDLE_TIMEOUT_S, Limits, Proxies
-from d7yfs.fetch.proxy import Proxy
 from d7yfs.fetch.transport import Transport
+from d7yfs.fill.handover import Handover, open_handover
+from d7yfs.fill.p2p_budget import Policy
 from d7yfs.objects import ObjectVersion
 from d7yfs.origins import open_origin
 from d7yfs.origins.origin import Origin

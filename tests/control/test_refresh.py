@@ -12,7 +12,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from d7yfs.control.refresh import Refreshes
 from d7yfs.errors import OriginUnavailable, UsageError
-from d7yfs.invalidation import Invalidator
+from d7yfs.fuse.notices import Invalidator
 from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.tree.answers import Changes
 from d7yfs.tree.listing import DirectoryListing, NoObject

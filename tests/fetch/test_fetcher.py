@@ -23,11 +23,11 @@ from d7yfs.errors import (
     VersionGone,
     VersionUnbound,
 )
-from d7yfs.fetch import dragonfly, outage
-from d7yfs.fetch.dragonfly import TaskOptions
+from d7yfs.fetch import dragonfly_task, proxy_outage
+from d7yfs.fetch.dragonfly_proxy import Proxy
+from d7yfs.fetch.dragonfly_task import TaskOptions
 from d7yfs.fetch.fetcher import BUFFER_BYTES, Fetcher, pause_before_retry_s
 from d7yfs.fetch.proxies import MAX_REGISTRATIONS, Proxies
-from d7yfs.fetch.proxy import Proxy
 from d7yfs.fetch.transfer import SEAM_BYTES, Urgency
 from d7yfs.fetch.transport import Transport
 from d7yfs.objects import ByteRange, ObjectVersion
@@ -818,7 +818,7 @@ async def test_of_a_range_that_peers_are_to_have_dfdaemon_brings_the_rest(
     wanted: ByteRange, rest_too: str | None,
 ) -> None:  # fmt: skip
     """Else each host that comes later has it from the origin by itself."""
-    monkeypatch.setattr(dragonfly, "MAX_DIRECT_BYTES", 1 << 20)
+    monkeypatch.setattr(dragonfly_task, "MAX_DIRECT_BYTES", 1 << 20)
     await streamer.stream(version, wanted, Sink(wanted.start))
     (request,) = daemon.requests
     assert request.headers.get("x-dragonfly-prefetch") == rest_too
@@ -1181,9 +1181,9 @@ async def test_in_place_of_proxies_the_origin_is_asked_gently(
             nursery.start_soon(prefetch, version, WANTED, Sink(WANTED.start))
             if number:
                 nursery.start_soon(streamer.fetch, version, WANTED, Sink(WANTED.start))
-        await trio.sleep(outage.READERS_HELD_S)
+        await trio.sleep(proxy_outage.READERS_HELD_S)
         await wait_all_tasks_blocked(0.02)
-        assert outage.MAX_CONNECTIONS // 2 <= len(server.requests) <= outage.MAX_CONNECTIONS
+        assert proxy_outage.MAX_CONNECTIONS // 2 <= len(server.requests) <= proxy_outage.MAX_CONNECTIONS
         nursery.cancel_scope.cancel()
 
 

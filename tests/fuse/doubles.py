@@ -14,8 +14,8 @@ from typing import cast
 import trio
 
 from d7yfs.fs.filesystem import Filesystem
-from d7yfs.fuse.pyfuse3_adapter import Adapter, Appearance
-from d7yfs.invalidation import Invalidator
+from d7yfs.fuse.adapter import Adapter, Appearance
+from d7yfs.fuse.notices import Invalidator
 from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.tree.answers import Absent, Found
 from d7yfs.tree.huge_directory import Unseen

@@ -11,8 +11,8 @@ import pytest
 from pyfuse3 import FUSEError, RequestContext
 from pyfuse3._pyfuse3 import FileHandleT, FileNameT, FlagT, InodeT, ModeT, XAttrNameT
 
-from d7yfs.fuse.pyfuse3_adapter import Adapter
-from d7yfs.invalidation import Invalidator
+from d7yfs.fuse.adapter import Adapter
+from d7yfs.fuse.notices import Invalidator
 from d7yfs.tree.tree import ROOT_INODE
 from tests.fuse.doubles import FakeFilesystem, adapter_of
 from tests.fuse.reply import Reply

@@ -17,7 +17,7 @@ from pyfuse3._pyfuse3 import FileHandleT, FileNameT, FlagT, InodeT, ModeT, XAttr
 from trio.testing import MockClock
 
 from d7yfs.fs.filesystem import Filesystem
-from d7yfs.fuse.pyfuse3_adapter import BLOCK_SIZE, Adapter
+from d7yfs.fuse.adapter import BLOCK_SIZE, Adapter
 from d7yfs.tree.answers import Absent
 from d7yfs.tree.nodes import FOREVER_S, Directory
 from d7yfs.tree.tree import ROOT_INODE

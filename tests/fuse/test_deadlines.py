@@ -12,8 +12,8 @@ import trio
 from pyfuse3._pyfuse3 import FileNameT
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from d7yfs.fuse.pyfuse3_adapter import Adapter
-from d7yfs.invalidation import Invalidator
+from d7yfs.fuse.adapter import Adapter
+from d7yfs.fuse.notices import Invalidator
 from d7yfs.tree.tree import ROOT_INODE
 from tests.fuse.doubles import DEADLINE_S, FakeFilesystem
 from tests.fuse.reply import Reply

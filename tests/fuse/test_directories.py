@@ -13,8 +13,8 @@ import trio
 from pyfuse3._pyfuse3 import FileHandleT
 from trio.testing import MockClock
 
-from d7yfs.fuse import uncounted
-from d7yfs.fuse.pyfuse3_adapter import Adapter
+from d7yfs.fuse import nameonly_entries
+from d7yfs.fuse.adapter import Adapter
 from d7yfs.tree.huge_directory import Unseen
 from d7yfs.tree.nodes import FOREVER_S
 from d7yfs.tree.tree import ROOT_INODE
@@ -179,7 +179,7 @@ async def test_a_huge_directory_in_pieces() -> None:
 async def test_where_that_cannot_be_done_a_huge_directory_is_an_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(uncounted, "SUPPORTED", False)
+    monkeypatch.setattr(nameonly_entries, "SUPPORTED", False)
     adapter = await opened(huge())
     with Reply() as reply:
         assert await errno_of(adapter.readdir(OPENED, 0, reply.token)) == errno.EIO

@@ -18,7 +18,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from d7yfs import errors
 from d7yfs.errors import D7yfsError
-from d7yfs.fuse.pyfuse3_adapter import Adapter, OperationCounters
+from d7yfs.fuse.adapter import Adapter, OperationCounters
 from d7yfs.logs import REQUEST
 from tests.fuse.doubles import UNKNOWN, FakeFilesystem, adapter_of
 from tests.fuse.reply import Reply

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from d7yfs.fetch.policy import LEAST_BUDGET_BYTES
+from d7yfs.fill.p2p_budget import LEAST_BUDGET_BYTES
 from tests.integration.scene import LONG_S, SIZE, MakeCluster, Store, put, sent_bytes
 from tests.mount.conftest import bytes_of, faulty_url
 from tests.mount.mounted import Mounted, Mounter, run

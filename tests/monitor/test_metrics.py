@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from d7yfs import invalidation
 from d7yfs.cache.cache import CacheStatistics
 from d7yfs.control.warm import Progress, State
-from d7yfs.fetch import counters, handover
-from d7yfs.fuse.pyfuse3_adapter import OperationCounters
+from d7yfs.fetch import counters
+from d7yfs.fill import handover
+from d7yfs.fuse import notices
+from d7yfs.fuse.adapter import OperationCounters
 from d7yfs.monitor import metrics, traffic
 from d7yfs.monitor.metrics.data import SOURCES
 from d7yfs.stats.histogram import BOUNDS_S
@@ -89,7 +90,7 @@ STATUS: dict[str, Any] = {
     "repositories": [REPOSITORY],
     "cache": asdict(CacheStatistics("/c", 1, 2, 0, 4, 1, 0, 0, 0, 0, 5, 0, 0, 0, 0.0)),
     "tree": Tree([Repository("", "")], metadata_ttl_s=60, negative_ttl_s=5, created_ns=1).statistics(),
-    "kernel_notices": asdict(invalidation.Counters(3, 2, 1)),
+    "kernel_notices": asdict(notices.Counters(3, 2, 1)),
     "fuse": {
         "calls": {"read": 4},
         "errors": OperationCounters().errors | {"read": 2},

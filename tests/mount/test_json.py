@@ -13,7 +13,7 @@ import pytest
 
 from d7yfs.check.findings import Finding
 from d7yfs.control.reloading import Outcome as Reloaded
-from d7yfs.fetch.handover import HandoverCounters
+from d7yfs.fill.handover import HandoverCounters
 from d7yfs.servers import torchserve
 from tests.mount.conftest import Bucket
 from tests.mount.mounted import Mounter, run

@@ -50,7 +50,7 @@ def test_a_cold_file_that_two_daemons_read_at_once_is_fetched_once(pair: Pair) -
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_daemon_that_ends_in_the_middle_is_replaced(pair: Pair, number: signal.Signals) -> None:
-    """How soon is for tests/fetch/test_turns.py to say, which has the clock in its hand; here the kernel says that a daemon has died."""
+    """How soon is for tests/fill/test_sharing.py to say, which has the clock in its hand; here the kernel says that a daemon has died."""
     stuck = faults.Hang(after_body_bytes=MIB + 1000)
     pair.store.do(lambda: pair.store.server.script(stuck, key="b/file"))
     held = in_background(lambda: pair.one.pread("file", 0, 2 * MIB, timeout_s=60))

@@ -9,7 +9,7 @@ import pytest
 from d7yfs.config.place import Place
 from d7yfs.config.schema import Anonymous, RepositoryConfig
 from d7yfs.config.url import RepositoryUrl
-from d7yfs.fetch.dragonfly import content_id
+from d7yfs.fetch.dragonfly_task import content_id
 from d7yfs.objects import ObjectVersion, StoreIdentity
 from d7yfs.origins import open_origin
 

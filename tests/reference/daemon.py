@@ -11,11 +11,11 @@ import trio
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.filler import Filler, FillTarget
 from d7yfs.control.refresh import Refreshes
-from d7yfs.fetch.direct import DirectFiller
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.transport import Transport
+from d7yfs.fill.direct import DirectFiller
 from d7yfs.fs.filesystem import Filesystem, Source
-from d7yfs.invalidation import Invalidator
+from d7yfs.fuse.notices import Invalidator
 from d7yfs.tree.refresher import Refresher
 from d7yfs.tree.tree import Repository, Tree
 from tests.cache.doubles import OpenedDirectory, PromptDisk

@@ -10,7 +10,7 @@ import pytest
 
 from d7yfs.config.sources import load_settings
 from d7yfs.errors import AccessDenied, NotFound
-from d7yfs.fetch.dragonfly import TaskOptions
+from d7yfs.fetch.dragonfly_task import TaskOptions
 from d7yfs.objects import ObjectVersion
 from d7yfs.repository.repository import Repository, open_repositories
 from tests.origins.memory import MemoryOrigin

@@ -37,8 +37,8 @@ from d7yfs.config.markers import Markers
 from d7yfs.control.refresh import Refreshes
 from d7yfs.errors import D7yfsError, VersionGone
 from d7yfs.fs.filesystem import Filesystem, Source
-from d7yfs.fuse.pyfuse3_adapter import Adapter, Appearance
-from d7yfs.invalidation import MAX_NAMES, Invalidator
+from d7yfs.fuse.adapter import Adapter, Appearance
+from d7yfs.fuse.notices import MAX_NAMES, Invalidator
 from d7yfs.objects import StoreIdentity
 from d7yfs.repository.visible import Shown
 from d7yfs.tree.answers import Changes

@@ -27,8 +27,8 @@ import trio
 from pyfuse3 import EntryAttributes, FUSEError
 
 from d7yfs.fs.filesystem import Filesystem
-from d7yfs.fuse import uncounted
-from d7yfs.fuse.pyfuse3_adapter import Adapter
+from d7yfs.fuse import nameonly_entries
+from d7yfs.fuse.adapter import Adapter
 from d7yfs.tree.nodes import File
 from d7yfs.tree.tree import ROOT_INODE
 
@@ -57,8 +57,8 @@ class Reply:
     def take(self, name: bytes, value: EntryAttributes, next_index: int) -> bool:
         if len(self.entries) >= self.room:
             return False
-        assert uncounted._OFFSET is not None
-        node_id = ctypes.c_uint64.from_address(id(value) + uncounted._OFFSET).value
+        assert nameonly_entries._OFFSET is not None
+        node_id = ctypes.c_uint64.from_address(id(value) + nameonly_entries._OFFSET).value
         is_directory = stat.S_ISDIR(value.st_mode)
         self.entries.append((os.fsdecode(name), node_id, value.st_ino, value.entry_timeout, is_directory, next_index))
         return True

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import h11
 import trio
 
-from d7yfs.fetch import dragonfly
+from d7yfs.fetch import dragonfly_task
 from d7yfs.fetch.connection import Peer
 from tests.simulation.store import Store
 
@@ -93,7 +93,7 @@ class Network:
     def _through_proxy(self, url: str, key: str, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
         content = headers.get("x-dragonfly-content-for-calculating-task-id", "")
         tag = headers.get("x-dragonfly-tag", "")
-        task = dragonfly.task_id_of_content(content) if content else dragonfly.task_id(url, (), tag)
+        task = dragonfly_task.task_id_of_content(content) if content else dragonfly_task.task_id(url, (), tag)
         if task not in self.tasks:
             version = self.store.current(key)
             if version is None:

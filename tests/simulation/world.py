@@ -36,15 +36,15 @@ from d7yfs.cache.disk import Disk
 from d7yfs.cache.filler import Filler, FillTarget
 from d7yfs.config.p2p import Mode, P2p
 from d7yfs.errors import CacheFull, D7yfsError, Stopped, VersionGone
-from d7yfs.fetch.direct import DirectFiller
-from d7yfs.fetch.dragonfly import TaskOptions
+from d7yfs.fetch.dragonfly_proxy import Proxy
+from d7yfs.fetch.dragonfly_task import TaskOptions
 from d7yfs.fetch.fetcher import Fetcher
-from d7yfs.fetch.policy import Policy
 from d7yfs.fetch.proxies import Limits, Proxies
-from d7yfs.fetch.proxy import Proxy
-from d7yfs.fetch.stream import StreamFiller
 from d7yfs.fetch.transport import Transport
-from d7yfs.fetch.verification import Verifier
+from d7yfs.fill.direct import DirectFiller
+from d7yfs.fill.p2p_budget import Policy
+from d7yfs.fill.stream import StreamFiller
+from d7yfs.fill.verification import Verifier
 from d7yfs.fs.readahead import Window
 from d7yfs.objects import ByteRange, ObjectVersion
 from tests.cache.doubles import OpenedDirectory

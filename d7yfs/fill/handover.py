@@ -30,16 +30,16 @@ import trio
 from d7yfs.cache.filler import FillTarget
 from d7yfs.config.schema import RepositoryConfig
 from d7yfs.errors import AccessDenied, BadReply, ConfigError, HandoverUnavailable, ObjectArchived, VersionUnbound
-from d7yfs.fetch import dragonfly
+from d7yfs.fetch import dragonfly_task
+from d7yfs.fetch.dragonfly_proxy import Breaker
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.journal import COMPLETE, Fill
 from d7yfs.fetch.proxies import Limits, Registration
-from d7yfs.fetch.proxy import Breaker
 from d7yfs.objects import ObjectVersion
 from d7yfs.origins.origin import ReadRequest
 
 if TYPE_CHECKING:
-    from d7yfs.fetch.dfdaemon_socket import DfdaemonSocket, Order, Piece, Started
+    from d7yfs.fill.dfdaemon_socket import DfdaemonSocket, Order, Piece, Started
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Handover:
         socket: DfdaemonSocket,
         fetcher: Fetcher,
         *,
-        options: dragonfly.TaskOptions,
+        options: dragonfly_task.TaskOptions,
         limits: Limits,
         required: bool = False,
         verify: Verify = Verify.FIRST_USE,
@@ -135,10 +135,10 @@ class Handover:
         """Close the connection; nothing may be under way."""
         self._socket.close()
 
-    def task(self, request: ReadRequest, version: ObjectVersion) -> dragonfly.Task:
+    def task(self, request: ReadRequest, version: ObjectVersion) -> dragonfly_task.Task:
         """How dfdaemon is asked for `version`, which `request` gets from its origin."""
         identity, content_ids = self._fetcher.origin.identity, self._binds_content_ids
-        return dragonfly.task(request, identity, version, self._options, content_ids=content_ids)
+        return dragonfly_task.task(request, identity, version, self._options, content_ids=content_ids)
 
     def registration(self, is_wanted: Callable[[], bool] = lambda: True) -> Registration:
         """A turn at the scheduler, to be had by `bring`; `is_wanted`: whether a reader waits, now."""
@@ -200,7 +200,7 @@ class Handover:
         small_too: bool,
         fresh: bool,
     ) -> None:
-        from d7yfs.fetch.dfdaemon_socket import Order
+        from d7yfs.fill.dfdaemon_socket import Order
 
         version, origin = target.version, self._fetcher.origin
         request = await origin.read_request(version, presigned=True, fresh=fresh)
@@ -319,13 +319,13 @@ class _Receiver:
 
 
 def open_handover(
-    config: RepositoryConfig, fetcher: Fetcher, options: dragonfly.TaskOptions, limits: Limits
+    config: RepositoryConfig, fetcher: Fetcher, options: dragonfly_task.TaskOptions, limits: Limits
 ) -> Handover | None:
     """As a repository is configured; None where it names no socket. Raises ConfigError."""
     if not config.dfdaemon_socket:
         return None
     try:
-        from d7yfs.fetch.dfdaemon_socket import DfdaemonSocket
+        from d7yfs.fill.dfdaemon_socket import DfdaemonSocket
     except ImportError as error:
         raise ConfigError(
             f"dfdaemon_socket needs packages that are not installed ({error.name or 'grpcio'})",

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from d7yfs.config.p2p import P2p
-from d7yfs.fetch.dragonfly import MAX_DIRECT_BYTES
-from d7yfs.fetch.policy import Policy
-from d7yfs.fetch.route import FRONT_BYTES, Plan, Reason, Stream, plan
+from d7yfs.fetch.dragonfly_task import MAX_DIRECT_BYTES
+from d7yfs.fill.p2p_budget import Policy
+from d7yfs.fill.route import FRONT_BYTES, Plan, Reason, Stream, plan
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 
 MB = BLOCK_BYTES
@@ -250,7 +250,7 @@ def test_small_files_have_no_budget_and_need_none() -> None:
 
 
 def test_what_was_spent_longest_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("d7yfs.fetch.policy._REMEMBERED", 2)
+    monkeypatch.setattr("d7yfs.fill.p2p_budget._REMEMBERED", 2)
     policy = Policy(P2p(), prefix="", direct_percent=0.4)
     for key in ("a", "b", "a", "c"):
         policy.spend(version(key, BIG), MB)

@@ -20,14 +20,14 @@ from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.version import CachedVersion
 from d7yfs.config.p2p import P2p
 from d7yfs.errors import ProxyUnavailable
-from d7yfs.fetch.dfdaemon_socket import DfdaemonSocket
-from d7yfs.fetch.dragonfly import TaskOptions
+from d7yfs.fetch.dragonfly_task import TaskOptions
 from d7yfs.fetch.fetcher import Fetcher
-from d7yfs.fetch.handover import Handover, Verify, certificates_in
-from d7yfs.fetch.policy import Policy
 from d7yfs.fetch.proxies import MAX_REGISTRATIONS, Limits, Proxies
-from d7yfs.fetch.stream import StreamFiller
 from d7yfs.fetch.transport import Transport
+from d7yfs.fill.dfdaemon_socket import DfdaemonSocket
+from d7yfs.fill.handover import Handover, Verify, certificates_in
+from d7yfs.fill.p2p_budget import Policy
+from d7yfs.fill.stream import StreamFiller
 from d7yfs.objects import BLOCK_BYTES, ByteRange
 from tests.cache.doubles import PromptDisk
 from tests.fetch.doubles import SECRET, FakeOrigin

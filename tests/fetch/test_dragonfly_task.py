@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from d7yfs.fetch.dragonfly import (
+from d7yfs.fetch.dragonfly_task import (
     FILTERED_PARAMS,
     Blame,
     Task,

@@ -21,8 +21,8 @@ import trio
 
 from d7yfs.cache.filler import FillTarget
 from d7yfs.errors import D7yfsError
-from d7yfs.fetch.direct import SMALL_BYTES
 from d7yfs.fetch.fetcher import Fetcher
+from d7yfs.fill.direct import SMALL_BYTES
 from d7yfs.logs import fields, fields_of
 from d7yfs.objects import PART_BYTES, ByteRange, ObjectVersion
 

@@ -3,7 +3,7 @@
 The whole object comes as a hand-over, where there is a socket for that and it works, else as one stream through the proxy; either is "the
 stream" here. A hand-over's pieces come out of order: its position is that of the first one that lacks.
 
-`d7yfs.fetch.route` decides, within what `d7yfs.fetch.policy` leaves; this module acts. One stream per version runs at a time, among all
+`d7yfs.fill.route` decides, within what `d7yfs.fill.p2p_budget` leaves; this module acts. One stream per version runs at a time, among all
 daemons on one cache directory: the others follow what it brings. When it fails, for whatever reason, readers go on straight from the origin
 at the offset reached and hear the truth from there: what dfdaemon says about a version is no proof.
 
@@ -22,16 +22,17 @@ import trio
 from d7yfs.cache.filler import FillTarget
 from d7yfs.config.p2p import Mode
 from d7yfs.errors import D7yfsError, HandoverUnavailable, ProxyUnavailable, Stopped
-from d7yfs.fetch import hedge, turns
-from d7yfs.fetch.direct import DirectFiller
-from d7yfs.fetch.dragonfly import MAX_DIRECT_BYTES
+from d7yfs.fetch import silence
+from d7yfs.fetch.dragonfly_task import MAX_DIRECT_BYTES
 from d7yfs.fetch.fetcher import Fetcher
-from d7yfs.fetch.handover import Handover
 from d7yfs.fetch.journal import COMPLETE
-from d7yfs.fetch.policy import Policy
 from d7yfs.fetch.proxies import Proxies, Registration
-from d7yfs.fetch.route import PATIENCE_S, SILENCE_S, Plan, Reason, Stream, plan, ranged
 from d7yfs.fetch.transfer import FALLBACK
+from d7yfs.fill import sharing
+from d7yfs.fill.direct import DirectFiller
+from d7yfs.fill.handover import Handover
+from d7yfs.fill.p2p_budget import Policy
+from d7yfs.fill.route import PATIENCE_S, SILENCE_S, Plan, Reason, Stream, plan, ranged
 from d7yfs.fs.density import MODEL_SUFFIXES
 from d7yfs.logs import fields_of
 from d7yfs.objects import PART_BYTES, ByteRange
@@ -207,7 +208,7 @@ class StreamFiller:
             last, sign = sign, await leases.written_to(running.position)
             if sign != last:
                 seen_at = now
-            elif now - seen_at >= turns.PATIENCE_S:
+            elif now - seen_at >= sharing.PATIENCE_S:
                 break
             if (frontier := self._frontier(running.position)) > running.position:
                 running.advance(frontier)
@@ -215,7 +216,7 @@ class StreamFiller:
                 # It is somewhere else in the object. Readers ask again, and get small ranges.
                 patient = False
                 target.ended(running.wanted, None)
-            await trio.sleep(turns.POLL_S)
+            await trio.sleep(sharing.POLL_S)
         running.position = self._frontier(running.position)
 
     def _frontier(self, position: int) -> int:
@@ -288,7 +289,7 @@ class StreamFiller:
         running.registration = registration = handover.registration(self._has_readers)
         bring = partial(handover.bring, target, running.advance, registration=registration, small_too=self._small_too)
         try:
-            await hedge.watched(bring, running.alive_at, silent)
+            await silence.watched(bring, running.alive_at, silent)
         except D7yfsError as error:
             if self._proxy is None or target.version.identity in self._fetcher.suspects:
                 raise

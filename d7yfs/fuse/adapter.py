@@ -27,9 +27,9 @@ from pyfuse3._pyfuse3 import FileHandleT, FileNameT, FlagT, InodeT, ModeT, XAttr
 
 from d7yfs.errors import D7yfsError
 from d7yfs.fs.filesystem import Filesystem
-from d7yfs.fuse import handshake, uncounted
-from d7yfs.fuse.handshake import Handshake
-from d7yfs.invalidation import Invalidator
+from d7yfs.fuse import nameonly_entries, parallel_dirops
+from d7yfs.fuse.notices import Invalidator
+from d7yfs.fuse.parallel_dirops import Handshake
 from d7yfs.logs import REQUEST, fields, fields_of
 from d7yfs.stats.histogram import Histogram
 from d7yfs.tree.answers import Absent
@@ -158,9 +158,9 @@ class Adapter(pyfuse3.Operations):
     @staticmethod
     def mount(adapter: Adapter, mountpoint: str, options: Sequence[str]) -> None:
         """Mount. Raises RuntimeError when libfuse refuses; its own words went to stderr."""
-        before = handshake.devices()
+        before = parallel_dirops.devices()
         pyfuse3.init(adapter, mountpoint, set(options))
-        new = handshake.devices() - before
+        new = parallel_dirops.devices() - before
         if len(new) == 1:
             adapter._handshake = Handshake(new.pop())
         else:
@@ -275,7 +275,7 @@ class Adapter(pyfuse3.Operations):
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
         with self._invalidator.holding(self._filesystem.opened(fh)):
             directory, entries = await self._filesystem.entries(fh, max(start_id - 2, 0))
-        if directory.huge and not uncounted.SUPPORTED:
+        if directory.huge and not nameonly_entries.SUPPORTED:
             raise D7yfsError(f"{directory.prefix} has too many entries to be shown with this version of pyfuse3")
         for index, dots in enumerate((b".", b"..")):
             if start_id <= index and not pyfuse3.readdir_reply(
@@ -296,7 +296,7 @@ class Adapter(pyfuse3.Operations):
                 value.entry_timeout = 0.0 if revalidates(name) else entry_timeout_s
             if isinstance(node, Unseen):
                 value.st_ino = InodeT(_UNSEEN_INODES | index)
-                uncounted.clear_node_id(value)
+                nameonly_entries.clear_node_id(value)
             else:
                 _show(node, value, now)
             if not pyfuse3.readdir_reply(token, FileNameT(os.fsencode(name)), value, index + 3):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from d7yfs.fuse.handshake import devices, with_parallel_directories
+from d7yfs.fuse.parallel_dirops import devices, with_parallel_directories
 
 PARALLEL_DIROPS = 1 << 18
 FLAGS = 0x4040B029

@@ -15,7 +15,7 @@ from d7yfs.errors import D7yfsError, Stopped
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.journal import COMPLETE
 from d7yfs.fetch.transfer import Urgency
-from d7yfs.fetch.turns import Turns
+from d7yfs.fill.sharing import Turns
 from d7yfs.objects import BLOCK_BYTES, PART_BYTES, ByteRange
 
 log = logging.getLogger(__name__)

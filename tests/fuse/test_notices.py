@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from d7yfs.invalidation import Invalidator
+from d7yfs.fuse.notices import Invalidator
 
 
 class Kernel:

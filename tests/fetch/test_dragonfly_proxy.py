@@ -9,10 +9,10 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from d7yfs.errors import ProxyUnavailable
-from d7yfs.fetch.dragonfly import TaskOptions
-from d7yfs.fetch.hedge import HEDGE_AFTER_S
+from d7yfs.fetch.dragonfly_proxy import Breaker, Proxy, address_meant_instead
+from d7yfs.fetch.dragonfly_task import TaskOptions
 from d7yfs.fetch.proxies import MAX_REGISTRATIONS, Limits, Proxies, Registration
-from d7yfs.fetch.proxy import Breaker, Proxy, address_meant_instead
+from d7yfs.fetch.silence import HEDGE_AFTER_S
 from d7yfs.fetch.transport import Transport
 from tests.servers import faults
 from tests.servers.scripted import ScriptedServer

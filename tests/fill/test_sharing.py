@@ -22,14 +22,14 @@ from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.filler import Filler, FillTarget
 from d7yfs.cache.version import CachedVersion
 from d7yfs.errors import ObjectArchived
-from d7yfs.fetch import turns
-from d7yfs.fetch.direct import DirectFiller
 from d7yfs.fetch.fetcher import Fetcher
-from d7yfs.fetch.policy import Policy
 from d7yfs.fetch.proxies import Proxies
-from d7yfs.fetch.stream import StreamFiller
 from d7yfs.fetch.transport import Transport
-from d7yfs.fetch.turns import PATIENCE_S
+from d7yfs.fill import sharing
+from d7yfs.fill.direct import DirectFiller
+from d7yfs.fill.p2p_budget import Policy
+from d7yfs.fill.sharing import PATIENCE_S
+from d7yfs.fill.stream import StreamFiller
 from d7yfs.objects import BLOCK_BYTES, ByteRange
 from tests.cache.doubles import PromptDisk
 from tests.fetch.doubles import FakeOrigin
@@ -122,7 +122,7 @@ async def _nursery(task_status: trio.TaskStatus[trio.Nursery]) -> None:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> MockClock:
     """Jumps to the next timeout when all has been silent for longer than sockets take to answer, which polls must not make many."""
-    monkeypatch.setattr(turns, "POLL_S", 0.25)
+    monkeypatch.setattr(sharing, "POLL_S", 0.25)
     return MockClock(autojump_threshold=0.05)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from d7yfs.config.p2p import Mode, P2p
-from d7yfs.fetch.dragonfly import MAX_DIRECT_BYTES
+from d7yfs.fetch.dragonfly_task import MAX_DIRECT_BYTES
 from d7yfs.objects import ObjectVersion
 
 LEAST_BUDGET_BYTES = 4 << 20

@@ -18,13 +18,13 @@ from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.filler import Filler, FillTarget
 from d7yfs.cache.version import CachedVersion
 from d7yfs.errors import BadReply, D7yfsError, NotFound, OriginUnavailable
-from d7yfs.fetch.direct import SMALL_BYTES, DirectFiller
 from d7yfs.fetch.fetcher import Fetcher
-from d7yfs.fetch.policy import Policy
 from d7yfs.fetch.proxies import Proxies
-from d7yfs.fetch.stream import StreamFiller
 from d7yfs.fetch.transport import Transport
-from d7yfs.fetch.verification import Verifier
+from d7yfs.fill.direct import SMALL_BYTES, DirectFiller
+from d7yfs.fill.p2p_budget import Policy
+from d7yfs.fill.stream import StreamFiller
+from d7yfs.fill.verification import Verifier
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 from d7yfs.origins.origin import Checksums
 from tests.cache.doubles import PromptDisk

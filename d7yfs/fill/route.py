@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from d7yfs.fetch.dragonfly import MAX_DIRECT_BYTES
+from d7yfs.fetch.dragonfly_task import MAX_DIRECT_BYTES
 from d7yfs.objects import BLOCK_BYTES, ByteRange
 
 PEEK_BYTES = BLOCK_BYTES

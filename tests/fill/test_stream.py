@@ -24,13 +24,13 @@ from d7yfs.errors import (
     Stopped,
     VersionGone,
 )
-from d7yfs.fetch import route
-from d7yfs.fetch.dragonfly import MAX_DIRECT_BYTES
+from d7yfs.fetch.dragonfly_task import MAX_DIRECT_BYTES
 from d7yfs.fetch.fetcher import Fetcher
-from d7yfs.fetch.policy import Policy
 from d7yfs.fetch.proxies import MAX_REGISTRATIONS, Proxies
-from d7yfs.fetch.stream import StreamFiller
 from d7yfs.fetch.transport import Transport
+from d7yfs.fill import route
+from d7yfs.fill.p2p_budget import Policy
+from d7yfs.fill.stream import StreamFiller
 from d7yfs.fs.readahead import Window
 from d7yfs.objects import BLOCK_BYTES, PART_BYTES, ByteRange
 from tests.cache.doubles import PromptDisk

@@ -7,7 +7,7 @@ import trio
 from trio.testing import MockClock
 
 from d7yfs.errors import BadReply
-from d7yfs.fetch.hedge import HEDGE_AFTER_S, watched
+from d7yfs.fetch.silence import HEDGE_AFTER_S, watched
 
 
 @pytest.fixture

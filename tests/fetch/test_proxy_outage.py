@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from d7yfs.fetch.outage import MAX_CONNECTIONS, PREFETCH_HELD_S, READERS_HELD_S, Outage, Sparing
+from d7yfs.fetch.proxy_outage import MAX_CONNECTIONS, PREFETCH_HELD_S, READERS_HELD_S, Outage, Sparing
 from d7yfs.fetch.transfer import Urgency
 
 

@@ -29,7 +29,7 @@ import trio
 from dragonfly_api import common_pb2, dfdaemon_pb2
 
 from d7yfs.errors import BadReply, D7yfsError, HandoverUnavailable
-from d7yfs.fetch.dragonfly import Task
+from d7yfs.fetch.dragonfly_task import Task
 from d7yfs.fetch.reply import error_of
 from d7yfs.objects import BLOCK_BYTES, ByteRange
 

@@ -11,10 +11,10 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from d7yfs.errors import ObjectArchived, OriginUnavailable, Stopped
-from d7yfs.fetch.direct import DirectFiller
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.transfer import SEAM_BYTES
 from d7yfs.fetch.transport import Transport
+from d7yfs.fill.direct import DirectFiller
 from d7yfs.objects import BLOCK_BYTES, PART_BYTES, ByteRange
 from tests.fetch.doubles import FakeOrigin, MemoryTarget
 from tests.servers import faults
