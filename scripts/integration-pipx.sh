@@ -16,7 +16,7 @@ export PIPX_HOME=$place/home PIPX_BIN_DIR=$place/bin PIPX_MAN_DIR=$place/man
 
 "$place/bin/d7yfs" --version
 test -x "$place/bin/mount.d7yfs"
-"$place/home/venvs/d7yfs/bin/python" -c 'import d7yfs.daemon, d7yfs.monitor.metrics, d7yfs.origins.s3, d7yfs.origins.gs, d7yfs.origins.azure'
+"$place/home/venvs/d7yfs/bin/python" -c 'import d7yfs.daemon, d7yfs.monitor.metrics, d7yfs.origins.s3.origin, d7yfs.origins.gs.origin, d7yfs.origins.azure.origin'
 mkdir "$place/mnt"
 # No store answers there: the check says so, and finds no other fault.
 "$place/bin/d7yfs" check --json --anonymous --cache-dir "$place/cache" s3://127.0.0.1:1/bucket "$place/mnt" >"$place/said" || true

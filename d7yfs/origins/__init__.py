@@ -14,11 +14,11 @@ from d7yfs.errors import ConfigError
 from d7yfs.origins.origin import Origin
 
 _ORIGINS = {
-    "s3": ("d7yfs.origins.s3", "S3Origin", ""),
-    "gs": ("d7yfs.origins.gs", "GsOrigin", "gs"),
-    "as": ("d7yfs.origins.azure", "AzureOrigin", "azure"),
-    "oss": ("d7yfs.origins.oss", "OssOrigin", "oss"),
-    "obs": ("d7yfs.origins.obs", "ObsOrigin", "obs"),
+    "s3": ("d7yfs.origins.s3.origin", "S3Origin", ""),
+    "gs": ("d7yfs.origins.gs.origin", "GsOrigin", "gs"),
+    "as": ("d7yfs.origins.azure.origin", "AzureOrigin", "azure"),
+    "oss": ("d7yfs.origins.rest_stores.oss", "OssOrigin", "oss"),
+    "obs": ("d7yfs.origins.rest_stores.obs", "ObsOrigin", "obs"),
 }
 """Module, class, and the extra that installs what the module imports."""
 

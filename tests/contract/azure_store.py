@@ -13,8 +13,8 @@ from azure.storage.blob import ContainerSasPermissions, generate_container_sas
 from pydantic import SecretStr
 
 from d7yfs.config.schema import Credentials, SasToken, StaticKeys
-from d7yfs.origins import azure_sas
-from d7yfs.origins.azure import AzureOrigin
+from d7yfs.origins.azure import sas
+from d7yfs.origins.azure.origin import AzureOrigin
 from d7yfs.origins.origin import Origin
 from tests.contract.stores import WRONG_SECRET
 from tests.servers.azurite import Azurite
@@ -66,9 +66,9 @@ class _AzureOnAzurite:
 
     @contextmanager
     def signing_at(self, shift_s: float) -> Iterator[None]:
-        true: Callable[[float], str] = azure_sas.iso
+        true: Callable[[float], str] = sas.iso
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(azure_sas, "iso", lambda moment: true(moment + shift_s))
+            patch.setattr(sas, "iso", lambda moment: true(moment + shift_s))
             yield
 
     def close(self) -> None:

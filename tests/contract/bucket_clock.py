@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from d7yfs.origins.hmac_sha1_signing import HmacSha1Signer
-from d7yfs.origins.oss_signing import SignerV4
+from d7yfs.origins.rest_stores.hmac_sha1_signing import HmacSha1Signer
+from d7yfs.origins.rest_stores.oss_signing import SignerV4
 
 
 @contextmanager

@@ -96,7 +96,7 @@ def _inability(item: pytest.Item, row: str) -> str:
 def _short_pauses() -> Iterator[None]:
     """Between two tries of a call; what a store asks for in Retry-After is waited for all the same."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("rest", "s3"):
+        for module in ("rest", "s3.origin"):
             patch.setattr(f"d7yfs.origins.{module}._PAUSE_S", 0.01)
         yield
 

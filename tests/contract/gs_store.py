@@ -16,8 +16,8 @@ from google.auth import _helpers
 from pydantic import SecretStr
 
 from d7yfs.config.schema import Anonymous, Credentials, CredentialsFile, StaticKeys
-from d7yfs.origins import gs_signing
-from d7yfs.origins.gs import GsOrigin
+from d7yfs.origins.gs import signing
+from d7yfs.origins.gs.origin import GsOrigin
 from d7yfs.origins.renewal import RELOAD_INTERVAL_S
 from tests.servers.fake_gcs import FakeGcs
 from tests.servers.gcs import GcsServer
@@ -71,9 +71,9 @@ class GsServiceAccount:
     @contextmanager
     def signing_at(self, shift_s: float) -> Iterator[None]:
         """Signatures and assertions are of that time. A token is the server's: one that was asked for so long ago has ended afterwards."""
-        moment = gs_signing._moment
+        moment = signing._moment
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(gs_signing, "_moment", lambda now: moment(now + shift_s))
+            patch.setattr(signing, "_moment", lambda now: moment(now + shift_s))
             patch.setattr(
                 _helpers, "utcnow", lambda: datetime.fromtimestamp(time.time() + shift_s, UTC).replace(tzinfo=None)
             )

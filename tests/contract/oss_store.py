@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from d7yfs.config.schema import StaticKeys
 from d7yfs.origins.origin import Origin
-from d7yfs.origins.oss import OssOrigin
+from d7yfs.origins.rest_stores.oss import OssOrigin
 from tests.contract.bucket_store import BUCKET, BucketStore
 from tests.servers.bucket_server import Identity
 from tests.servers.faults import status

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from d7yfs.config.schema import StaticKeys
 from d7yfs.origins.origin import Origin
-from d7yfs.origins.s3 import S3Origin
+from d7yfs.origins.s3.origin import S3Origin
 from tests.servers.faults import status
 from tests.servers.http11 import Fault
 from tests.servers.seaweedfs import S3Server

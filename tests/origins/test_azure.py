@@ -15,7 +15,7 @@ from d7yfs.config.url import RepositoryUrl
 from d7yfs.errors import AccessDenied, BadReply, ConfigError, NotFound, OriginUnavailable
 from d7yfs.objects import ObjectVersion, StoreIdentity
 from d7yfs.origins import open_origin
-from d7yfs.origins.azure import AzureOrigin
+from d7yfs.origins.azure.origin import AzureOrigin
 from d7yfs.origins.origin import Checksums
 from tests.servers.http11 import Answer, HttpServer, Request
 

@@ -23,7 +23,7 @@ from azure.storage.blob import BlobType, ContainerClient, ContentSettings
 from d7yfs.config.schema import Anonymous, Credentials, ProviderChain
 from d7yfs.errors import AccessDenied, NotFound
 from d7yfs.objects import ObjectVersion
-from d7yfs.origins.azure import AzureOrigin
+from d7yfs.origins.azure.origin import AzureOrigin
 from d7yfs.origins.origin import Checksums, ReadRequest
 from tests.servers.azurite import Azurite, Tls, running
 

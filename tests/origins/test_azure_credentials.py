@@ -20,8 +20,8 @@ from trio.testing import assert_no_checkpoints, wait_all_tasks_blocked
 
 from d7yfs.config.schema import Anonymous, Credentials, CredentialsFile, Profile, ProviderChain, SasToken, StaticKeys
 from d7yfs.errors import AccessDenied, BadReply, ConfigError, OriginUnavailable
-from d7yfs.origins.azure_credentials import SIGNATURE_LIFE_S, Access, AskKey, Grant, access_for
-from d7yfs.origins.azure_sas import VERSION, iso
+from d7yfs.origins.azure.credentials import SIGNATURE_LIFE_S, Access, AskKey, Grant, access_for
+from d7yfs.origins.azure.sas import VERSION, iso
 from tests.servers.http11 import Answer, HttpServer, Request
 
 KEY = "MDEyMzQ1Njc4OWFiY2RlZg=="

@@ -17,7 +17,7 @@ from d7yfs.errors import (
     OriginUnavailable,
     VersionGone,
 )
-from d7yfs.origins.azure_errors import is_no_directory, refused, unreachable
+from d7yfs.origins.azure.errors import is_no_directory, refused, unreachable
 from d7yfs.origins.refusal import Call
 from d7yfs.origins.rest import Reply
 

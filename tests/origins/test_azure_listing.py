@@ -7,7 +7,7 @@ from xml.sax.saxutils import escape
 import pytest
 
 from d7yfs.objects import ObjectVersion
-from d7yfs.origins.azure_listing import Listing, http_date_ns, is_directory, parse
+from d7yfs.origins.azure.listing import Listing, http_date_ns, is_directory, parse
 
 MODIFIED = "Sat, 21 Nov 2026 10:55:00 GMT"
 MTIME_NS = 1_795_258_500_000_000_000

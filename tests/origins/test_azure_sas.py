@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 import pytest
 from azure.storage.blob import _shared_access_signature as sdk
 
-from d7yfs.origins.azure_sas import VERSION, DelegationKey, Signer, expiry_of, iso, timestamp
+from d7yfs.origins.azure.sas import VERSION, DelegationKey, Signer, expiry_of, iso, timestamp
 
 SECRET = b"0123456789abcdef" * 4
 EXPIRES_AT = 1_800_000_000.9

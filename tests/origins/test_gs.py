@@ -32,7 +32,7 @@ from d7yfs.config.schema import (
 from d7yfs.config.url import RepositoryUrl
 from d7yfs.errors import AccessDenied, BadReply, BucketNotFound, ConfigError, NotFound, VersionGone
 from d7yfs.objects import ByteRange, ObjectVersion, StoreIdentity
-from d7yfs.origins.gs import GsOrigin
+from d7yfs.origins.gs.origin import GsOrigin
 from d7yfs.origins.origin import Checksums, ReadRequest
 from tests.contract.reading import get, reader
 from tests.servers.dfdaemon import FakeDfdaemon

@@ -14,7 +14,7 @@ import trio
 
 from d7yfs.config.schema import CredentialsFile, ProviderChain
 from d7yfs.errors import AccessDenied, OriginUnavailable
-from d7yfs.origins.gs_credentials import GoogleCredentials, Held
+from d7yfs.origins.gs.credentials import GoogleCredentials, Held
 from tests.servers.gcs import GcsServer
 from tests.servers.google_tokens import METADATA_EMAIL, Reply, Request
 

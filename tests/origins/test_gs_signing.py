@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 
-from d7yfs.origins.gs_signing import RSA, HmacKey, unsigned
+from d7yfs.origins.gs.signing import RSA, HmacKey, unsigned
 
 EMAIL = "test-iam-credentials@dummy-project-id.iam.gserviceaccount.com"
 BUCKET_URL = "https://storage.googleapis.com/test-bucket"

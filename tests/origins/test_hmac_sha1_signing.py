@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from d7yfs.origins.access_keys import AccessKeys
-from d7yfs.origins.hmac_sha1_signing import OBS, OSS_V1
+from d7yfs.origins.rest_stores.access_keys import AccessKeys
+from d7yfs.origins.rest_stores.hmac_sha1_signing import OBS, OSS_V1
 
 NOW = 1702743657  # Sat, 16 Dec 2023 16:20:57 GMT
 ODD = "a b/ü+%/~'x"

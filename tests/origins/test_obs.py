@@ -18,8 +18,8 @@ from pydantic import SecretStr
 from d7yfs.config.schema import Anonymous, Credentials, Profile, ProviderChain, RepositoryConfig, StaticKeys
 from d7yfs.config.url import RepositoryUrl
 from d7yfs.errors import AccessDenied, ConfigError
-from d7yfs.origins.obs import ObsOrigin
 from d7yfs.origins.origin import ReadRequest
+from d7yfs.origins.rest_stores.obs import ObsOrigin
 from tests.servers.bucket_server import Identity
 from tests.servers.http11 import Answer, HttpServer, Request
 from tests.servers.obs import ObsServer

@@ -18,7 +18,7 @@ from d7yfs.errors import AccessDenied, ConfigError, NotFound, ObjectArchived, Ve
 from d7yfs.fetch.reply import error_of
 from d7yfs.objects import StoreIdentity
 from d7yfs.origins.origin import ReadRequest
-from d7yfs.origins.oss import OssOrigin
+from d7yfs.origins.rest_stores.oss import OssOrigin
 from tests.servers.bucket_server import Identity
 from tests.servers.oss import OssServer
 

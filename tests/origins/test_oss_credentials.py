@@ -16,10 +16,10 @@ from pydantic import SecretStr
 
 from d7yfs.config.schema import Anonymous, Credentials, Profile, ProviderChain, StaticKeys
 from d7yfs.errors import AccessDenied, ConfigError
-from d7yfs.origins import oss_credentials
-from d7yfs.origins.access_keys import AccessKeys
-from d7yfs.origins.oss import OssOrigin
-from d7yfs.origins.oss_credentials import OssCredentials
+from d7yfs.origins.rest_stores import oss_credentials
+from d7yfs.origins.rest_stores.access_keys import AccessKeys
+from d7yfs.origins.rest_stores.oss import OssOrigin
+from d7yfs.origins.rest_stores.oss_credentials import OssCredentials
 from tests.servers.bucket_server import Identity
 from tests.servers.http11 import Answer, HttpServer, Request
 from tests.servers.oss import OssServer

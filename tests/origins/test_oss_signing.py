@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from d7yfs.origins.access_keys import AccessKeys
-from d7yfs.origins.oss_signing import SignerV4
+from d7yfs.origins.rest_stores.access_keys import AccessKeys
+from d7yfs.origins.rest_stores.oss_signing import SignerV4
 
 KEYS = AccessKeys("ak", "sk")
 TEMPORARY = AccessKeys("ak", "sk", "token")

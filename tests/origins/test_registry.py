@@ -30,7 +30,7 @@ async def test_every_scheme_has_its_origin(scheme: str) -> None:
 )
 def test_a_missing_sdk_is_named(scheme: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(sys.modules):
-        if name.startswith("d7yfs.origins.") and name.rpartition(".")[2].startswith((scheme, extra)):
+        if name.startswith((f"d7yfs.origins.{extra}.", f"d7yfs.origins.rest_stores.{extra}")):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError) as caught:

@@ -9,8 +9,8 @@ import trio
 import trio.testing
 
 from d7yfs.errors import AccessDenied, OriginUnavailable
-from d7yfs.origins.access_keys import AccessKeys
 from d7yfs.origins.renewal import Renewal
+from d7yfs.origins.rest_stores.access_keys import AccessKeys
 
 
 class Source:

@@ -27,8 +27,8 @@ from d7yfs.errors import AccessDenied, BadReply, ConfigError, NotFound, OriginUn
 from d7yfs.objects import ObjectVersion, StoreIdentity
 from d7yfs.origins import open_origin
 from d7yfs.origins.origin import Checksums
-from d7yfs.origins.s3 import S3Origin
-from d7yfs.origins.s3_errors import WrongRegion
+from d7yfs.origins.s3.errors import WrongRegion
+from d7yfs.origins.s3.origin import S3Origin
 from tests.servers.http11 import Answer, HttpServer, Request
 
 KEYS = StaticKeys("AKIDEXAMPLE", SecretStr("the-secret"))

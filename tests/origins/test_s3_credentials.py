@@ -21,7 +21,7 @@ from trio.testing import assert_no_checkpoints
 from d7yfs.config.schema import Credentials, Profile, ProviderChain, StaticKeys
 from d7yfs.errors import AccessDenied, D7yfsError, OriginUnavailable
 from d7yfs.objects import ObjectVersion
-from d7yfs.origins.s3 import S3Origin
+from d7yfs.origins.s3.origin import S3Origin
 from tests.servers.sts import CredentialServer, TemporaryKeys
 
 Setenv = Callable[[dict[str, str]], None]

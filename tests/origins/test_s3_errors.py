@@ -22,7 +22,7 @@ from d7yfs.errors import (
     OriginUnavailable,
     OriginUntrusted,
 )
-from d7yfs.origins.s3_errors import Call, WrongRegion, from_credentials, translate
+from d7yfs.origins.s3.errors import Call, WrongRegion, from_credentials, translate
 
 CALL = Call("s3://models/a", "s3:GetObject", "AWS", "us-east-1", "profile 'x'", now=1_800_000_000.0)
 DATE = "Fri, 15 Jan 2027 08:20:00 GMT"

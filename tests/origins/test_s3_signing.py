@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 
 from d7yfs.errors import ConfigError
 from d7yfs.objects import ObjectVersion
-from d7yfs.origins.s3_credentials import Held
-from d7yfs.origins.s3_signing import SIGNATURE_LIFE_S, Signer, Target
+from d7yfs.origins.s3.credentials import Held
+from d7yfs.origins.s3.signing import SIGNATURE_LIFE_S, Signer, Target
 from tests.contract.test_list_and_stat import ODD_NAMES
 
 if TYPE_CHECKING:

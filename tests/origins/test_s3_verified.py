@@ -28,7 +28,7 @@ from d7yfs.fetch.transport import Transport
 from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.origins import open_origin
 from d7yfs.origins.origin import Checksums, Origin
-from d7yfs.origins.s3 import S3Origin
+from d7yfs.origins.s3.origin import S3Origin
 from tests.servers import faults
 from tests.servers.http11 import Answer, Exchange
 from tests.servers.s3_verifying import BUCKET, KEY_ID, REGION, SECRET, VerifyingS3

@@ -6,7 +6,7 @@ tree, fetcher and the `ls` and `check` commands through the `Origin` protocol.
 - A version is its generation. It stands in the URL of a read, so another version is never sent; a generation that is gone is a 404.
 - Whoever reads without dfdaemon sends the token in a header. For dfdaemon the URL is signed where that can be done (a service account's
   key, or signBlob), so that no token leaves the host; else the token goes along.
-- HMAC keys are good for the XML API only, which lists as well (`gs_xml`); all else is the same.
+- HMAC keys are good for the XML API only, which lists as well (`xml_api`); all else is the same.
 - An object that was stored with `Content-Encoding: gzip` is read as it is stored. Without `Accept-Encoding: gzip` Cloud Storage would
   decode it, and know neither its size nor ranges of it (https://cloud.google.com/storage/docs/transcoding).
 - The emulators' environment variables do not count: an endpoint is a setting.
@@ -31,11 +31,11 @@ from d7yfs.config.place import GS_ENDPOINT, endpoint_name
 from d7yfs.config.schema import Anonymous, Credentials, CredentialsFile, ProviderChain, RepositoryConfig, StaticKeys
 from d7yfs.errors import AccessDenied, BadReply, ConfigError, D7yfsError, NotFound
 from d7yfs.objects import ListingPage, ObjectVersion, StoreIdentity
-from d7yfs.origins import gs_json, gs_xml
-from d7yfs.origins.gs_api import Api
-from d7yfs.origins.gs_credentials import GoogleCredentials, Held
-from d7yfs.origins.gs_refusal import PERMISSIONS, refused
-from d7yfs.origins.gs_signing import RSA, SIGNATURE_LIFE_S, SIGNATURE_PARAMS, HmacKey, canonical_query, unsigned
+from d7yfs.origins.gs import json_api, xml_api
+from d7yfs.origins.gs.api import Api
+from d7yfs.origins.gs.credentials import GoogleCredentials, Held
+from d7yfs.origins.gs.errors import PERMISSIONS, refused
+from d7yfs.origins.gs.signing import RSA, SIGNATURE_LIFE_S, SIGNATURE_PARAMS, HmacKey, canonical_query, unsigned
 from d7yfs.origins.origin import Checksums, ReadRequest
 from d7yfs.origins.refusal import Call
 from d7yfs.origins.rest import Reply, Rest
@@ -109,7 +109,7 @@ class GsOrigin:
                 f"gs://{bucket}: nobody to bill: {credentials.describe()} has no project of its own",
                 hint="set billing_project",
             )
-        self._api: Api = gs_json if self._key is None else gs_xml
+        self._api: Api = json_api if self._key is None else xml_api
         self._rest = Rest(ssl_context(ca_bundle, verify=verify_tls), proxy=control_proxy, clock=clock)
         self._no_signing_until = float("-inf")
         self._reads: TLRUCache[tuple[object, ...], ReadRequest] = TLRUCache(
@@ -187,7 +187,7 @@ class GsOrigin:
             return known
         held = await self._google.current(fresh=fresh) if self._google else None
         try:
-            url = self._endpoint_url + gs_xml.stat_path(self._bucket, version.key)
+            url = self._endpoint_url + xml_api.stat_path(self._bucket, version.key)
         except ValueError:
             raise self._no_name(version.key) from None
         if not version.key:

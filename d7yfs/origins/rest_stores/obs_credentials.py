@@ -22,8 +22,8 @@ import trio
 
 from d7yfs.config.schema import Anonymous, Credentials, ProviderChain, StaticKeys
 from d7yfs.errors import AccessDenied, BadReply, ConfigError, OriginUnavailable
-from d7yfs.origins.access_keys import AccessKeys, from_environment, given
 from d7yfs.origins.rest import Rest
+from d7yfs.origins.rest_stores.access_keys import AccessKeys, from_environment, given
 
 METADATA_URL = "http://169.254.169.254"
 _METADATA_TIMEOUT_S = 3.0

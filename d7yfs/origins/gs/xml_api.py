@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote_plus
 from xml.etree import ElementTree
 
 from d7yfs.objects import ObjectVersion
-from d7yfs.origins.gs_api import GsListing
+from d7yfs.origins.gs.api import GsListing
 from d7yfs.origins.origin import Checksums
 from d7yfs.origins.refusal import xml_code
 from d7yfs.origins.rest import Reply

@@ -38,7 +38,7 @@ from alibabacloud_credentials.provider import (  # type: ignore[import-untyped]
 
 from d7yfs.config.schema import Anonymous, Credentials, Profile, ProviderChain, StaticKeys
 from d7yfs.errors import AccessDenied, ConfigError, D7yfsError
-from d7yfs.origins.access_keys import AccessKeys, from_environment, given
+from d7yfs.origins.rest_stores.access_keys import AccessKeys, from_environment, given
 
 _LOOK_AGAIN_S = 60.0
 """How soon a file, or keys that name no end, are looked at again."""

@@ -28,10 +28,10 @@ from d7yfs.config.schema import Anonymous, Credentials, RepositoryConfig
 from d7yfs.config.url import AZURE_SUFFIX, normal_endpoint
 from d7yfs.errors import BadReply, ConfigError, D7yfsError, NotFound, OriginUnavailable
 from d7yfs.objects import ListingPage, ObjectVersion, StoreIdentity
-from d7yfs.origins.azure_credentials import Grant, access_for
-from d7yfs.origins.azure_errors import is_no_directory, refused, unreachable
-from d7yfs.origins.azure_listing import ARCHIVE_TIER, http_date_ns, is_directory, parse, quoted
-from d7yfs.origins.azure_sas import VERSION, expiry_of
+from d7yfs.origins.azure.credentials import Grant, access_for
+from d7yfs.origins.azure.errors import is_no_directory, refused, unreachable
+from d7yfs.origins.azure.listing import ARCHIVE_TIER, http_date_ns, is_directory, parse, quoted
+from d7yfs.origins.azure.sas import VERSION, expiry_of
 from d7yfs.origins.origin import Checksums, ReadRequest
 from d7yfs.origins.refusal import Call
 from d7yfs.origins.rest import Reply, Rest

@@ -21,7 +21,7 @@ from botocore.utils import percent_encode
 from d7yfs.errors import ConfigError
 from d7yfs.objects import ObjectVersion
 from d7yfs.origins.origin import ReadRequest
-from d7yfs.origins.s3_credentials import Held
+from d7yfs.origins.s3.credentials import Held
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

@@ -1,6 +1,6 @@
 """Alibaba Cloud OSS: `oss://bucket/prefix`.
 
-Owns what is OSS's own: settings, error codes, header names and which signature. The rest is `bucket_rest`'s; keys come from
+Owns what is OSS's own: settings, error codes, header names and which signature. The rest is `origin`'s; keys come from
 `oss_credentials`, addresses from `oss_endpoint`. Built by the registry in `d7yfs.origins`.
 
 Facts: https://www.alibabacloud.com/help/en/oss/developer-reference/listobjectsv2, .../headobject and
@@ -21,20 +21,20 @@ from typing import ClassVar, Self
 from d7yfs.checksum import plain_md5
 from d7yfs.config.schema import Anonymous, Credentials, RepositoryConfig
 from d7yfs.errors import ConfigError
-from d7yfs.origins.bucket_rest import Address, BucketRest, Signer
-from d7yfs.origins.hmac_sha1_signing import OSS_V1
-from d7yfs.origins.oss_credentials import OssCredentials
-from d7yfs.origins.oss_endpoint import endpoint, plain_region, region_of
-from d7yfs.origins.oss_signing import SignerV4
 from d7yfs.origins.refusal import Vocabulary
 from d7yfs.origins.renewal import Renewal
 from d7yfs.origins.rest import Reply, Rest
+from d7yfs.origins.rest_stores.hmac_sha1_signing import OSS_V1
+from d7yfs.origins.rest_stores.origin import Address, BucketRest, Signer
+from d7yfs.origins.rest_stores.oss_credentials import OssCredentials
+from d7yfs.origins.rest_stores.oss_endpoint import endpoint, plain_region, region_of
+from d7yfs.origins.rest_stores.oss_signing import SignerV4
 from d7yfs.origins.xml_listing import XmlListing
 from d7yfs.tls import ssl_context
 
 
 class OssOrigin(BucketRest):
-    """See `bucket_rest.BucketRest` and `origins.origin.Origin`."""
+    """See `origin.BucketRest` and `origins.origin.Origin`."""
 
     scheme = "oss"
     service = "OSS"

@@ -12,7 +12,7 @@ import socket
 from dataclasses import replace
 
 from d7yfs.errors import AccessDenied, D7yfsError, OriginUnavailable
-from d7yfs.origins.azure_sas import VERSION
+from d7yfs.origins.azure.sas import VERSION
 from d7yfs.origins.refusal import Call, Vocabulary, refusal, xml_code
 from d7yfs.origins.rest import Reply
 

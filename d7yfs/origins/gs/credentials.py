@@ -33,7 +33,7 @@ from google.oauth2 import service_account
 
 from d7yfs.config.schema import CredentialsFile, ProviderChain
 from d7yfs.errors import AccessDenied
-from d7yfs.origins.gs_refusal import token_refused
+from d7yfs.origins.gs.errors import token_refused
 from d7yfs.origins.renewal import Renewal
 
 SCOPES = ("https://www.googleapis.com/auth/devstorage.read_only",)

@@ -22,8 +22,8 @@ from botocore.loaders import create_loader
 from d7yfs.config.schema import Anonymous, Credentials, Profile, StaticKeys
 from d7yfs.config.url import normal_endpoint
 from d7yfs.errors import ConfigError
-from d7yfs.origins.s3_credentials import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, Keys, confine, proxies
-from d7yfs.origins.s3_reply_head import refuse_cut_heads
+from d7yfs.origins.s3.credentials import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, Keys, confine, proxies
+from d7yfs.origins.s3.reply_head import refuse_cut_heads
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

@@ -1,4 +1,4 @@
-"""What `gs` asks of each of Cloud Storage's two APIs: the modules `gs_json` and `gs_xml` both are an `Api`."""
+"""What `gs` asks of each of Cloud Storage's two APIs: the modules `json_api` and `xml_api` both are an `Api`."""
 
 from __future__ import annotations
 

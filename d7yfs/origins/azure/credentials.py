@@ -29,7 +29,7 @@ from azure.identity import CredentialUnavailableError, DefaultAzureCredential
 
 from d7yfs.config.schema import Anonymous, Credentials, ProviderChain, SasToken, StaticKeys
 from d7yfs.errors import AccessDenied, BadReply, ConfigError, OriginUnavailable
-from d7yfs.origins.azure_sas import VERSION, DelegationKey, Signer, expiry_of, iso, timestamp
+from d7yfs.origins.azure.sas import VERSION, DelegationKey, Signer, expiry_of, iso, timestamp
 from d7yfs.origins.renewal import Renewal
 
 SIGNATURE_LIFE_S = 900

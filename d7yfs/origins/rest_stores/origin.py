@@ -27,11 +27,11 @@ from cachetools import TLRUCache
 from d7yfs.config.place import endpoint_name, provider_domain
 from d7yfs.errors import AccessDenied, BadReply, D7yfsError, NotFound
 from d7yfs.objects import ListingPage, ObjectVersion, StoreIdentity
-from d7yfs.origins.access_keys import AccessKeys
 from d7yfs.origins.origin import Checksums, ReadRequest
 from d7yfs.origins.refusal import Call, Vocabulary, refusal, xml_code
 from d7yfs.origins.renewal import Renewal
 from d7yfs.origins.rest import Reply, Rest
+from d7yfs.origins.rest_stores.access_keys import AccessKeys
 from d7yfs.origins.xml_listing import XmlListing, entity_tag, parse_listing
 
 SIGNATURE_LIFE_S = 900

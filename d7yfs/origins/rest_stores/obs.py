@@ -1,6 +1,6 @@
 """Huawei Cloud OBS: `obs://bucket/prefix`.
 
-Owns what is OBS's own: settings, error codes and header names. The rest is `bucket_rest`'s; keys come from `obs_credentials`, signatures
+Owns what is OBS's own: settings, error codes and header names. The rest is `origin`'s; keys come from `obs_credentials`, signatures
 from `hmac_sha1_signing`. Built by the registry in `d7yfs.origins`.
 
 Facts: https://support.huaweicloud.com/intl/en-us/api-obs/obs_04_0022.html (listing), obs_04_0084.html (HEAD) and obs_04_0115.html (codes).
@@ -20,18 +20,18 @@ from d7yfs.config.place import OBS_DOMAIN, OBS_HOST
 from d7yfs.config.schema import Credentials, RepositoryConfig
 from d7yfs.config.url import normal_endpoint
 from d7yfs.errors import ConfigError
-from d7yfs.origins.bucket_rest import Address, BucketRest
-from d7yfs.origins.hmac_sha1_signing import OBS
-from d7yfs.origins.obs_credentials import METADATA_URL, ObsCredentials
 from d7yfs.origins.refusal import Vocabulary
 from d7yfs.origins.renewal import Renewal
 from d7yfs.origins.rest import Rest
+from d7yfs.origins.rest_stores.hmac_sha1_signing import OBS
+from d7yfs.origins.rest_stores.obs_credentials import METADATA_URL, ObsCredentials
+from d7yfs.origins.rest_stores.origin import Address, BucketRest
 from d7yfs.origins.xml_listing import XmlListing
 from d7yfs.tls import ssl_context
 
 
 class ObsOrigin(BucketRest):
-    """See `bucket_rest.BucketRest` and `origins.origin.Origin`."""
+    """See `origin.BucketRest` and `origins.origin.Origin`."""
 
     scheme = "obs"
     service = "OBS"

@@ -44,11 +44,11 @@ from d7yfs.errors import (
 from d7yfs.objects import ListingPage, ObjectVersion, StoreIdentity
 from d7yfs.origins.http_time import date_of
 from d7yfs.origins.origin import Checksums, ReadRequest
-from d7yfs.origins.s3_checksum import recorded
-from d7yfs.origins.s3_client import LISTING, Sdk
-from d7yfs.origins.s3_credentials import Keys
-from d7yfs.origins.s3_errors import Call, WrongRegion, from_credentials, translate
-from d7yfs.origins.s3_signing import Signer, Target
+from d7yfs.origins.s3.checksum import recorded
+from d7yfs.origins.s3.client import LISTING, Sdk
+from d7yfs.origins.s3.credentials import Keys
+from d7yfs.origins.s3.errors import Call, WrongRegion, from_credentials, translate
+from d7yfs.origins.s3.signing import Signer, Target
 from d7yfs.origins.xml_listing import entity_tag, parse_listing
 from d7yfs.tls import ca_file
 

@@ -1,4 +1,4 @@
-"""The signature that OSS calls V1 and OBS has as its own: HMAC-SHA1 over a few lines, in headers and in the URL. Pure; see `bucket_rest`.
+"""The signature that OSS calls V1 and OBS has as its own: HMAC-SHA1 over a few lines, in headers and in the URL. Pure; see `origin`.
 
 After OSS's "Include a V1 signature in the header" and "… in a URL"
 (https://www.alibabacloud.com/help/en/oss/developer-reference/include-signatures-in-the-authorization-header) and OBS's "Authentication of
@@ -17,11 +17,11 @@ from collections.abc import Mapping
 from email.utils import formatdate
 from urllib.parse import quote
 
-from d7yfs.origins.access_keys import AccessKeys
+from d7yfs.origins.rest_stores.access_keys import AccessKeys
 
 
 class HmacSha1Signer:
-    """See `bucket_rest.Signer`. `scheme` begins the Authorization, `header` the provider's header names; `subresources` are those
+    """See `origin.Signer`. `scheme` begins the Authorization, `header` the provider's header names; `subresources` are those
     parameters that d7yfs sends and the provider signs, `quotes_keys` whether it signs a key as it stands in the URL."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""OSS's signature V4 (OSS4-HMAC-SHA256), in headers and in the URL. Pure; called by `bucket_rest` for `oss`. V1 is in `hmac_sha1_signing`.
+"""OSS's signature V4 (OSS4-HMAC-SHA256), in headers and in the URL. Pure; called by `origin` for `oss`. V1 is in `hmac_sha1_signing`.
 
 After the documentation, "Include V4 signatures in the Authorization header" and "Include a V4 signature in a URL"
 (https://www.alibabacloud.com/help/en/oss/developer-reference/add-signatures-to-urls), and tested against the vectors of Alibaba's SDKs.
@@ -16,8 +16,8 @@ import time
 from collections.abc import Mapping
 from urllib.parse import quote
 
-from d7yfs.origins.access_keys import AccessKeys
-from d7yfs.origins.bucket_rest import encoded_query
+from d7yfs.origins.rest_stores.access_keys import AccessKeys
+from d7yfs.origins.rest_stores.origin import encoded_query
 
 _ALGORITHM = "OSS4-HMAC-SHA256"
 _UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"

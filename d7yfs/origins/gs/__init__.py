@@ -1,0 +1,1 @@
+"""Google Cloud Storage, over its JSON and XML APIs."""
