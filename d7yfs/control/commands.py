@@ -29,13 +29,12 @@ from d7yfs.control.reloading import Reloader
 from d7yfs.control.warm import WarmUps
 from d7yfs.errors import Stopped, UsageError
 from d7yfs.fs.filesystem import Filesystem
-from d7yfs.fuse.adapter import Adapter
-from d7yfs.fuse.notices import Invalidator
 from d7yfs.monitor import status
 from d7yfs.monitor.monitoring import Monitoring
 from d7yfs.repository.latecomer import Latecomer
 from d7yfs.repository.repository import Repository
 from d7yfs.stats.histogram import BOUNDS_S
+from d7yfs.stats.kernel import NoticeCounters, OperationCounters
 from d7yfs.tree.refresher import Refresher
 
 log = logging.getLogger(__name__)
@@ -55,10 +54,10 @@ class Commands:
     refreshers: Mapping[str, Refresher]
     cache: Cache
     filesystem: Filesystem
-    invalidator: Invalidator
+    notices: NoticeCounters
     refreshes: Refreshes
     warm_ups: WarmUps
-    adapter: Adapter
+    operations: OperationCounters
     monitoring: Monitoring
     forget_pages: Callable[[int], Awaitable[None]]
     """Has the kernel forget what it keeps of an inode's bytes."""
@@ -101,7 +100,7 @@ class Commands:
             "repositories": [self._repository_status(each, in_use) for each in self.repositories],
             "cache": asdict(self.cache.statistics()),
             "tree": self.filesystem.tree.statistics(),
-            "kernel_notices": asdict(self.invalidator.counters),
+            "kernel_notices": asdict(self.notices),
             "warm_ups": self.warm_ups.running(),
             "fuse": self._fuse_status(),
             "settings": settings.describe(),
@@ -126,7 +125,7 @@ class Commands:
         return described | {"listing": lister.describe(), "freshness": self.refreshers[name].describe()}
 
     def _fuse_status(self) -> dict[str, Any]:
-        counters = self.adapter.counters
+        counters = self.operations
         latency = {
             name: {"counts": [*took.counts], "sum_s": round(took.sum_s, 6)} for name, took in counters.took.items()
         }

@@ -6,7 +6,7 @@ hands `Refreshes.report` to the control socket. Trio thread only.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -15,7 +15,6 @@ import trio
 
 from d7yfs.control.control_socket import paths_of, reporting
 from d7yfs.errors import D7yfsError, VersionGone
-from d7yfs.fuse.notices import Invalidator
 from d7yfs.tree.answers import Changes
 from d7yfs.tree.nodes import Directory
 from d7yfs.tree.question import Refreshed
@@ -35,8 +34,21 @@ class Asks(Protocol):
         """Ask now for one name. Raises D7yfsError."""
 
 
+class Notices(Protocol):
+    """The notices of one mount to its kernel, as a refresh needs them: `fuse.notices.Invalidator`."""
+
+    def changed(self, directory: int, names: Iterable[str]) -> None:
+        """Have the kernel forget these names of a directory, by its inode."""
+
+    def waiting(self) -> list[int]:
+        """The inodes of the directories of whose names the kernel must still hear."""
+
+    async def told(self, directories: Collection[int]) -> None:
+        """Return once the kernel has heard of all of these directories."""
+
+
 @dataclass(slots=True)
-class Outcome:
+class RefreshResult:
     """What a refresh found, for its client."""
 
     directories: int = 0
@@ -60,12 +72,10 @@ class Outcome:
 class Refreshes:
     """Those of one mount; several may run at once. `nursery` runs them: what was asked for is done though its client left."""
 
-    def __init__(
-        self, tree: Tree, listers: Mapping[str, Asks], invalidator: Invalidator, nursery: trio.Nursery
-    ) -> None:
+    def __init__(self, tree: Tree, listers: Mapping[str, Asks], notices: Notices, nursery: trio.Nursery) -> None:
         self._tree = tree
         self._listers = listers
-        self._invalidator = invalidator
+        self._notices = notices
         self._nursery = nursery
 
     def report(self, request: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
@@ -101,7 +111,7 @@ class Refreshes:
 
     async def _run(self, directories: list[Directory]) -> dict[str, Any]:
         began_at = trio.current_time()
-        outcome = Outcome()
+        outcome = RefreshResult()
         errors: list[D7yfsError] = []
 
         async def one(directory: Directory) -> None:
@@ -113,13 +123,13 @@ class Refreshes:
         async with trio.open_nursery() as nursery:
             for directory in directories:
                 nursery.start_soon(one, directory)
-        await self._invalidator.told(self._waiting({each.repository for each in directories}))
+        await self._notices.told(self._waiting({each.repository for each in directories}))
         if errors:
             raise errors[0]
         names = {kind: sorted(some) for kind, some in outcome.names.items()}
         return asdict(outcome) | {"names": names, "elapsed_s": round(trio.current_time() - began_at, 3)}
 
-    async def _refresh(self, directory: Directory, outcome: Outcome) -> None:
+    async def _refresh(self, directory: Directory, outcome: RefreshResult) -> None:
         """One directory, or where it is none any more the nearest above it that still is. Raises D7yfsError."""
         repository = directory.repository
         assert repository is not None
@@ -138,12 +148,12 @@ class Refreshes:
         for prefix, changes in refreshed.changes:
             outcome.add(self._path(repository, prefix), changes)
         for inode, names in self._tree.strays(directory).items():
-            self._invalidator.changed(inode, names)
+            self._notices.changed(inode, names)
 
     def _waiting(self, repositories: set[str | None]) -> list[int]:
         """Where the kernel must still hear of changes, be they this refresh's or of a moment before; others' trouble is not waited for."""
         waiting = []
-        for inode in self._invalidator.waiting():
+        for inode in self._notices.waiting():
             with suppress(D7yfsError):
                 if self._tree.directory(inode).repository in repositories:
                     waiting.append(inode)

@@ -16,7 +16,7 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -32,6 +32,7 @@ from d7yfs.fuse.notices import Invalidator
 from d7yfs.fuse.parallel_dirops import Handshake
 from d7yfs.logs import REQUEST, fields, fields_of
 from d7yfs.stats.histogram import Histogram
+from d7yfs.stats.kernel import OperationCounters
 from d7yfs.tree.answers import Absent
 from d7yfs.tree.huge_directory import Unseen
 from d7yfs.tree.nodes import Node
@@ -48,7 +49,7 @@ _UNSEEN_INODES = 1 << 62
 XATTR_PREFIX = b"user.d7yfs."
 _TASK_ID = XATTR_PREFIX + b"task_id"
 
-_OPERATIONS: list[str] = []
+OPERATIONS: list[str] = []
 """All that are counted; `_answered` fills it."""
 
 P = ParamSpec("P")
@@ -66,30 +67,12 @@ class Appearance:
     xattr: bool
 
 
-@dataclass(slots=True)
-class OperationCounters:
-    """Requests by operation, those that ended in an error, and how long those took that have ended."""
-
-    calls: dict[str, int] = field(default_factory=dict)
-    errors: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_OPERATIONS, 0))
-    """Of each operation from the start: a counter that appears with its first error has not grown, and alarms nobody."""
-    took: dict[str, Histogram] = field(default_factory=dict)
-    under_way: dict[int, float] = field(default_factory=dict)
-    """When each request came that has no answer yet (perf_counter), by its number, the oldest first."""
-
-    @property
-    def oldest_s(self) -> float:
-        """For how long the oldest of those has waited; 0 when there is none."""
-        began_at = next(iter(self.under_way.values()), None)
-        return 0.0 if began_at is None else perf_counter() - began_at
-
-
 def _answered(
     method: Callable[Concatenate[Adapter, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Adapter, P], Coroutine[Any, Any, T]]:
     """Whatever happens inside, the kernel gets an answer and the session lives on."""
     operation = method.__name__
-    _OPERATIONS.append(operation)
+    OPERATIONS.append(operation)
 
     @functools.wraps(method)
     async def answered(self: Adapter, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -143,7 +126,7 @@ class Adapter(pyfuse3.Operations):
         self, filesystem: Filesystem, invalidator: Invalidator, appearance: Appearance, *, deadline_s: float
     ) -> None:
         super().__init__()
-        self.counters = OperationCounters()
+        self.counters = OperationCounters(errors=dict.fromkeys(OPERATIONS, 0))
         self.numbers = itertools.count(1)
         self.deadline_s = deadline_s
         self._waiting: set[trio.CancelScope] = set()

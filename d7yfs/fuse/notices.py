@@ -22,10 +22,11 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 import trio
+
+from d7yfs.stats.kernel import NoticeCounters
 
 log = logging.getLogger(__name__)
 
@@ -44,23 +45,11 @@ Tell = Callable[[int, Sequence[bytes]], int]
 """Have the kernel forget these entries of a directory, and its attributes; how many entries it knew. Blocks: for a thread."""
 
 
-@dataclass(slots=True)
-class Counters:
-    """Since the mount was made."""
-
-    notices: int = 0
-    """Entries that the kernel was told to forget."""
-    known: int = 0
-    """Of these, those that it had."""
-    overflow: int = 0
-    """Names that were dropped because too many waited."""
-
-
 class Invalidator:
     """One mount's notices to its kernel; `tell` is how they are given."""
 
     def __init__(self, tell: Tell, *, max_names: int = MAX_NAMES) -> None:
-        self.counters = Counters()
+        self.counters = NoticeCounters()
         self._tell = tell
         self._max_names = max_names
         self._waiting: OrderedDict[int, dict[bytes, None]] = OrderedDict()

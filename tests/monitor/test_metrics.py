@@ -14,11 +14,11 @@ from d7yfs.cache.cache import CacheStatistics
 from d7yfs.control.warm import Progress, State
 from d7yfs.fetch import counters
 from d7yfs.fill import handover
-from d7yfs.fuse import notices
-from d7yfs.fuse.adapter import OperationCounters
+from d7yfs.fuse.adapter import OPERATIONS
 from d7yfs.monitor import metrics, traffic
 from d7yfs.monitor.metrics.data import SOURCES
 from d7yfs.stats.histogram import BOUNDS_S
+from d7yfs.stats.kernel import NoticeCounters
 from d7yfs.stats.load_times import Full
 from d7yfs.stats.models import Model
 from d7yfs.tree import ingest, refresher
@@ -90,10 +90,10 @@ STATUS: dict[str, Any] = {
     "repositories": [REPOSITORY],
     "cache": asdict(CacheStatistics("/c", 1, 2, 0, 4, 1, 0, 0, 0, 0, 5, 0, 0, 0, 0.0)),
     "tree": Tree([Repository("", "")], metadata_ttl_s=60, negative_ttl_s=5, created_ns=1).statistics(),
-    "kernel_notices": asdict(notices.Counters(3, 2, 1)),
+    "kernel_notices": asdict(NoticeCounters(3, 2, 1)),
     "fuse": {
         "calls": {"read": 4},
-        "errors": OperationCounters().errors | {"read": 2},
+        "errors": dict.fromkeys(OPERATIONS, 0) | {"read": 2},
         "in_flight": 1,
         "oldest_request_s": 7.5,
         "open_files": 4,
