@@ -1,14 +1,16 @@
 # d7yfs as an image: docker build -t d7yfs .
 #
-# The mount must reach the host or a sibling container, so share the mount point and give the container /dev/fuse:
-#   docker run --device /dev/fuse --cap-add SYS_ADMIN --security-opt apparmor=unconfined \
-#       -v /var/cache/d7yfs:/var/cache/d7yfs -v /mnt/d7yfs:/mnt/d7yfs:rshared d7yfs mount s3://models/triton /mnt/d7yfs/models
+# The mount must reach the host or a sibling container. So share the mount point and give the
+# container /dev/fuse: | docker run --device /dev/fuse --cap-add SYS_ADMIN --security-opt
+# apparmor=unconfined \ | -v /var/cache/d7yfs:/var/cache/d7yfs -v /mnt/d7yfs:/mnt/d7yfs:rshared \ |
+# d7yfs mount s3://models/triton /mnt/d7yfs/models
 #
-# Pinned are the base, by its digest, and Python's packages, by requirements/*.txt with hashes; what apt installs is Debian's newest at the time
-# of the build. Another base, a newer one or one of your own: docker build --build-arg BASE=… -t d7yfs .
+# The base is pinned by its digest, and Python's packages by requirements/*.txt with hashes. apt
+# installs Debian's newest packages at the time of the build. For another base: docker build
+# --build-arg BASE=… -t d7yfs .
 
-# bookworm-20260803-slim, for amd64, arm64, arm/v7, 386 and ppc64le. All stages are the same Debian, so that the environment built in one finds
-# the same Python and libfuse3 in the other.
+# bookworm-20260803-slim, for amd64, arm64, arm/v7, 386 and ppc64le. All stages use the same Debian:
+# the environment built in one finds the same Python and libfuse3 in the other.
 ARG BASE=debian:bookworm-slim@sha256:abd67ffcfa541b485a3dff59865ab629aa048a6c613e639d36e7456b0b229241
 
 FROM ${BASE} AS build
@@ -17,7 +19,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 RUN python3 -m venv /build && python3 -m venv --without-pip /opt/d7yfs
-# Dependencies before the source: a change of code does not build pyfuse3 again.
+# Dependencies come before the source, so that a change of code does not build pyfuse3 again.
 COPY requirements/ requirements/
 RUN /build/bin/pip install --no-cache-dir --require-hashes -r requirements/build.txt \
     && /build/bin/pip wheel --no-cache-dir --require-hashes --no-build-isolation --wheel-dir /wheels -r requirements/runtime.txt \
@@ -33,10 +35,11 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/d7yfs /opt/d7yfs
 RUN ln -s /opt/d7yfs/bin/d7yfs /usr/local/bin/d7yfs && ln -s /opt/d7yfs/bin/mount.d7yfs /sbin/mount.d7yfs
-# A container's main process stays.
+# A container's main process must stay in the foreground.
 ENV D7YFS_FOREGROUND=true
-# Whether this container's daemon answers its mount, whatever its stores and the metrics' port do. Docker alone heeds it; Kubernetes has probes
-# of its own. d7yfs fuse-helper answers no mount: run it with --no-healthcheck.
+# The check is healthy if this container's daemon answers its mount, whatever the state of its
+# stores and of the metrics' port. Only Docker uses it; Kubernetes has its own probes. d7yfs
+# fuse-helper answers no mount: run it with --no-healthcheck.
 HEALTHCHECK --interval=30s --timeout=20s --start-period=90s --retries=3 CMD ["d7yfs", "health", "--alive"]
 ENTRYPOINT ["d7yfs"]
 CMD ["--help"]

@@ -27,24 +27,28 @@ from bench.report import as_json, markdown, tables
 from bench.results import OURS, Results
 
 _WIDTH = 150
-"""Of the tables where there is no terminal whose width counts."""
+"""Columns of the tables if the output is no terminal."""
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Compare d7yfs with its peers.")
-    parser.add_argument("--case", action="append", help=f"only these, or patterns ('wan-*'): {', '.join(CASES)}")
-    parser.add_argument("--peer", action="append", help=f"only these: {', '.join(NAMES)}")
+    parser.add_argument(
+        "--case", action="append", help=f"run only these cases, or patterns ('wan-*'): {', '.join(CASES)}"
+    )
+    parser.add_argument("--peer", action="append", help=f"run only these peers: {', '.join(NAMES)}")
     parser.add_argument(
         "--rounds", type=int, default=3, help="turns of every peer in every case (default: %(default)s)"
     )
-    parser.add_argument("--store", choices=("loopback", "wan"), help="only the cases with this kind of store")
+    parser.add_argument("--store", choices=("loopback", "wan"), help="run only the cases with this kind of store")
     parser.add_argument("--quick", action="store_true", help="one round, objects of a quarter of the size")
-    parser.add_argument("--output", type=Path, help="write everything, every sample too, to this JSON file")
+    parser.add_argument("--output", type=Path, help="write all results, with every sample, to this JSON file")
     parser.add_argument("--markdown", type=Path, help="write the table as Markdown")
     parser.add_argument("--plot", type=Path, help="write a PNG (needs matplotlib)")
-    parser.add_argument("--scratch", type=Path, default=Path("/var/tmp"), help="where caches go (default: %(default)s)")
+    parser.add_argument(
+        "--scratch", type=Path, default=Path("/var/tmp"), help="directory of the caches (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     if arguments.rounds < 1:
         parser.error("--rounds starts at 1")
@@ -58,7 +62,7 @@ def main() -> int:
     except LookupError as error:
         parser.error(str(error))
     cases = [case for case in cases if arguments.store in (None, case.profile.kind)]
-    # So that `kill` unmounts and stops the store as Ctrl-C does.
+    # With this, `kill` unmounts and stops the store as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
 
     sizes, rounds, limit_s = (dataset.QUICK, 1, 6.0) if arguments.quick else (dataset.FULL, arguments.rounds, 15.0)
@@ -69,7 +73,7 @@ def main() -> int:
         try:
             run_all(Bench(served, sizes, arguments.scratch, limit_s), results, rounds)
         except KeyboardInterrupt:
-            console.print("interrupted: what follows is what there is", style="yellow")
+            console.print("interrupted: the results so far follow", style="yellow")
     console.print(tables(results))
     if arguments.output:
         machine = {"store_mb_s": ceiling_mb_s, "rounds": rounds}
@@ -84,7 +88,9 @@ def main() -> int:
 
 
 def chosen(wanted: Iterable[str] | None, known: Iterable[str]) -> list[str]:
-    """The known names that the patterns choose, in their own order; all without patterns. Raises LookupError for one that chooses none."""
+    """The known names that the patterns choose, in their own order; all without patterns. Raises
+    LookupError for a pattern that matches none.
+    """
     names = list(known)
     if wanted is None:
         return names
@@ -96,10 +102,11 @@ def chosen(wanted: Iterable[str] | None, known: Iterable[str]) -> list[str]:
 
 
 def run_all(bench: Bench, results: Results, rounds: int) -> None:
-    """The rounds outermost and the peers innermost: a disturbance meets everyone. A peer that failed a case is left out of it then.
+    """Run the rounds outermost and the peers innermost, so that a disturbance meets every peer. A
+    peer that failed a case skips it afterwards.
 
-    Each round another peer begins: who comes after a turn that used much memory finds it at hand, while a virtual machine's host takes
-    back what lay idle.
+    Each round begins with another peer. A turn that used much memory leaves it at hand for the next
+    peer, while a virtual machine's host takes back idle memory.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -115,7 +122,7 @@ def run_all(bench: Bench, results: Results, rounds: int) -> None:
 
 
 def one_turn(bench: Bench, results: Results, case: Case, peer: str, where: str, *, verify: bool) -> None:
-    """Measure and keep, and say so in a line."""
+    """Run one turn, keep its sample and print a line about it."""
     key = (case.name, peer)
     if key in results.failures:
         return

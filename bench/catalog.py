@@ -1,7 +1,9 @@
-"""What the bench's store serves: the files below a directory as the objects of a bucket, and their listings as XML.
+"""The objects of the bench's store: the files below a directory as a bucket, and their listings as
+XML.
 
-Read once at start; the files must not change afterwards. ListObjects and ListObjectsV2 as in the S3 API reference: prefix,
-delimiter, max-keys, and the two ways of paging.
+The directory is read once at start; the files must not change afterwards. ListObjects and
+ListObjectsV2 are as in the S3 API reference: prefix, delimiter, max-keys, and the two forms of
+paging.
 """
 
 from __future__ import annotations
@@ -17,14 +19,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 BUCKET = "bench-models"
-"""The one that is meant where none is named."""
+"""The default bucket."""
 _LAST = "\U0010ffff"
 _NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 
 
 @dataclass(slots=True)
 class Entry:
-    """One object. Opened and mapped on first use, and kept so."""
+    """One object, opened and mapped on first use and kept open."""
 
     path: Path
     size_bytes: int
@@ -35,7 +37,7 @@ class Entry:
     _memory: memoryview | None = None
 
     def fd(self) -> int:
-        # Two threads may both open it: the loser's descriptor stays open unused, which harms nobody.
+        # Two threads may both open it. The losing descriptor stays open unused, which does no harm.
         if self._fd < 0:
             self._fd = os.open(self.path, os.O_RDONLY)
         return self._fd
@@ -62,7 +64,9 @@ class Catalog:
         return self._entries.get(key)
 
     def listing(self, query: Mapping[str, str]) -> bytes:
-        """The answer to ListObjects or ListObjectsV2, or to one of the questions about a bucket that take any answer."""
+        """The answer to ListObjects or ListObjectsV2, or to a request about the bucket that accepts
+        any answer.
+        """
         if "location" in query:
             return f'<?xml version="1.0" encoding="UTF-8"?>\n<LocationConstraint xmlns="{_NAMESPACE}"/>'.encode()
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
@@ -84,10 +88,10 @@ class Catalog:
         return "".join((*parts, *items, "</ListBucketResult>")).encode()
 
     def _page(self, prefix: str, delimiter: str, after: str, limit: int) -> tuple[list[str], str, bool]:
-        """Entries as XML, the last name among them, and whether more follow."""
+        """Entries as XML, the last name among them, and True if more follow."""
         keys = self._keys
         if after.endswith("/") and delimiter:
-            after += _LAST  # a common prefix was the last: go on behind all that it stands for
+            after += _LAST  # The last was a common prefix: go on after all keys below it.
         index = max(bisect_left(keys, prefix), bisect_right(keys, after) if after else 0)
         items: list[str] = []
         last = ""
@@ -109,7 +113,7 @@ class Catalog:
 
 def _entry(path: Path, key: str) -> Entry:
     status = path.stat()
-    # Of the form that multipart uploads have, so that nobody takes it for the MD5 of the content.
+    # The form of a multipart upload's ETag, so that no client takes it for the content's MD5.
     etag = f'"{hashlib.md5(key.encode()).hexdigest()}-1"'
     moment = datetime.fromtimestamp(int(status.st_mtime), UTC)
     xml = (

@@ -1,4 +1,6 @@
-"""Everything that touches a mount runs in a child of its own: a hung mount hangs the child and a SIGBUS ends it, not the bench."""
+"""Child processes for all work on a mount: a hung mount hangs the child and a SIGBUS kills it, not
+the bench.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,17 @@ from typing import ParamSpec, TypeVar, cast
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Forked, so that modules are loaded before the clock starts. The bench has no threads while it forks.
+# The child is forked, so that modules are loaded before the clock starts. The bench has no threads
+# while it forks.
 _CONTEXT = multiprocessing.get_context("fork")
 
 
 class ReadError(Exception):
-    """The child failed: an error of its own, or a signal."""
+    """A failure of the child: an exception, or a signal."""
 
 
 class OutOfTime(ReadError):
-    """The child was not done within its time."""
+    """A child that was not done within its time."""
 
     def __init__(self, limit_s: float) -> None:
         super().__init__(f"not done within {limit_s:.0f} s")
@@ -28,7 +31,7 @@ class OutOfTime(ReadError):
 
 
 def in_child(limit_s: float, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `function` in a forked child and return what it returns. Raises ReadError, OutOfTime."""
+    """Call `function` in a forked child and return its result. Raises ReadError, OutOfTime."""
     receiving, sending = _CONTEXT.Pipe(duplex=False)
     child = _CONTEXT.Process(target=_run, args=(sending, function, args, kwargs))
     child.start()
@@ -42,7 +45,7 @@ def in_child(limit_s: float, function: Callable[P, T], *args: P.args, **kwargs: 
             child.join(10)
             raise ReadError(f"the reader ended with status {child.exitcode}") from None
     finally:
-        child.kill()  # no-op when it has ended by itself
+        child.kill()  # No effect after a normal end.
         child.join(10)
         receiving.close()
     if not well:

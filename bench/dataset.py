@@ -1,7 +1,8 @@
-"""The objects that the cases read: made once per run, in memory where there is room.
+"""The objects that the cases read: made once per run, in memory if there is room.
 
-The same directories are what the store serves as buckets, what the peer `local` reads, and what every byte is compared with. What is read
-for its names lies in buckets of its own, so that who lists a repository whole pays for what the case is about.
+The store serves these directories as buckets, the peer `local` reads them, and every byte is
+compared with them. Cases about names have their own buckets, so that a peer that lists a repository
+whole pays only for its case.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ TREE = "bench-tree"
 FLAT = "bench-flat"
 """A bucket with one directory, `flat`."""
 MANY = "bench-many"
-"""A bucket of which one directory is wanted."""
+"""A bucket of which a case lists only one directory."""
 TENSORS = 64
 
 _CHUNK_BYTES = 16 << 20
@@ -32,20 +33,20 @@ _CHUNK_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How large the objects are and how many; small for `--quick`."""
+    """The sizes and numbers of objects; small for `--quick`."""
 
     large_bytes: int
     medium_bytes: int
     four_bytes: int
-    """Each of the four."""
+    """Bytes of each of the four files."""
     small_files: int
     small_bytes: int
     tree_directories: int
     tree_files: int
-    """In each of the directories."""
+    """Files in each of the directories."""
     flat_files: int
     many_directories: int
-    """Of as many files as the tree's."""
+    """The directories, each with as many files as the tree's."""
     random_reads: int
 
     @property
@@ -65,7 +66,7 @@ QUICK = Sizes(256 << 20, 128 << 20, 64 << 20, 400, 128 << 10, 10, 1000, 5000, 16
 
 
 def make(buckets: Path, sizes: Sizes) -> None:
-    """Write all objects: random bytes, the same every time."""
+    """Write all objects: random bytes, the same in every run."""
     directory = buckets / BUCKET
     source = numpy.random.default_rng(7)
     for name, size_bytes in (
@@ -92,7 +93,9 @@ def _write(path: Path, size_bytes: int, source: numpy.random.Generator, header: 
 
 
 def write_weights(path: Path, size_bytes: int, source: numpy.random.Generator) -> None:
-    """A safetensors file: length of the header, the header in JSON, the tensors' bytes (the format's README)."""
+    """Write a safetensors file: length of the header, the header in JSON, the tensors' bytes (the
+    format's README).
+    """
     each_bytes = size_bytes // TENSORS
     described = {
         f"layer.{number}.weight": {

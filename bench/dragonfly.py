@@ -1,12 +1,18 @@
-"""The ways through a real Dragonfly, side by side in one run: direct, dfdaemon's proxy, its socket, and d7yfs's own cache.
+"""The routes through a real Dragonfly, compared in one run: direct, dfdaemon's proxy, its socket,
+and d7yfs's own cache.
 
-    python -m bench.dragonfly [--rounds 3] [--sizes 1024,64] [--shape shaped|loopback] [--store minio]     as root
+    python -m bench.dragonfly [--rounds 3] [--sizes 1024,64] [--shape shaped|loopback]
+        [--store minio]     as root
 
-Each way reads a whole file through a d7yfs mount whose cache is empty: *cold* no daemon has the object, *remote peer* another host's has
-it, *local peer* this host's has it. Each round has a Dragonfly of its own (a seed and two peers), so that cold is cold, and goes through
-all ways and sizes; medians are shown. The store counts what leaves it, and is shaped to 100 MB/s in all, as the store of Dragonfly's own
-published measurements was, or not at all; `--store minio` takes MinIO, which that store was. scripts/dragonfly.sh builds the programs. As
-in every benchmark here: compare ratios of one run.
+Each route reads a whole file through a d7yfs mount with an empty cache. *Cold*: no daemon has the
+object. *Remote peer*: another host's daemon has it. *Local peer*: this host's daemon has it.
+
+Each round has its own Dragonfly (a seed and two peers) and goes through all routes and sizes. The
+table shows medians. The store counts its bytes. It is shaped to 100 MB/s in all, like the store of
+Dragonfly's own published measurements, or not at all. `--store minio` takes MinIO, which those
+measurements used. scripts/dragonfly.sh builds the programs.
+
+As in every benchmark here: compare ratios of one run.
 """
 
 from __future__ import annotations
@@ -40,14 +46,19 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 DIRECT, CACHE_HIT = "direct", "d7yfs cache hit"
 STAGES = ("cold", "remote peer", "local peer")
-"""Of one object, in this order: on the first host, on the second, there again with an empty cache."""
+"""The stages of one object, in this order: on the first host, on the second, there again with an
+empty cache.
+"""
 FILL = "fill"
-"""A cold object that `d7yfs warm` brings: what it costs d7yfs without a reader."""
+"""The fill of a cold object by `d7yfs warm`, which shows the cost without a reader."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How d7yfs reaches a daemon. Each has objects of its own, so that the other's tasks do not warm them."""
+    """The route from d7yfs to a daemon.
+
+    Each route has its own objects, so that the other's tasks do not warm them.
+    """
 
     name: str
 
@@ -62,17 +73,17 @@ PROXY, SOCKET = Way("proxy"), Way("socket")
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One whole file through one mount."""
+    """The figures of one whole file read through one mount."""
 
     elapsed_s: float
     origin_bytes: int
     cpu_s: float
-    """Of the d7yfs process, mounted and idle before."""
+    """Seconds of processor time of the d7yfs process, which was mounted and idle before."""
 
 
 @dataclass
 class Table:
-    """Reads by (shape, MiB, row), and what is reported of them."""
+    """The reads by (shape, MiB, row), with their report."""
 
     reads: dict[tuple[str, int, str], list[Read]] = field(default_factory=dict)
 
@@ -102,7 +113,7 @@ class Table:
         return "\n".join([*lines, "", *self._verdicts(), ""])
 
     def _verdicts(self) -> Iterator[str]:
-        """The published ratios, and our own goals, for the largest objects."""
+        """The published ratios, and this project's own goals, for the largest objects."""
         largest = max(size_mib for _, size_mib, _ in self.reads)
         for shape, row, other, most in (
             ("shaped", "proxy cold", DIRECT, 1.04),
@@ -119,14 +130,14 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What all reads have in common."""
+    """The parts that all reads share."""
 
     served: Store
     scratch: Path
 
     @contextlib.contextmanager
     def mounted(self, shape: Profile, options: Sequence[str]) -> Iterator[tuple[Mount, Path]]:
-        """A d7yfs with an empty cache, on the file system where the daemons' stores are. Raises PeerError."""
+        """A d7yfs with an empty cache, on the file system of the daemons' stores. Raises PeerError."""
         ours = PEERS["d7yfs"]
         peer = Peer(ours.name, lambda setting: [*ours.command(setting), *options])
         with tempfile.TemporaryDirectory(prefix="mount-", dir=self.scratch) as name:
@@ -142,11 +153,11 @@ class Bench:
                 mount.unmount()
 
     def read(self, mount: Mount, path: Path) -> Read:
-        """The whole file, in order. Raises ReadError."""
+        """Read the whole file in order. Raises ReadError."""
         return self._measured(mount, lambda: in_child(_LIMIT_S, reads.sequential, path, _LIMIT_S).elapsed_s)
 
     def fill(self, mount: Mount, path: Path) -> Read:
-        """The whole file into the cache. Raises ReadError."""
+        """Bring the whole file into the cache. Raises ReadError."""
 
         def warm() -> float:
             start = time.perf_counter()
@@ -159,7 +170,7 @@ class Bench:
         return self._measured(mount, warm)
 
     def _measured(self, mount: Mount, reading: Callable[[], float]) -> Read:
-        os.sync()  # what the read before has written is not this one's to wait for
+        os.sync()  # The earlier read's writes must not delay this one.
         counted, cpu_s = self.served.counters(), mount.cpu_s()
         elapsed_s = reading()
         return Read(elapsed_s, (self.served.counters() - counted).bytes, mount.cpu_s() - cpu_s)
@@ -167,7 +178,7 @@ class Bench:
     def round(
         self, table: Table, cluster: Cluster, shape: Profile, size_mib: int, *, verify: bool, ways: Sequence[Way]
     ) -> None:
-        """Every way once. Raises PeerError, ReadError."""
+        """Measure every route once. Raises PeerError, ReadError."""
         self.served.shape(shape)
         with self.mounted(shape, ()) as (mount, point):
             path = point / key(size_mib, DIRECT)
@@ -197,7 +208,9 @@ def key(size_mib: int, way: str) -> str:
 
 
 def make(buckets: Path, sizes_mib: Sequence[int], ways: Sequence[Way]) -> None:
-    """One file of random bytes per size, under one name per way: other keys, so other versions, in the same memory."""
+    """Write one file of random bytes per size, under one name per route: other keys are other
+    versions in the same memory.
+    """
     directory = buckets / BUCKET
     directory.mkdir(parents=True)
     for size_mib in sizes_mib:
@@ -208,30 +221,34 @@ def make(buckets: Path, sizes_mib: Sequence[int], ways: Sequence[Way]) -> None:
                 (directory / key(size_mib, name)).hardlink_to(source)
     (directory / dataset.LARGE).hardlink_to(
         directory / key(sizes_mib[0], DIRECT)
-    )  # by which the store's ceiling is measured
+    )  # The store's ceiling is measured with this file.
 
 
 def _forget_pages(path: Path) -> None:
-    """Drop what the kernel has of the mounted file, but not of the cache file behind it."""
+    """Drop the kernel's pages of the mounted file, but not those of the cache file."""
     with path.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.dragonfly", description="The ways through Dragonfly.")
-    parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
-    parser.add_argument("--sizes", default="1024,64", help="of the objects, in MiB (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.dragonfly", description="Compare the routes through Dragonfly."
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default: %(default)s)")
+    parser.add_argument("--sizes", default="1024,64", help="sizes of the objects in MiB (default: %(default)s)")
     parser.add_argument(
-        "--shape", choices=[shape.name for shape in SHAPES], help="only the store shaped to 100 MB/s, or not"
+        "--shape",
+        choices=[shape.name for shape in SHAPES],
+        help="measure only with the store shaped to 100 MB/s, or only without",
     )
     parser.add_argument(
         "--store",
         choices=("own", "minio"),
         default="own",
-        help="minio: as Dragonfly's own measurements, shaped in any case; it must be on the PATH",
+        help="minio: as in Dragonfly's own measurements, always shaped; it must be on the PATH",
     )
     parser.add_argument(
-        "--scratch", type=Path, default=Path("/var/tmp"), help="stores and caches (default: %(default)s)"
+        "--scratch", type=Path, default=Path("/var/tmp"), help="directory of stores and caches (default: %(default)s)"
     )
     parser.add_argument("--markdown", type=Path, help="write the table to this file too")
     arguments = parser.parse_args()
@@ -263,7 +280,7 @@ def main() -> int:
                     load = os.getloadavg()[0]
                     print(f"round {number + 1}/{arguments.rounds}, {shape.name}: load {load:.1f}", flush=True)
         except KeyboardInterrupt:
-            print("interrupted: what follows is what there is")
+            print("interrupted: the results so far follow")
     text = table.markdown()
     print(text)
     if arguments.markdown:
@@ -282,7 +299,9 @@ def one_round(
     *,
     verify: bool,
 ) -> None:
-    """A Dragonfly of its own, all sizes and ways. What fails is told, and is missing in the table."""
+    """Measure all sizes and routes with a new Dragonfly. A failure is printed, and is missing in
+    the table.
+    """
     with tempfile.TemporaryDirectory(prefix="d7y-", dir=scratch) as name:
         directory = Path(name)
         with dragonfly_cluster.running(directory / "c", binaries) as cluster:

@@ -1,11 +1,15 @@
-"""How libraries load weights from a mount, beside a local directory: each library's own loader, each in its own way.
+"""Libraries that load weights from a mount and from a local directory: each library's own loader,
+each in its own form.
 
     python -m bench.loaders [--rounds 3] [--size 512]     as root
 
-*Local* is a directory on the disk that the cache is on, first with an empty page cache, then again. *Mount* is d7yfs: cold with an empty
-cache, then from its cache with an empty page cache, then again. Each round goes through all loaders, each with a mount of its own; medians
-are shown. In the first round what each loader returned is compared with what it returned from the local directory, and every file byte by
-byte with its source. torch runs in the environment of scripts/torchserve.sh if that is installed, and is left out otherwise.
+*Local* is a directory on the cache's disk, first with an empty page cache, then again. *Mount* is
+d7yfs: cold with an empty cache, then from its cache with an empty page cache, then again.
+
+Each round goes through all loaders, each with its own mount. The table shows medians. In the first
+round each loader's result is compared with the result from the local directory, and every file byte
+by byte with its source. torch runs in the environment of scripts/torchserve.sh if that is
+installed, and is left out otherwise.
 """
 
 from __future__ import annotations
@@ -49,7 +53,7 @@ _ONNX_DATA = "model.onnx.data"
 _TORCHSERVE = Path(__file__).resolve().parent.parent / "scripts" / "torchserve.sh"
 
 Result = tuple[float, int]
-"""Seconds, and a CRC of what was loaded."""
+"""Seconds, and a CRC of the loaded bytes."""
 
 _TORCH_MAKE = """
 import sys, torch
@@ -69,12 +73,14 @@ for tensor in loaded.values() if sys.argv[2] == "check" else ():
     found = zlib.crc32(tensor.numpy(), found)
 print(json.dumps([elapsed_s, found]))
 """
-"""torch.load returns before anything is read, so a byte of every page is."""
+"""torch.load returns before it reads, so the program reads a byte of every page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """One library's way: `load` is called in a child with the directory, and whether to look at every byte afterwards."""
+    """A library's loader; `load` runs in a child, with the directory and True if it must check
+    every byte afterwards.
+    """
 
     name: str
     files: tuple[str, ...]
@@ -96,7 +102,7 @@ def load_file(directory: Path, check: bool) -> Result:
 
 
 def safe_open(directory: Path, check: bool, *, count: int = dataset.TENSORS) -> Result:
-    """`count` tensors, one after the other."""
+    """Load `count` tensors, one after the other."""
 
     def load() -> Sequence[numpy.ndarray]:
         with safetensors.safe_open(directory / WEIGHTS, framework="numpy") as file:
@@ -110,7 +116,7 @@ def safe_open_one(directory: Path, check: bool) -> Result:
 
 
 def numpy_mapped(directory: Path, check: bool) -> Result:
-    """The array mapped, and one byte of every page read."""
+    """Map the array, and read one byte of every page."""
 
     def load() -> Sequence[numpy.ndarray]:
         array = numpy.load(directory / NUMPY, mmap_mode="r")
@@ -121,7 +127,7 @@ def numpy_mapped(directory: Path, check: bool) -> Result:
 
 
 def onnx_session(directory: Path, check: bool) -> Result:
-    """A session over a model whose weights are external data, and one inference."""
+    """Make a session over a model whose weights are external data, and infer once."""
 
     def load() -> Sequence[numpy.ndarray]:
         options = onnxruntime.SessionOptions()
@@ -133,7 +139,7 @@ def onnx_session(directory: Path, check: bool) -> Result:
 
 
 def loaders(torch: Path | None) -> list[Loader]:
-    """All of them; torch's too if there is an interpreter that has it."""
+    """All loaders; torch's too if an interpreter with it exists."""
     found = [
         Loader("safetensors load_file", (WEIGHTS,), load_file),
         Loader("safetensors safe_open, all tensors", (WEIGHTS,), safe_open),
@@ -160,19 +166,21 @@ def _run(python: Path, code: str, *arguments: str) -> str:
 
 
 def find_torch() -> Path | None:
-    """The interpreter that scripts/torchserve.sh installs, if it is there."""
+    """The interpreter that scripts/torchserve.sh installs, or None."""
     found = subprocess.run([_TORCHSERVE, "--installed"], stdout=subprocess.PIPE, text=True, check=False)
     return Path(found.stdout.strip()) / "python" if found.returncode == 0 else None
 
 
 def make(buckets: Path, size_bytes: int, torch: Path | None) -> None:
-    """One file per format, of some `size_bytes` each; the weights of the ONNX model lie beside it."""
+    """Write one file per format, of about `size_bytes` each; the ONNX model's weights are a second
+    file.
+    """
     directory = buckets / BUCKET
     directory.mkdir(parents=True)
     source = numpy.random.default_rng(7)
     dataset.write_weights(directory / WEIGHTS, size_bytes, source)
     numpy.save(directory / NUMPY, numpy.frombuffer(source.bytes(size_bytes), dtype=numpy.uint8))
-    (directory / dataset.LARGE).hardlink_to(directory / NUMPY)  # by which the store's ceiling is measured
+    (directory / dataset.LARGE).hardlink_to(directory / NUMPY)  # The store's ceiling is measured with this file.
     _make_onnx(directory / ONNX, max(1, size_bytes // (4 * _LAYER * _LAYER)), source)
     if torch:
         each_bytes = size_bytes // dataset.TENSORS
@@ -180,7 +188,7 @@ def make(buckets: Path, size_bytes: int, torch: Path | None) -> None:
 
 
 def _make_onnx(path: Path, layers: int, source: numpy.random.Generator) -> None:
-    """So many layers of matrix products, scaled so that numbers stay numbers."""
+    """Write a model of `layers` matrix products, scaled so that numbers stay finite."""
     nodes, weights = [], []
     for number in range(layers):
         matrix = source.standard_normal((_LAYER, _LAYER), dtype=numpy.float32) / numpy.float32(_LAYER**0.5)
@@ -203,7 +211,7 @@ def _make_onnx(path: Path, layers: int, source: numpy.random.Generator) -> None:
 
 @dataclass
 class Table:
-    """Seconds by loader and column."""
+    """A table of seconds by loader and column."""
 
     size_mib: int
     seconds: dict[str, dict[str, list[float]]] = field(default_factory=dict)
@@ -225,7 +233,9 @@ class Table:
 
 
 def one_turn(served: Store, local: Path, scratch: Path, loader: Loader, table: Table, *, check: bool) -> None:
-    """One loader, from the local directory and from a mount of its own. Raises PeerError, ReadError."""
+    """Measure one loader, from the local directory and from its own mount. Raises PeerError,
+    ReadError.
+    """
     drop_page_cache()
     first_s, expected = in_child(_LIMIT_S, loader.load, local, check)
     again_s, _ = in_child(_LIMIT_S, loader.load, local, False)
@@ -243,7 +253,7 @@ def one_turn(served: Store, local: Path, scratch: Path, loader: Loader, table: T
                     drop_page_cache()
                 elapsed_s, found = in_child(_LIMIT_S, loader.load, point, check)
                 if found != expected:
-                    raise ReadError(f"{loader.name}: {column}: what it loaded differs from what it loaded locally")
+                    raise ReadError(f"{loader.name}: {column}: the loaded bytes differ from the local ones")
                 seconds.append(elapsed_s)
             if check:
                 in_child(_LIMIT_S, reads.compare, [(point / file, served.data / file) for file in loader.files])
@@ -254,10 +264,14 @@ def one_turn(served: Store, local: Path, scratch: Path, loader: Loader, table: T
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.loaders", description="Loaders on a mount and locally.")
-    parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
-    parser.add_argument("--size", type=int, default=512, help="of each model, in MiB (default: %(default)s)")
-    parser.add_argument("--scratch", type=Path, default=Path("/var/tmp"), help="data and caches (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.loaders", description="Compare loaders on a mount and on a local directory."
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default: %(default)s)")
+    parser.add_argument("--size", type=int, default=512, help="size of each model in MiB (default: %(default)s)")
+    parser.add_argument(
+        "--scratch", type=Path, default=Path("/var/tmp"), help="directory of data and caches (default: %(default)s)"
+    )
     parser.add_argument("--markdown", type=Path, help="write the table to this file too")
     arguments = parser.parse_args()
     if os.geteuid() != 0:
@@ -283,7 +297,7 @@ def main() -> int:
             print(error, file=sys.stderr)
             return 1
         except KeyboardInterrupt:
-            print("interrupted: what follows is what there is")
+            print("interrupted: the results so far follow")
     text = table.markdown()
     print(text)
     if arguments.markdown:

@@ -1,4 +1,4 @@
-"""One peer's turn in one case: set up, read, count, verify, take down."""
+"""One turn of a peer in a case: set up, read, count, verify, take down."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from bench.store import LOOPBACK, Profile, Store
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one turn yields. The costs are those of the case's cold part."""
+    """The figures of one turn; the costs are those of the case's cold part."""
 
     figures: Mapping[str, float]
     payload_bytes: int
-    """What the readers got; 0 where processor time per byte says nothing."""
+    """Bytes that the readers got; 0 if processor time per byte means nothing."""
     cpu_s: float
     peak_rss_bytes: int
-    """0 where it is not known."""
+    """Bytes; 0 if unknown."""
     gets: int
     lists: int
     heads: int
@@ -37,7 +37,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What all turns have in common."""
+    """The parts that all turns share."""
 
     store: Store
     sizes: dataset.Sizes
@@ -46,7 +46,9 @@ class Bench:
 
 
 def turn(bench: Bench, case: Case, name: str, *, verify: bool) -> Sample | None:
-    """Let the peer run the case once; None when it takes no part. Raises ReadError, PeerError, and OSError from the system."""
+    """Run the case once with the peer; None if the peer takes no part. Raises ReadError, PeerError,
+    and OSError from the system.
+    """
     if name == CURL:
         return _curl(bench, case, case.download, verify=verify) if case.download else None
     peer = PEERS[name]
@@ -91,7 +93,9 @@ def turn(bench: Bench, case: Case, name: str, *, verify: bool) -> Sample | None:
 
 
 def _verify(bench: Bench, case: Case, setting: Setting) -> str:
-    """Compare with the source. A wrong byte raises ReadError; a peer too slow for it gets a note."""
+    """Compare the files with the source. A wrong byte raises ReadError; a peer that is too slow for
+    it gets a note.
+    """
     pairs = [(setting.mountpoint / key, setting.source / key) for key in case.verified(bench.sizes)]
     try:
         in_child(bench.limit_s, reads.compare, pairs)
@@ -136,7 +140,7 @@ def _curl(bench: Bench, case: Case, download: Download, *, verify: bool) -> Samp
             raise PeerError(f"curl ended with status {process.returncode}")
         if verify:
             in_child(60, reads.compare, [(directory / key, store.data / key) for key in keys])
-        # ru_maxrss counts our own memory from before exec too, so curl's is left out.
+        # ru_maxrss counts the bench's own memory before exec too, so curl's is left out.
         return Sample(
             download.figure(bench.sizes, elapsed_s),
             sum((store.data / key).stat().st_size for key in keys),

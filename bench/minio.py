@@ -1,6 +1,7 @@
-"""MinIO in place of the bench's own store: what Dragonfly's published measurements were read from. Shaped and counted by `bench.relay`.
+"""MinIO in place of the bench's own store, as in Dragonfly's published measurements. `bench.relay`
+shapes and counts it.
 
-Knows what `bench.store` knows of a store; `minio` must be on the PATH (scripts/go-tool.sh builds it).
+It has the interface of `bench.store`. `minio` must be on the PATH (scripts/go-tool.sh builds it).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True, slots=True)
 class MinioStore(Store):
-    """`buckets` holds what was uploaded."""
+    """A running MinIO; `buckets` holds the uploaded files."""
 
     key_id: str = ""
     secret_key: str = ""
@@ -40,7 +41,9 @@ class MinioStore(Store):
 
 @contextlib.contextmanager
 def running(make: Callable[[Path], None], scratch: Path) -> Iterator[Store]:
-    """As `bench.store.running`, on `scratch` in any case: MinIO wants a real disk. Raises StoreError."""
+    """Run MinIO like `bench.store.running`, but always on `scratch`: MinIO needs a real disk.
+    Raises StoreError.
+    """
     with tempfile.TemporaryDirectory(prefix="d7yfs-bench-minio-", dir=scratch) as name:
         directory = Path(name)
         data = directory / "buckets"
@@ -68,7 +71,9 @@ def running(make: Callable[[Path], None], scratch: Path) -> Iterator[Store]:
 
 
 def _upload(server: minio.Minio, data: Path) -> None:
-    """Every file, those that are one file by another name as copies; anybody may read them, as `ceiling_bytes_per_s` does."""
+    """Upload every file; further names of one file are copies. Anonymous clients may read them, as
+    `ceiling_bytes_per_s` does.
+    """
     keys: dict[int, str] = {}
     anybody = {"Effect": "Allow", "Principal": "*", "Action": "s3:GetObject", "Resource": f"arn:aws:s3:::{BUCKET}/*"}
     with contextlib.closing(server.client()) as client:

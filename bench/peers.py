@@ -1,6 +1,7 @@
-"""The programs that are compared, each with its strongest settings; a peer is one entry in `PEERS`.
+"""The compared programs, each with its strongest settings; a peer is one entry in `PEERS`.
 
-Every mount runs in the foreground as our child, so that its processor time and memory can be read from /proc.
+Every mount runs in the foreground as a child of the bench, so that /proc shows its processor time
+and memory.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 class PeerError(Exception):
-    """A peer did not start or stop as it should."""
+    """A peer that did not start or stop as it should."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a peer is started with. `mountpoint` and `cache` are its own, and empty at first."""
+    """The arguments of a peer's start; `mountpoint` and `cache` are its own, and empty at first."""
 
     store: Store
     profile: Profile
@@ -49,8 +50,8 @@ class Setting:
 class Peer:
     """A program that mounts a bucket; `command` stays in the foreground.
 
-    `reference` marks what is no competitor: goals that speak of the best peer leave it out. Such a peer may read the data past the store,
-    and then takes no part in cases about the network.
+    `reference` marks a peer that is no competitor: goals about the best peer leave it out. Such a
+    peer may bypass the store, and then takes no part in cases about the network.
     """
 
     name: str
@@ -61,7 +62,7 @@ class Peer:
 
 
 class Mount:
-    """One peer, mounted; `unmount` and `mount` again keep its cache. Raises PeerError."""
+    """The mount of one peer; `unmount` and `mount` again keep its cache. Raises PeerError."""
 
     def __init__(self, peer: Peer, setting: Setting, log: Path) -> None:
         self._peer = peer
@@ -86,11 +87,11 @@ class Mount:
             if process.poll() is not None or time.monotonic() > deadline:
                 raise PeerError(f"does not mount: {self.last_words()}")
             time.sleep(0.01)
-        # Some appear in the mount table before they answer.
+        # Some peers appear in the mount table before they answer.
         mountpoint.stat()
 
     def unmount(self) -> None:
-        """Also when it never came up."""
+        """Unmount; also works for a peer that never came up."""
         self._peak_rss_bytes = self.peak_rss_bytes()
         process, self._process = self._process, None
         if is_mounted(self._setting.mountpoint):
@@ -103,16 +104,16 @@ class Mount:
                 process.wait()
 
     def cpu_s(self) -> float:
-        """Of the processes that run now."""
+        """Seconds of processor time of the running processes."""
         return cpu_s(self._process.pid) if self._process else 0.0
 
     def peak_rss_bytes(self) -> int:
-        """The largest of all times it was mounted."""
+        """The largest resident memory of all its mounts."""
         now = peak_rss_bytes(self._process.pid) if self._process else 0
         return max(now, self._peak_rss_bytes)
 
     def last_words(self) -> str:
-        """The end of what it has logged."""
+        """The end of its log."""
         return " ".join(self._log.read_text(errors="replace")[-300:].split())
 
 
@@ -145,7 +146,7 @@ def _s3fs(setting: Setting) -> list[str]:
         "multireq_max=100",
         "listobjectsv2",
         "max_stat_cache_size=200000",
-        "kernel_cache",  # else every open forgets the pages that were read before
+        "kernel_cache",  # Otherwise every open drops the cached pages.
     ]
     return ["s3fs", setting.bucket, str(setting.mountpoint), "-f", "-o", ",".join(options)]
 
@@ -168,7 +169,7 @@ def _rclone(setting: Setting) -> list[str]:
         "--vfs-read-chunk-streams=2",
         "--buffer-size=16M",
         "--max-read-ahead=1M",
-        "--use-server-modtime",  # else one HEAD for every file that ls looks at
+        "--use-server-modtime",  # Otherwise ls costs one HEAD per file.
         "--dir-cache-time=1h",
         "--attr-timeout=1h",
         *([f"--ca-cert={setting.store.ca_file}"] if setting.profile.tls else []),
@@ -196,7 +197,9 @@ def _pyfuse3_memory(setting: Setting) -> list[str]:
 
 
 def _local(setting: Setting) -> list[str]:
-    """The directory itself, through a bind mount. Nothing serves it, so a shell waits in a server's place."""
+    """The directory itself, through a bind mount. It has no server, so a shell waits in a server's
+    place.
+    """
     script = 'mount --bind "$0" "$1" && while mountpoint --quiet "$1"; do sleep 0.2; done'
     return ["sh", "-c", script, str(setting.source), str(setting.mountpoint)]
 
@@ -212,5 +215,5 @@ PEERS: Mapping[str, Peer] = {
     )
 }
 CURL = "curl"
-"""Not a mount: downloads whole files to the disk, in the cases that read whole files."""
+"""A downloader of whole files to the disk, in the cases that read whole files; it is no mount."""
 NAMES = (*PEERS, CURL)

@@ -1,4 +1,4 @@
-"""The results as a picture: bars of every peer beside those of the best competitor, one group per case."""
+"""The results as a picture: bars of every peer relative to the best competitor, one group per case."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ _COLOURS = {
     "local": "#dee2e6",
 }
 _SHOWN = ("cold", "warm", "second", "remount")
-"""Figures that are speeds or times; the others count."""
+"""Figures that are speeds or times; the others are counts."""
 _SCALE = 0.05, 20.0
-"""What is beyond it (the local directory, mostly) is cut off: its figure is in the table."""
+"""Bars beyond the scale (mostly the local directory) are cut off; the table has their figures."""
 
 
 def draw(results: Results, path: Path) -> None:
-    """Write a PNG. A bar's height is how many times as good as the best competitor's the figure is, on a logarithmic scale."""
+    """Write a PNG. A bar's height is the ratio to the best competitor's figure, on a logarithmic
+    scale.
+    """
     import matplotlib
 
     matplotlib.use("agg")
@@ -44,7 +46,7 @@ def draw(results: Results, path: Path) -> None:
             if value:
                 places.append(at + (index - (len(peers) - 1) / 2) * width)
                 heights.append(value / best if metric.better == "higher" else best / value)
-        # From 1 up or down: above the line is better.
+        # Each bar starts at 1: above the line is better.
         axes.bar(places, [height - 1 for height in heights], width, bottom=1, label=peer, color=_COLOURS.get(peer))
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_yscale("log")

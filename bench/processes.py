@@ -1,4 +1,4 @@
-"""What a peer's processes cost, read from /proc (proc(5))."""
+"""The costs of a peer's processes, read from /proc (proc(5))."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ _CLOCK_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time of the process and its descendants so far, in seconds; of those that ended, what they left to their parent."""
+    """Seconds of user and system time of the process and its descendants so far; ended ones count
+    with the time left to their parent.
+    """
     ticks = 0
     for each in tree(pid):
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -21,7 +23,9 @@ def cpu_s(pid: int) -> float:
 
 
 def peak_rss_bytes(pid: int) -> int:
-    """Largest resident memory so far of the process and its descendants, summed (VmHWM in /proc/PID/status)."""
+    """The largest resident memory so far of the process and its descendants, summed (VmHWM in
+    /proc/PID/status).
+    """
     total = 0
     for each in tree(pid):
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -32,7 +36,7 @@ def peak_rss_bytes(pid: int) -> int:
 
 
 def tree(pid: int) -> list[int]:
-    """The process and its descendants; empty when it has ended."""
+    """The process and its descendants; empty if it has ended."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except (FileNotFoundError, ProcessLookupError):
@@ -41,12 +45,12 @@ def tree(pid: int) -> list[int]:
 
 
 def is_mounted(mountpoint: Path) -> bool:
-    """Whether something is mounted there, without asking its file system."""
+    """True if a file system is mounted there; its daemon is not asked."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     return any(line.split()[4] == str(mountpoint) for line in lines)
 
 
 def drop_page_cache() -> None:
-    """Write back what the run before left behind, then empty the page cache and the caches of names."""
+    """Write back dirty pages, then empty the page cache and the caches of names."""
     os.sync()
     Path("/proc/sys/vm/drop_caches").write_text("3")

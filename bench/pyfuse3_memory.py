@@ -1,7 +1,9 @@
-"""A trivial pyfuse3 file system that serves a directory from memory: what pyfuse3 can reach on a machine, without network, cache or tree.
+"""A trivial pyfuse3 file system that serves a directory from memory: the limit of pyfuse3 on a
+machine.
 
-It gives the kernel what d7yfs gives it: lasting attributes, pages kept between opens, large readahead, replies without a copy.
-`bench.transport` runs it in its own process too.
+It has no network, cache or tree. It gives the kernel the same as d7yfs: lasting attributes, pages
+kept between opens, large readahead, replies without a copy. `bench.transport` runs it in its own
+process too.
 
     python bench/pyfuse3_memory.py DIRECTORY MOUNTPOINT
 """
@@ -28,7 +30,7 @@ _MAPPED_AT_START_BYTES = 64 << 10
 
 
 class Memory(pyfuse3.Operations):
-    """Inodes are indices into lists that are built once."""
+    """A file system whose inodes are indices into lists that are built once."""
 
     enable_writeback_cache = False
 
@@ -92,7 +94,7 @@ class Memory(pyfuse3.Operations):
         return part  # type: ignore[return-value]  # any buffer will do
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
-        """Inodes are never freed."""
+        """Do nothing: inodes are never freed."""
 
 
 def _map(path: Path) -> memoryview:
@@ -102,7 +104,7 @@ def _map(path: Path) -> memoryview:
 
 
 def mount(directory: Path, mountpoint: Path, *, keep_cache: bool = True) -> Memory:
-    """Mount; `serve` answers. Without `keep_cache` the kernel forgets a file's pages whenever it is opened."""
+    """Mount; `serve` answers. Without `keep_cache` the kernel drops a file's pages at each open."""
     options = {"fsname=memory", "subtype=pyfuse3", "ro", "default_permissions"}
     memory = Memory(directory, keep_cache=keep_cache)
     pyfuse3.init(memory, str(mountpoint), options)
@@ -118,7 +120,7 @@ async def serve(mountpoint: Path) -> None:
 
 
 def _tune(mountpoint: Path) -> None:
-    mountpoint.stat()  # answered after INIT, and tuning comes after INIT
+    mountpoint.stat()  # INIT precedes the answer, and tuning needs INIT.
     tune(mountpoint)
 
 

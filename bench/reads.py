@@ -1,6 +1,8 @@
-"""What readers do to a mount, and how long it takes them. Every function here runs in a child (`bench.children`) and times itself.
+"""The work of readers on a mount, with its time. Every function here runs in a child
+(`bench.children`) and times itself.
 
-Those with a limit stop there and say how far they came: a slow peer costs the run a bounded time and still gets a rate.
+A function with a limit stops there and returns its progress: a slow peer costs the run a bounded
+time and still gets a rate.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _VERIFIED_CHUNK_BYTES = 4 << 20
 
 
 class Done(NamedTuple):
-    """How much of something (bytes, reads, files) in how many seconds."""
+    """An amount (bytes, reads, files) and the seconds it took."""
 
     amount: int
     elapsed_s: float
@@ -34,7 +36,7 @@ class Done(NamedTuple):
 
 
 def sequential(path: Path, limit_s: float) -> Done:
-    """Bytes, read in order, 1 MiB at a time. The time contains the open, and so the lookup."""
+    """Read bytes in order, 1 MiB at a time. The time includes the open, and so the lookup."""
     buffer = bytearray(BLOCK_BYTES)
     total = 0
     start = time.perf_counter()
@@ -49,12 +51,14 @@ def sequential(path: Path, limit_s: float) -> Done:
 
 
 def several(paths: Sequence[Path], limit_s: float) -> Done:
-    """Bytes of all files, each read in order by a thread of its own."""
+    """Read the bytes of all files, each in order by its own thread."""
     return _threads([lambda path=path: sequential(path, limit_s).amount for path in paths])  # type: ignore[misc]
 
 
 def scattered_blocks(path: Path, threads: int, limit_s: float) -> Done:
-    """Bytes of the whole file: every 1 MiB block once, in an order without a pattern, by threads that share one descriptor."""
+    """Read every 1 MiB block of the file once, in random order, by threads that share one
+    descriptor.
+    """
     blocks = list(range(path.stat().st_size // BLOCK_BYTES))
     random.Random(1).shuffle(blocks)
     fd = os.open(path, os.O_RDONLY)
@@ -76,7 +80,7 @@ def scattered_blocks(path: Path, threads: int, limit_s: float) -> Done:
 
 
 def mapped(path: Path, limit_s: float) -> Done:
-    """Bytes: one from every page of the mapped file, in order, which faults in all of it."""
+    """Read one byte from every page of the mapped file, in order, which faults in all of it."""
     start = time.perf_counter()
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:
         size_bytes = len(memory)
@@ -88,7 +92,9 @@ def mapped(path: Path, limit_s: float) -> Done:
 
 
 def random_faults(path: Path, count: int, limit_s: float) -> Done:
-    """Page faults at random places of the mapped file, as a kernel takes them that was told of random access."""
+    """Take page faults at random places of the mapped file, with the kernel advised of random
+    access.
+    """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:
         memory.madvise(mmap.MADV_RANDOM)
         offsets = _random_pages(len(memory), count)
@@ -104,7 +110,7 @@ def random_faults(path: Path, count: int, limit_s: float) -> Done:
 
 
 def random_reads(path: Path, count: int, limit_s: float) -> Done:
-    """preads of 4 KiB at random places, one after the other."""
+    """Read 4 KiB at random places, one pread after the other."""
     fd = os.open(path, os.O_RDONLY)
     offsets = _random_pages(path.stat().st_size, count)
     buffers = [bytearray(PAGE_BYTES)]
@@ -125,8 +131,10 @@ def known(directory: Path) -> None:
 
 
 def first_byte(path: Path) -> float:
-    """Seconds until the first byte is there. What a peer goes on fetching is counted after it had time to."""
-    # The directory is known, as it is to whoever opens a file by a name that a listing told him.
+    """Seconds until the first byte is there. The peer's further fetches are counted after a pause
+    for them.
+    """
+    # The directory is known, as it is to a program that got the name from a listing.
     known(path.parent)
     start = time.perf_counter()
     fd = os.open(path, os.O_RDONLY)
@@ -137,7 +145,7 @@ def first_byte(path: Path) -> float:
 
 
 def safetensors(path: Path) -> float:
-    """Seconds for safetensors' own loader to return every tensor, as numpy arrays."""
+    """Seconds until safetensors' own loader has returned every tensor as a numpy array."""
     from safetensors.numpy import load_file
 
     start = time.perf_counter()
@@ -148,7 +156,7 @@ def safetensors(path: Path) -> float:
 
 
 def small_files(directory: Path, count: int, threads: int, limit_s: float) -> Done:
-    """Files, each opened, read whole and closed, by threads that take every n-th."""
+    """Open, read whole and close files, by threads that take every n-th."""
     deadline = time.perf_counter() + limit_s
 
     def read(first: int) -> int:
@@ -190,7 +198,7 @@ def herd(path: Path, processes: int) -> float:
 
 
 def command(arguments: Sequence[str], directory: Path, lines: int) -> float:
-    """Seconds that a command takes which must print so many lines."""
+    """Seconds of a command, which must print `lines` lines."""
     start = time.perf_counter()
     done = subprocess.run([*arguments, directory], stdin=subprocess.DEVNULL, capture_output=True, check=True)
     elapsed_s = time.perf_counter() - start
@@ -200,7 +208,7 @@ def command(arguments: Sequence[str], directory: Path, lines: int) -> float:
 
 
 def compare(pairs: Sequence[tuple[Path, Path]]) -> None:
-    """Raise OSError unless each file, read now, equals the source."""
+    """Compare each file with its source. Raises OSError if one differs."""
     ours, theirs = bytearray(_VERIFIED_CHUNK_BYTES), bytearray(_VERIFIED_CHUNK_BYTES)
     for path, source in pairs:
         with path.open("rb", buffering=0) as one, source.open("rb", buffering=0) as other:
@@ -228,7 +236,9 @@ def _same(one: bytearray, other: bytearray, count: int) -> bool:
 
 
 def _threads(work: Sequence[Callable[[], int]]) -> Done:
-    """Run all at once; the sum of what they return. The first error is raised when all have ended."""
+    """Run all functions at once and sum their results. The first error is raised when all have
+    ended.
+    """
     counts: list[int] = []
     errors: list[Exception] = []
 

@@ -1,7 +1,9 @@
-"""The program behind `bench.minio`: a TCP relay before a real store, which shapes and counts what the store sends.
+"""The program behind `bench.minio`: a TCP relay in front of a real store, which shapes and counts
+the store's bytes.
 
-One link for all connections, as in `bench.store_server`, whose control file it uses: of the shape the rate of all bodies together, of the
-counters the bytes, heads included. Requests pass as they come, so signatures hold.
+All connections share one link, as in `bench.store_server`, whose control file it uses. It applies
+the rate of all bodies together, and counts bytes, heads included. It passes requests unchanged, so
+signatures hold.
 
     python -m bench.relay UPSTREAM-PORT CONTROL     prints its port; ends with its stdin
 """
@@ -22,7 +24,7 @@ _CHUNK_BYTES = 128 << 10
 
 
 class Relay:
-    """What all connections share."""
+    """The state that all connections share."""
 
     def __init__(self, upstream_port: int, control: Control) -> None:
         self._upstream_port = upstream_port
@@ -31,7 +33,7 @@ class Relay:
         self._lock = threading.Lock()
 
     def accept(self, listener: socket.socket) -> None:
-        """Serve what comes in, for ever."""
+        """Serve connections forever."""
         while True:
             connection, _ = listener.accept()
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()

@@ -1,4 +1,4 @@
-"""The results as tables for people, as Markdown for the README, and as JSON."""
+"""The results as tables for the terminal, as Markdown for the README, and as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.results import OURS, Results, Verdict
 
 
 def tables(results: Results) -> Group:
-    """Figures and goals, then costs, then what failed."""
+    """Figures and goals, then costs, then failures."""
     figures = Table(title="medians", title_justify="left", caption="vs best: above 1 is better", caption_justify="left")
     figures.add_column("case", no_wrap=True)
     for peer in results.peers:
@@ -67,7 +67,7 @@ def markdown(results: Results) -> str:
 
 
 def as_json(results: Results, machine: dict[str, Any]) -> dict[str, Any]:
-    """Everything, every sample too."""
+    """All results as JSON, with every sample."""
     return {
         "machine": {
             "cpus": os.cpu_count(),
@@ -143,7 +143,7 @@ def _cell(results: Results, case: str, metric: str, peer: str) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits or so, whatever the size."""
+    """The number with about three digits."""
     if value == int(value) and abs(value) < 1000:
         return f"{value:.0f}"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,4 +1,6 @@
-"""What a run has measured: samples by case and peer, their medians, and whether the goals are met. Pure."""
+"""The measurements of a run: samples by case and peer, their medians, and the verdicts on goals.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ CPU_GOAL_S_PER_GB = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A goal in numbers: `met` is None where what it speaks of did not run."""
+    """A goal in numbers; `met` is None if a figure that it needs is missing."""
 
     text: str
     met: bool | None
@@ -26,7 +28,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Medians over the rounds of a case's cold part; memory: the largest."""
+    """The costs of a case's cold part: medians over the rounds, and the largest memory."""
 
     cpu_s_per_gib: float | None
     peak_rss_mb: float | None
@@ -38,7 +40,7 @@ class Costs:
 
 @dataclass(slots=True)
 class Results:
-    """Filled while the rounds go on."""
+    """The samples and failures of a run, filled during its rounds."""
 
     cases: Sequence[Case]
     peers: Sequence[str]
@@ -47,12 +49,12 @@ class Results:
     failures: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def median(self, case: str, metric: str, peer: str) -> float | None:
-        """None where the peer took no part or failed before its first figure."""
+        """The median; None if the peer took no part or failed before its first figure."""
         values = [sample.figures[metric] for sample in self.samples.get((case, peer), ()) if metric in sample.figures]
         return statistics.median(values) if values else None
 
     def best(self, case: str, metric: Metric) -> float | None:
-        """Of the competitors' mounts that ran."""
+        """The best figure of the competing mounts that ran."""
         rivals = [name for name in self.peers if name not in (OURS, CURL) and not PEERS[name].reference]
         values = [value for name in rivals if (value := self.median(case, metric.name, name)) is not None]
         if not values:
@@ -60,7 +62,7 @@ class Results:
         return max(values) if metric.better == "higher" else min(values)
 
     def ratio(self, case: str, metric: Metric) -> float | None:
-        """How many times as good as the best competitor: above 1 is better, whichever way the metric points."""
+        """The ratio to the best competitor: above 1 is better, for either direction of the metric."""
         ours, best = self.median(case, metric.name, OURS), self.best(case, metric)
         if ours is None or best is None:
             return None
@@ -68,7 +70,7 @@ class Results:
         return above / below if below else None
 
     def verdicts(self, case: str, metric: Metric) -> list[Verdict]:
-        """One for each of the metric's goals."""
+        """A verdict for each of the metric's goals."""
         ours = self.median(case, metric.name, OURS)
         sign = "≥" if metric.better == "higher" else "≤"
         found = []

@@ -1,6 +1,8 @@
-"""The store that every case reads from, as the bench sees it: started once, shaped per case, its counters read in place.
+"""The store that every case reads from, as the bench sees it: started once, shaped per case, with
+counters in shared memory.
 
-The server itself is `bench.store_server`. Its data lies in memory where there is room, so that the disk belongs to the peers' caches.
+The server itself is `bench.store_server`. Its data lies in memory if there is room, so that the
+disk belongs to the peers' caches.
 """
 
 from __future__ import annotations
@@ -30,25 +32,25 @@ _CEILING_CONNECTIONS = 4
 
 
 class StoreError(Exception):
-    """The server did not start or did not answer as it should."""
+    """A server that did not start or did not answer as it should."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """How the store answers: over what, and how slowly."""
+    """The shape of the store's answers: protocol, delay and rate."""
 
     name: str
     delay_s: float = 0.0
-    """Before the first byte of every answer."""
+    """Seconds before the first byte of every answer."""
     bytes_per_s: float = 0.0
-    """Of one body; 0 for no limit."""
+    """The rate of one body; 0 for no limit."""
     total_bytes_per_s: float = 0.0
-    """Of all bodies together; 0 for no limit."""
+    """The rate of all bodies together; 0 for no limit."""
     tls: bool = False
 
     @property
     def kind(self) -> str:
-        """What --store chooses by."""
+        """The value of --store that selects this profile."""
         return "wan" if self.delay_s else "loopback"
 
 
@@ -60,13 +62,13 @@ WAN_TLS = Profile("wan, TLS", delay_s=0.025, bytes_per_s=90e6, tls=True)
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What the store has answered. Subtract two to know what lies between."""
+    """The counts of the store's answers; subtract two for the answers between them."""
 
     gets: int
     heads: int
     lists: int
     bytes: int
-    """Of objects' bodies, as the kernel took them for sending."""
+    """Bytes of objects' bodies, as the kernel took them for sending."""
 
     @property
     def requests(self) -> int:
@@ -80,7 +82,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The running server. `buckets` is a directory that holds their content, each as a directory of its own."""
+    """The running server; `buckets` has a directory with the content of each bucket."""
 
     buckets: Path
     ca_file: Path
@@ -97,23 +99,23 @@ class Store:
         return f"https://127.0.0.1:{self.tls_port}" if profile.tls else f"http://127.0.0.1:{self.plain_port}"
 
     def url(self, profile: Profile, key: str) -> str:
-        """The object's own; any signature is accepted, and none."""
+        """The object's URL; the store accepts any signature, and requests without one."""
         return f"{self.endpoint_url(profile)}/{BUCKET}/{key}"
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Credentials as AWS's own clients read them: any will do."""
+        """Credentials as AWS's own clients read them: the store accepts any."""
         return {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench", "AWS_REGION": REGION}
 
     def shape(self, profile: Profile) -> None:
-        """From the next request on."""
+        """Shape the answers from the next request on."""
         self.control.set_shape(profile.delay_s, profile.bytes_per_s, profile.total_bytes_per_s)
 
     def counters(self) -> Counters:
         return Counters(*self.control.totals())
 
     def ceiling_bytes_per_s(self, profile: Profile = LOOPBACK) -> float:
-        """What a client gets that throws every byte away: no peer can be faster on this machine."""
+        """The rate of a client that discards every byte: no peer can be faster on this machine."""
         self.shape(profile)
         size_bytes = (self.data / dataset.LARGE).stat().st_size
         path = f"/{BUCKET}/{dataset.LARGE}"
@@ -128,7 +130,9 @@ class Store:
 
 @contextlib.contextmanager
 def running(make: Callable[[Path], None], total_bytes: int, scratch: Path) -> Iterator[Store]:
-    """The store with the buckets that `make` writes, some `total_bytes` in all; gone at the end. Raises StoreError."""
+    """Run the store with the buckets that `make` writes, about `total_bytes` in all; it is gone at
+    the end. Raises StoreError.
+    """
     memory = Path("/dev/shm")
     roomy = memory.is_dir() and shutil.disk_usage(memory).free > 2 * total_bytes
     with tempfile.TemporaryDirectory(prefix="d7yfs-bench-store-", dir=memory if roomy else scratch) as name:

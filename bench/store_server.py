@@ -1,10 +1,14 @@
-"""The program behind `bench.store`: a read-only S3 server over the buckets of a directory, made to be no one's limit and to count exactly.
+"""The program behind `bench.store`: a read-only S3 server over the buckets of a directory.
 
-Forked workers share two listening sockets (plain and TLS); each connection has a thread; plain bodies leave by sendfile(2), so that
-the interpreter sees one call per MiB. Counters and the shape of the answers (delay, rate) lie in a small file that `bench.store` maps too:
-every worker writes its own slots under its own lock, nobody reads over the network. Any signature is accepted.
+It is fast enough to limit no peer, and counts exactly. Forked workers share two listening sockets
+(plain and TLS), and each connection has a thread. Plain bodies leave by sendfile(2), so that the
+interpreter sees one call per MiB.
 
-    python -m bench.store_server DIRECTORY CONTROL WORKERS [CERTIFICATE]     prints {"plain": port, "tls": port}; ends with its stdin
+Counters and the shape of the answers (delay, rate) lie in a small file that `bench.store` maps too.
+Every worker writes its own slots under its own lock. Any signature is accepted.
+
+    python -m bench.store_server DIRECTORY CONTROL WORKERS [CERTIFICATE]
+        prints {"plain": port, "tls": port}; ends with its stdin
 """
 
 from __future__ import annotations
@@ -30,9 +34,13 @@ from xml.sax.saxutils import escape
 from bench.catalog import Catalog, Entry
 
 SHAPE = struct.Struct("ddd")
-"""Seconds before the first byte of every answer; bytes per second of one body, and of all bodies together; 0 for no limit."""
+"""Seconds before the first byte of every answer; bytes per second of one body, and of all bodies
+together; 0 for no limit.
+"""
 DUE = struct.Struct("d")
-"""Behind the shape: when all bodies together may send again (CLOCK_MONOTONIC, which is one for all processes)."""
+"""The time after which all bodies together may send again, behind the shape (CLOCK_MONOTONIC, the
+same for all processes).
+"""
 COUNTERS = struct.Struct("QQQQ")
 """GETs of objects, HEADs, listings, body bytes of objects handed to the kernel."""
 SLOT_BYTES = 64
@@ -40,9 +48,10 @@ SLOT_BYTES = 64
 _CHUNK_BYTES = 1 << 20
 _PACED_CHUNK_BYTES = 128 << 10
 _BURST_S = 0.01
-"""A slow reader may catch up by so much, not more: the limit is the link's, which keeps nothing for later."""
+"""Seconds that a slow reader may catch up: the limit is the link's, which saves nothing for later.
+"""
 _GETS, _HEADS, _LISTS, BYTES = range(4)
-"""Which counter is which."""
+"""The indices of the counters."""
 
 
 class Control:
@@ -64,7 +73,9 @@ class Control:
         SHAPE.pack_into(self.memory, 0, delay_s, bytes_per_s, total_bytes_per_s)
 
     def reserve(self, seconds: float, now: float) -> float:
-        """Take so much of the time of the link that all share, and return when it is over. Under the lock of all workers."""
+        """Take `seconds` of the shared link, and return the time when they are over. The caller
+        holds the lock of all workers.
+        """
         (due,) = DUE.unpack_from(self.memory, SHAPE.size)
         due = max(due, now - _BURST_S) + seconds
         DUE.pack_into(self.memory, SHAPE.size, due)
@@ -77,7 +88,7 @@ class Control:
 
 
 class Worker:
-    """One process of the server."""
+    """One process of the server, with its slot of counters."""
 
     def __init__(self, catalogs: Mapping[str, Catalog], control: Control, number: int, link: Lock) -> None:
         self._catalogs = catalogs
@@ -88,7 +99,7 @@ class Worker:
         self._link = link
 
     def accept(self, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
-        """Serve what comes in, for ever."""
+        """Serve connections forever."""
         while True:
             connection, _ = listener.accept()
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -121,7 +132,7 @@ class Worker:
         bucket, _, key = unquote(url.path).lstrip("/").partition("/")
         if method not in ("GET", "HEAD"):
             _reply(stream, "405 Method Not Allowed", _error("MethodNotAllowed"))
-            return False  # what it sends may have a body that nobody reads
+            return False  # Its body, if any, is not read.
         catalog = self._catalogs.get(bucket)
         if catalog is None:
             _reply(stream, "404 Not Found", _error("NoSuchBucket"), method)
@@ -217,7 +228,9 @@ def _error(code: str) -> bytes:
 
 
 def _parse_range(value: str, size_bytes: int) -> tuple[int, int] | None:
-    """[start, stop) of `bytes=a-b`, `bytes=a-` or `bytes=-n`; None when nothing of it exists (RFC 9110, 14.1.2)."""
+    """[start, stop) of `bytes=a-b`, `bytes=a-` or `bytes=-n`; None if no byte of it exists (RFC
+    9110, 14.1.2).
+    """
     first, _, last = value.removeprefix("bytes=").partition("-")
     if first:
         start, stop = int(first), min(int(last) + 1, size_bytes) if last else size_bytes
@@ -237,7 +250,7 @@ def main() -> None:
     plain, secured = (socket.create_server(("127.0.0.1", 0), backlog=1024) for _ in range(2))
     numbers = range(int(workers))
     link = multiprocessing.Lock()
-    # Every worker is a child, so that this process can end without waiting for anything but its stdin.
+    # Every worker is a child, so that this process waits only for its stdin.
     for number in numbers:
         if os.fork() == 0:
             worker = Worker(catalogs, control, number, link)
@@ -247,7 +260,7 @@ def main() -> None:
             break
     else:
         print(json.dumps({"plain": plain.getsockname()[1], "tls": secured.getsockname()[1] if tls else 0}), flush=True)
-    # End of stdin reaches every process: whoever started us is gone or wants us gone.
+    # The end of stdin reaches every process: the parent is gone, or wants the server to end.
     os.read(0, 1)
     os._exit(0)
 

@@ -1,7 +1,9 @@
-"""`python -m bench.transport`: what each way from a socket into a file costs in Python, alone and while the same process serves FUSE.
+"""`python -m bench.transport`: the cost in Python of each path from a socket into a file, alone and
+while the process serves FUSE.
 
-The store is that of `make bench`, on loopback. In the runs with a reader, the process that downloads is also a pyfuse3 file system
-(`bench.pyfuse3_memory`) of which `dd` reads without pause: both share one interpreter, as in d7yfs. The rounds are interleaved.
+The store is that of `make bench`, on loopback. In the runs with a reader, the downloading process
+is also a pyfuse3 file system (`bench.pyfuse3_memory`). `dd` reads from it without pause: both share
+one interpreter, as in d7yfs. The rounds are interleaved.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from bench.processes import drop_page_cache
 from bench.ways import WAYS, Job, Way, context
 
 _WIDTH = 130
-"""Of the table where there is no terminal whose width counts."""
+"""Columns of the table if the output is no terminal."""
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
 
@@ -55,7 +57,9 @@ _LIMIT_S = 60.0
 
 
 class Figures(NamedTuple):
-    """Of one run. Processor time is the downloading process's, with what it spends on serving the reader."""
+    """The figures of one run; processor time is the downloading process's, the serving of the
+    reader included.
+    """
 
     mb_s: float
     cpu_s_per_gib: float
@@ -64,7 +68,7 @@ class Figures(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table."""
+    """A row of the table."""
 
     way: str
     connections: int
@@ -73,11 +77,15 @@ class Row:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.transport", description="Ways from a socket into a file.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.transport", description="Compare paths from a socket into a file."
+    )
     parser.add_argument("--size-mib", type=int, default=1024, help="size of the object (default: %(default)s)")
     parser.add_argument("--part-mib", type=int, default=16, help="size of one range (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
-    parser.add_argument("--scratch", type=Path, default=Path("/var/tmp"), help="where files go (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default: %(default)s)")
+    parser.add_argument(
+        "--scratch", type=Path, default=Path("/var/tmp"), help="directory of the files (default: %(default)s)"
+    )
     parser.add_argument("--output", type=Path, help="also write every run to this JSON file")
     arguments = parser.parse_args()
     if os.geteuid() != 0:
@@ -96,7 +104,7 @@ def main() -> int:
         for number in range(arguments.rounds):
             with console.status("") as status:
                 for row in rows:
-                    beside = " beside FUSE" if row.reader else ""
+                    beside = " with FUSE" if row.reader else ""
                     status.update(f"round {number + 1}/{arguments.rounds}: {row.way}, {row.connections}{beside}")
                     with tempfile.TemporaryDirectory(prefix="d7yfs-bench-", dir=arguments.scratch) as scratch:
                         drop_page_cache()
@@ -147,7 +155,7 @@ def _curl(url: str, ca_file: Path, target: Path) -> Figures:
 
 
 def _in_process(served: store.Store, row: Row, target: Path, mountpoint: Path | None, part_bytes: int) -> Figures:
-    """In a child: this process downloads, and serves the mount if there is one."""
+    """Run in a child: this process downloads, and serves the mount if there is one."""
     source = served.data / dataset.LARGE
     size_bytes = source.stat().st_size
     with target.open("w+b") as out:
@@ -156,7 +164,7 @@ def _in_process(served: store.Store, row: Row, target: Path, mountpoint: Path | 
         job = Job(port, f"/{BUCKET}/{dataset.LARGE}", size_bytes, part_bytes, out.fileno(), tls)
         job.cut()
         figures = trio.run(_timed, job, row, served.data, mountpoint)
-    # Every way has to bring the right bytes to count.
+    # A path counts only if it brings the right bytes.
     if subprocess.run(["cmp", "--silent", source, target], check=False).returncode:
         raise OSError(f"{row.way}: wrong bytes")
     return figures
@@ -182,7 +190,9 @@ async def _run(way: Way, job: Job) -> None:
 
 @contextlib.asynccontextmanager
 async def _reader(data: Path, mountpoint: Path | None) -> AsyncIterator[Callable[[], int]]:
-    """A mount served by this process, and `dd` reading from it again and again; yields how many bytes it has got."""
+    """A mount served by this process, from which `dd` reads again and again; yields a function that
+    gives the bytes it got.
+    """
     if mountpoint is None:
         yield lambda: 0
         return
@@ -191,7 +201,7 @@ async def _reader(data: Path, mountpoint: Path | None) -> AsyncIterator[Callable
         nursery.start_soon(pyfuse3_memory.serve, mountpoint)
         dd = _start_dd(mountpoint / dataset.WEIGHTS)
         try:
-            await trio.to_thread.run_sync((mountpoint / dataset.LARGE).stat)  # the mount answers
+            await trio.to_thread.run_sync((mountpoint / dataset.LARGE).stat)  # The mount answers.
             yield lambda: memory.served_bytes
         finally:
             os.killpg(dd.pid, 9)
@@ -202,7 +212,7 @@ async def _reader(data: Path, mountpoint: Path | None) -> AsyncIterator[Callable
 
 
 def _start_dd(path: Path) -> subprocess.Popen[bytes]:
-    """In a session of its own, so that the shell and its dd end together."""
+    """Start dd in its own session, so that the shell and its dd end together."""
     script = 'while dd if="$0" of=/dev/null bs=1M status=none; do :; done'
     return subprocess.Popen(["sh", "-c", script, path], start_new_session=True)
 
@@ -215,7 +225,7 @@ def _cpu_s() -> float:
 def _table(medians: dict[Row, Figures], size_mib: int) -> Table:
     table = Table(title=f"{size_mib} MiB from loopback into a file: medians", title_justify="left")
     table.add_column("way", no_wrap=True)
-    for name in ("connections", "TLS", "MB/s", "CPU s/GiB", "MB/s beside FUSE", "CPU s/GiB of both", "FUSE MB/s"):
+    for name in ("connections", "TLS", "MB/s", "CPU s/GiB", "MB/s with FUSE", "CPU s/GiB of both", "FUSE MB/s"):
         table.add_column(name, justify="right")
     for row, alone in medians.items():
         if row.reader:

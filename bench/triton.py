@@ -1,14 +1,20 @@
-"""Time until a real Triton has a model ready: from a d7yfs mount, a local directory, and Triton's own s3:// client, in one run.
+"""Seconds until a real Triton has a model ready: from a d7yfs mount, a local directory, and
+Triton's own s3:// client, in one run.
 
     python -m bench.triton [--rounds 3] [--sizes 64,1024] [--shape shaped|loopback]     as root
 
-The time is from the server's start to the model's READY; the mount is there before. A model reads its file of weights whole.
-*cold*: nothing of it is on this host. *warm*: a second start and a third, in turn with the local directory's. *again*: the mount and its
-daemon were restarted and the page cache is empty, d7yfs's cache is not (a local directory: the page cache is empty). Triton's own client
-has
-no *warm*: its second start is one. Where D7YFS_DRAGONFLY_BIN is set, also through a real Dragonfly, as `bench.dragonfly` has it. Rounds are
-interleaved, medians shown, the store's bytes counted. A server whose model has no weights shows what Triton itself takes; *load* is what is
-over that. scripts/triton.sh installs the server.
+The time is from the server's start to the model's READY; the mount exists before. A model reads its
+file of weights whole.
+
+- *cold*: this host has nothing of the model.
+- *warm*: a second start and a third, in turn with the local directory's.
+- *again*: the mount and its daemon were restarted. The page cache is empty, d7yfs's cache is not.
+  For a local directory only the page cache is empty.
+
+Triton's own client has no *warm*: its second start is one. With D7YFS_DRAGONFLY_BIN set, the bench
+also goes through a real Dragonfly, as `bench.dragonfly` does. Rounds are interleaved. The table
+shows medians and the store's bytes. A server whose model has no weights shows Triton's own time;
+*load* is the time beyond that. scripts/triton.sh installs the server.
 """
 
 from __future__ import annotations
@@ -75,7 +81,7 @@ instance_group [ { kind: KIND_CPU count: 1 } ]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start of a server."""
+    """The figures of one start of a server."""
 
     elapsed_s: float
     origin_bytes: int
@@ -83,7 +89,7 @@ class Start:
 
 @dataclass
 class Table:
-    """Starts by (store, MiB, row), and what is reported of them."""
+    """The starts by (store, MiB, row), with their report."""
 
     starts: dict[tuple[str, int, str], list[Start]] = field(default_factory=dict)
 
@@ -140,19 +146,19 @@ def _verdict(what: str, ratio: float, other: str, most: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """How a Triton is started and timed."""
+    """A Triton that can be started and timed."""
 
     program: Path
     served: Store
     scratch: Path
 
     def start(self, repository: Path | str) -> Start:
-        """Until model m of `repository` serves. Raises TritonError."""
-        os.sync()  # what went before is not this one's to wait for
+        """Start until model m of `repository` serves. Raises TritonError."""
+        os.sync()  # Earlier writes must not delay this start.
         counted = self.served.counters()
         environment: Mapping[str, str] = self.served.environment
         with tempfile.TemporaryDirectory(prefix="triton-", dir=self.scratch) as name:
-            # Where its own client downloads to: the same disk for everybody.
+            # Triton's own client downloads to this directory, on the same disk for every source.
             env = {**environment, "TRITON_AWS_MOUNT_DIRECTORY": name}
             begin = time.perf_counter()
             with triton.running(self.program, repository, Path(name) / "log", env=env) as server:
@@ -161,7 +167,9 @@ class Server:
             return Start(elapsed_s, (self.served.counters() - counted).bytes)
 
     def empty_page_cache(self, local: Path) -> None:
-        """Of all but the server's own program, whose reading is nobody's to pay for. Raises TritonError."""
+        """Empty the page cache, but keep the server's own program in it, whose reading no row
+        should pay for. Raises TritonError.
+        """
         drop_page_cache()
         self.start(local / repository_of(0, "direct"))
 
@@ -169,7 +177,7 @@ class Server:
 def one_round(
     table: Table, server: Server, shape: Profile, sizes_mib: Sequence[int], dragonfly: Path | None, local: Path
 ) -> None:
-    """Every way once. What fails is told, and is missing in the table."""
+    """Measure every source once. A failure is printed, and is missing in the table."""
     server.served.shape(shape)
     table.add(shape, 0, OWN_START, server.start(local / repository_of(0, "direct")))
     for size_mib in sizes_mib:
@@ -191,14 +199,16 @@ def one_round(
 
 
 def direct(table: Table, bench: Bench, server: Server, shape: Profile, size_mib: int, local: Path) -> None:
-    """Cold; warm, in turn with a warm local directory; and after a restart of the daemon. Raises PeerError, TritonError."""
+    """Measure cold; warm, in turn with a warm local directory; and after a restart of the daemon.
+    Raises PeerError, TritonError.
+    """
     name = repository_of(size_mib, "direct")
     with bench.mounted(shape, ()) as (mount, point):
         server.empty_page_cache(local)
         table.add(shape, size_mib, COLD, server.start(point / name))
         if shape is not LOOPBACK:
             return
-        server.start(local / name)  # its pages were dropped
+        server.start(local / name)  # Its pages were dropped.
         for _ in range(_WARM_STARTS):
             table.add(shape, size_mib, LOCAL_WARM, server.start(local / name))
             table.add(shape, size_mib, WARM, server.start(point / name))
@@ -211,7 +221,9 @@ def direct(table: Table, bench: Bench, server: Server, shape: Profile, size_mib:
 def through_dragonfly(
     table: Table, server: Server, shape: Profile, size_mib: int, binaries: Path, directory: Path
 ) -> None:
-    """A cluster of its own, each way's stages in order, each with an empty cache of d7yfs's. Raises what its parts raise."""
+    """Measure each route's stages in order through a new cluster, each with an empty cache of
+    d7yfs. Raises the errors of its parts.
+    """
     with dragonfly_cluster.running(directory / "c", binaries) as cluster:
         bench = Bench(server.served, directory)
         first, second = cluster.peers
@@ -223,12 +235,12 @@ def through_dragonfly(
 
 
 def repository_of(size_mib: int, way: str) -> str:
-    """Each way has a copy of its own: other keys, so other tasks of Dragonfly's."""
+    """The name of a route's own copy: other keys are other tasks of Dragonfly."""
     return f"{size_mib}-{way}"
 
 
 def make(directory: Path, sizes_mib: Sequence[int], ways: Sequence[str]) -> None:
-    """A model repository per size and way; the weights of one size are one file in memory."""
+    """Write a model repository per size and route; the weights of one size are one file in memory."""
     directory.mkdir(parents=True, exist_ok=True)
     for size_mib in sizes_mib:
         weights = b"".join(os.urandom(MIB) for _ in range(size_mib))
@@ -248,10 +260,10 @@ def make(directory: Path, sizes_mib: Sequence[int], ways: Sequence[str]) -> None
 
 
 def make_store(buckets: Path, sizes_mib: Sequence[int], ways: Sequence[Way]) -> None:
-    """What the store serves: `make`, in its bucket."""
+    """Write the store's bucket with `make`."""
     directory = buckets / BUCKET
     make(directory, sizes_mib, ["direct", *(way.name for way in ways)])
-    # By which the store's ceiling is measured.
+    # The store's ceiling is measured with this file.
     (directory / dataset.LARGE).hardlink_to(
         directory / repository_of(sizes_mib[0], "direct") / "m" / "1" / "weights.bin"
     )
@@ -259,13 +271,15 @@ def make_store(buckets: Path, sizes_mib: Sequence[int], ways: Sequence[Way]) -> 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.triton", description="Time until Triton has a model ready.")
-    parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
-    parser.add_argument("--sizes", default="64,1024", help="of the weights, in MiB (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default: %(default)s)")
+    parser.add_argument("--sizes", default="64,1024", help="sizes of the weights in MiB (default: %(default)s)")
     parser.add_argument(
-        "--shape", choices=[shape.name for shape in SHAPES], help="only the store shaped to 100 MB/s, or not"
+        "--shape",
+        choices=[shape.name for shape in SHAPES],
+        help="measure only with the store shaped to 100 MB/s, or only without",
     )
     parser.add_argument(
-        "--scratch", type=Path, default=Path("/var/tmp"), help="stores and caches (default: %(default)s)"
+        "--scratch", type=Path, default=Path("/var/tmp"), help="directory of stores and caches (default: %(default)s)"
     )
     parser.add_argument("--markdown", type=Path, help="write the table to this file too")
     arguments = parser.parse_args()
@@ -300,7 +314,7 @@ def main() -> int:
                     )
                     one_round(table, server, shape, sizes_mib, dragonfly, local)
         except KeyboardInterrupt:
-            print("interrupted: what follows is what there is")
+            print("interrupted: the results so far follow")
     text = table.markdown()
     print(text)
     if arguments.markdown:
@@ -309,7 +323,9 @@ def main() -> int:
 
 
 def _printed_by(script: str) -> str:
-    """What it has installed, and where. Raises CalledProcessError; it says itself what is wrong."""
+    """The directory that the script installs to, as it prints it. Raises CalledProcessError; the
+    script prints the reason.
+    """
     return subprocess.run([_ROOT / "scripts" / script], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
 

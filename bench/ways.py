@@ -1,6 +1,8 @@
-"""Ways from a socket into a file, in Python: each fetches parts of one object by range over one kept connection until none is left.
+"""Paths from a socket into a file, in Python: each fetches parts of one object by range over one
+kept connection.
 
-What `bench.transport` compares. Every way does the whole job, header included, and nothing else: no retries, no validation.
+`bench.transport` compares them. Every path does the whole job, header included, and nothing else:
+no retries, no validation.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ _HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One object to fetch into `fd`, which has its size already; `parts` is shared by all connections."""
+    """An object to fetch into `fd`, which has its size already; all connections share `parts`."""
 
     port: int
     target: str
@@ -50,12 +52,12 @@ class Job:
 
 
 def context(ca_file: Path) -> ssl.SSLContext:
-    """TLS as a client with the store's own authority."""
+    """TLS of a client that trusts the store's own authority."""
     return ssl.create_default_context(cafile=ca_file)
 
 
 async def trio_recv(job: Job) -> None:
-    """The event loop itself receives and writes."""
+    """Receive and write in the event loop itself."""
     if job.tls:
         await _trio_tls(job)
         return
@@ -97,7 +99,7 @@ async def _trio_tls(job: Job) -> None:
 
 
 def recv(job: Job) -> None:
-    """A thread receives full buffers and writes them."""
+    """Receive full buffers and write them in a thread."""
     view = memoryview(bytearray(_BUFFER_BYTES))
     with _connect(job) as connection:
         while part := job.next():
@@ -124,7 +126,9 @@ def recv(job: Job) -> None:
 
 
 def splice(job: Job) -> None:
-    """A thread moves the pages from the socket through a pipe into the file; no byte enters the process."""
+    """Move the pages in a thread from the socket through a pipe into the file; no byte enters the
+    process.
+    """
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _BUFFER_BYTES)
     with _connect(job) as connection:
@@ -143,7 +147,7 @@ def splice(job: Job) -> None:
 
 
 def recv_into_map(job: Job) -> None:
-    """A thread receives into the mapped file."""
+    """Receive into the mapped file in a thread."""
     with mmap.mmap(job.fd, job.size_bytes) as memory, memoryview(memory) as view, _connect(job) as connection:
         while part := job.next():
             start, stop = part

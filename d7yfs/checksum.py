@@ -1,10 +1,12 @@
-"""Checksums of whole objects out of those of their parts, without a look at the bytes. Pure.
+"""Checksums of whole objects from those of their parts, without reading the bytes. Pure.
 
-The CRC of two runs of bytes follows from the CRC of each and the length of the second: appending n bytes multiplies the first CRC by
-x^(8n) modulo the polynomial, and the second is added. (Initial value and final inversion cancel out, as in zlib's `crc32_combine`, whose
-`x2nmodp` and `multmodp` this is: https://github.com/madler/zlib/blob/develop/crc32.c.)
+The CRC of two runs of bytes follows from the CRC of each and the length of the second. Appending n
+bytes multiplies the first CRC by x^(8n) modulo the polynomial, and the second is added. (Initial
+value and final inversion cancel out, as in zlib's `crc32_combine`, whose `x2nmodp` and `multmodp`
+this is: https://github.com/madler/zlib/blob/develop/crc32.c.)
 
-CRC32C is RFC 3720's, reflected: the most significant bit is the coefficient of x^0. Called by the cache, and by origins for `plain_md5`.
+CRC32C is RFC 3720's, reflected: the most significant bit is the coefficient of x^0. Called by the
+cache, and by origins for `plain_md5`.
 """
 
 from __future__ import annotations
@@ -22,12 +24,13 @@ _PLAIN_MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
 
 def combine_crc32c(first: int, second: int, second_size_bytes: int) -> int:
-    """CRC32C of bytes with the CRC32C `first`, followed by `second_size_bytes` bytes with `second`."""
+    """CRC32C of bytes with CRC32C `first` and then `second_size_bytes` bytes with `second`."""
     return _multiply(_shift(second_size_bytes), first) ^ second
 
 
 def crc32c_of_blocks(crcs: Sequence[int], size_bytes: int) -> int:
-    """CRC32C of an object of `size_bytes` whose blocks (BLOCK_BYTES each, the last one what is left) have these, in order.
+    """CRC32C of an object of `size_bytes` whose blocks (BLOCK_BYTES each, the last one shorter)
+    have these, in order.
 
     Takes a fifth of a microsecond for each block.
     """
@@ -42,7 +45,7 @@ def crc32c_of_blocks(crcs: Sequence[int], size_bytes: int) -> int:
 
 
 def plain_md5(etag: str) -> str | None:
-    """The MD5 that an ETag is when it looks like one, in hex; None for those of multipart uploads and others."""
+    """The MD5, in hex, that an ETag looks like; None for those of multipart uploads and others."""
     matched = _PLAIN_MD5.fullmatch(etag)
     return matched[1] if matched else None
 
@@ -71,6 +74,6 @@ def _shift(size_bytes: int) -> int:
 
 @cache
 def _block_shift() -> list[list[int]]:
-    """The products of x^(8 * BLOCK_BYTES) with every value of each of a CRC's four bytes, the lowest first."""
+    """The products of x^(8 * BLOCK_BYTES) and each value of a CRC's four bytes, lowest first."""
     shift = _shift(BLOCK_BYTES)
     return [[_multiply(byte << position, shift) for byte in range(256)] for position in (0, 8, 16, 24)]

@@ -1,7 +1,9 @@
-"""One mount from start to end: builds the object graph, opens the nurseries, says when the mount answers, and takes it down.
+"""One mount from start to end: builds the object graph, runs it, tells when the mount answers, and
+takes it down.
 
-The only module that knows all the others. Lifetimes: everything runs in one nursery that ends with the mount; shutdown lets running reads
-finish within a deadline, unmounts (lazily when somebody holds on), answers who still waits, and only then cancels fills and listings.
+The only module that knows all rooms. Everything runs in one nursery that ends with the mount.
+Shutdown lets running reads finish within a deadline, unmounts (lazily if the mount is still in
+use), fails the reads that still wait, and only then cancels fills and listings.
 
 Called by the command line, in the process that becomes the daemon.
 """
@@ -24,57 +26,54 @@ import trio
 from d7yfs import logs
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
-from d7yfs.cache.filler import Filler, FillTarget
-from d7yfs.config.p2p import Mode
 from d7yfs.config.schema import Config
 from d7yfs.config.sources import Settings
-from d7yfs.control import control_socket, reload
+from d7yfs.control import control_socket
 from d7yfs.control.commands import Commands
 from d7yfs.control.refresh import Refreshes
-from d7yfs.control.reloading import Reloader
+from d7yfs.control.reload import Reloader
 from d7yfs.control.warm import WarmUps
 from d7yfs.errors import D7yfsError, MountError, Stopped
-from d7yfs.fill.direct import DirectFiller
-from d7yfs.fill.route import Reason
-from d7yfs.fill.stream import StreamFiller
 from d7yfs.fill.verification import Verifier
-from d7yfs.fs.filesystem import Filesystem, Source
+from d7yfs.fs.backend import RepositoryBackend
+from d7yfs.fs.filesystem import Filesystem
 from d7yfs.fuse.adapter import Adapter, Appearance
 from d7yfs.fuse.notices import Invalidator
 from d7yfs.host import mount_table
 from d7yfs.host.fuse_helper import HandedMount
 from d7yfs.host.launch import Readiness
-from d7yfs.monitor.monitoring import Monitoring
 from d7yfs.monitor.probe import Probe
+from d7yfs.monitor.reporter import Reporter
 from d7yfs.objects import ObjectVersion
 from d7yfs.repository import latecomer
 from d7yfs.repository.latecomer import Latecomer
 from d7yfs.repository.repository import Repository, open_repositories
+from d7yfs.stats.status import ReloadStatus
 from d7yfs.tree import tree
-from d7yfs.tree.answers import Changes
-from d7yfs.tree.nodes import Directory
-from d7yfs.tree.refresher import Refresher
-from d7yfs.tree.source import Mode as ListingMode
+from d7yfs.tree.nodes import Directory, NameChanges
+from d7yfs.tree.source import ListingMode
 
 log = logging.getLogger(__name__)
 
 OOM_SCORE_ADJ = -800
-"""As the unit's; proc_pid_oom_score_adj(5)."""
+"""The same as in the systemd unit; proc_pid_oom_score_adj(5)."""
 _BUSY_RETRY_S = 0.2
 _LAST_NOTICE_S = 1.0
 _SETTLE_S = 1.0
-"""How long the cache's disk may take for its last entries: what it does not take is fetched again."""
+"""Longest wait for the cache's last writes to disk; bytes that are lost are fetched again."""
 _GARBAGE_THRESHOLD = 5000
-"""Objects made, and not yet gone, between two collections; Python's own is 700, and a page of a listing has 7,000 elements for a moment."""
+"""New objects between two collections; Python's default is 700, and a page of a listing makes
+7,000."""
 
 
 async def run(
     settings: Settings, readiness: Readiness, read_again: Callable[[], Settings], *, stderr: Path | None
 ) -> None:
-    """Mount, serve until the mount goes away or SIGTERM or SIGINT comes, unmount. `read_again` gives the settings as they are at SIGHUP.
+    """Mount, serve until the mount is gone or SIGTERM or SIGINT comes, unmount.
 
-    Raises D7yfsError when there is no mount: MountError, CacheUnusable, ConfigError, or what the origin said. `stderr` is where a daemon in
-    the background sends what C libraries print.
+    `read_again` reads the settings at SIGHUP. `stderr` receives the output of C libraries in the
+    background. Raises D7yfsError if there is no mount: MountError, CacheUnusable, ConfigError, or
+    an error of the origin.
     """
     config = settings.config
     mountpoint = settings.require_mountpoint()
@@ -94,7 +93,10 @@ async def run(
     cache = Cache(directory, memory_buffer_bytes=config.memory_buffer_bytes, read_timeout_s=config.read_timeout_s)
     try:
         present, late = await latecomer.locate(repositories, config)
-        await _Mount(settings, mountpoint, present, late, cache, readiness, read_again, stderr).serve()
+        async with trio.open_nursery() as nursery:
+            mount = _Mount(nursery, settings, mountpoint, present, late, cache, readiness, read_again, stderr)
+            await mount.serve()
+        log.info("%s is unmounted", mountpoint)
     finally:
         with trio.CancelScope(shield=True), trio.move_on_after(config.shutdown_timeout_s):
             with trio.move_on_after(_SETTLE_S):
@@ -104,18 +106,21 @@ async def run(
 
 
 def _spare_collector() -> None:
-    """Keep the garbage collector from walking what start-up made, and from walking each page of a listing while it is read.
+    """Keep the garbage collector from walking the objects of start-up, and each page of a listing
+    while it is read.
 
-    Otherwise a collection takes 70 ms now and then, in which nobody is answered, and a third of the time of a large listing.
+    Otherwise a collection blocks all requests for 70 ms now and then, and takes a third of the time
+    of a large listing.
     """
     gc.freeze()
     gc.set_threshold(_GARBAGE_THRESHOLD)
 
 
 def ask_to_be_spared(path: Path = Path("/proc/self/oom_score_adj")) -> None:
-    """Be among the last that the kernel picks when memory is short, if we may: every reader of the mount ends with this process.
+    """Ask the kernel to kill this process late when memory is short: every reader of the mount
+    depends on it.
 
-    What systemd, the kubelet or choom(1) has set is left as it is.
+    A value that systemd, the kubelet or choom(1) has set is kept.
     """
     with contextlib.suppress(OSError):
         if path.read_text().strip() == "0":
@@ -123,16 +128,17 @@ def ask_to_be_spared(path: Path = Path("/proc/self/oom_score_adj")) -> None:
 
 
 def _raise_descriptor_limit() -> None:
-    """An open file of the mount takes two descriptors, so take what the system allows."""
+    """Raise the limit of descriptors as far as allowed: an open file of the mount takes two."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class _Mount:
-    """The running mount."""
+    """The object graph of one running mount, and its life."""
 
     def __init__(
         self,
+        nursery: trio.Nursery,
         settings: Settings,
         mountpoint: Path,
         repositories: list[tuple[Repository, str]],
@@ -142,8 +148,8 @@ class _Mount:
         read_again: Callable[[], Settings],
         stderr: Path | None,
     ) -> None:
-        self._given = settings
-        self._read_again = read_again
+        config = settings.config
+        self._nursery = nursery
         self._mountpoint = mountpoint
         self._repositories = repositories
         self._late = {each.repository.config.name: each for each in late}
@@ -151,122 +157,95 @@ class _Mount:
         self._readiness = readiness
         self._stderr = stderr
         self._unmounted = False
-        self._filesystem: Filesystem
-        self._invalidator: Invalidator
-        self._refreshers: dict[str, Refresher]
-        self._adapter: Adapter
-        self._commands: Commands
-        self._reloader: Reloader
         self._handed: HandedMount | None = None
         self._session_scope = trio.CancelScope()
+        self._reloader = Reloader(mountpoint, settings, read_again, self._apply, readiness)
         probe = Probe(mountpoint if HandedMount.from_path(mountpoint) is None else None)
-        self._monitoring = Monitoring(lambda: self._commands.snapshot(), probe, readiness)
-
-    async def serve(self) -> None:
-        """From mount(2) to the end."""
-        async with trio.open_nursery() as nursery:
-            self._reloader = Reloader(
-                self._mountpoint, self._given, self._read_again, self._heed, self._readiness, nursery
-            )
-            self._build(nursery)
-            nursery.start_soon(self._cache.run)
-            nursery.start_soon(self._invalidator.run)
-            for refresher in self._refreshers.values():
-                nursery.start_soon(refresher.run)
-            for repository, _ in self._repositories:
-                if repository.config.name in self._late:
-                    nursery.start_soon(self._await_latecomer, self._late[repository.config.name])
-                else:
-                    nursery.start_soon(repository.fetcher.prepare)
-            await nursery.start(
-                control_socket.serve, control_socket.socket_path(self._mountpoint), self._commands.handlers()
-            )
-            self._handed = await trio.to_thread.run_sync(self._receive_mount)
-            place = str(self._mountpoint) if self._handed is None else self._handed.libfuse_mountpoint
-            try:
-                Adapter.mount(self._adapter, place, self._mount_options())
-            except RuntimeError as error:
-                raise MountError(
-                    f"{self._mountpoint} could not be mounted: {error}",
-                    hint="d7yfs check says what FUSE lacks here (/dev/fuse, fusermount3, user_allow_other)",
-                ) from error
-            try:
-                async with trio.open_nursery() as session:
-                    self._session_scope = session.cancel_scope
-                    session.start_soon(self._session, session.cancel_scope)
-                    session.start_soon(self._until_signalled, session.cancel_scope)
-                    session.start_soon(self._reloader.run)
-                    await self._announce()
-                    session.start_soon(self._monitoring.run, self._config.metrics_listen)
-            finally:
-                Adapter.close()
-                if not self._unmounted and mount_table.mounted_at(self._mountpoint) is not None:
-                    self._take_away(lazy=True)
-                nursery.cancel_scope.cancel()
-        log.info("%s is unmounted", self._mountpoint)
-
-    @property
-    def _config(self) -> Config:
-        return self._reloader.settings.config
-
-    def _build(self, nursery: trio.Nursery) -> None:
-        config = self._config
+        self._reporter = Reporter(lambda: self._commands.snapshot(), probe, readiness)
         inodes = tree.Tree(
-            [tree.Repository(each.config.name, prefix) for each, prefix in self._repositories],
+            [tree.TreeRoot(each.config.name, prefix) for each, prefix in self._repositories],
             metadata_ttl_s=config.metadata_ttl_s,
             negative_ttl_s=config.negative_ttl_s,
             created_ns=time.time_ns(),
             max_entries=config.max_inodes,
         )
-        sources = {each.config.name: self._source(each, nursery) for each, _ in self._repositories}
+        sources = {each.config.name: self._make_backend(each) for each, _ in repositories}
         self._invalidator = Invalidator(Adapter.forget_entries)
         self._filesystem = Filesystem(
-            inodes, sources, self._cache, nursery, changed=self._entries_changed, forget_names=self._invalidator.changed
+            inodes, sources, cache, nursery, changed=self._entries_changed, forget_names=self._invalidator.changed
         )
-        listers = self._filesystem.listers
-        self._refreshers = {
-            name: Refresher(inodes, name, lister, ttl_s=config.metadata_ttl_s) for name, lister in listers.items()
-        }
+        refreshers = self._filesystem.refreshers
         appearance = Appearance(config.uid, config.gid, config.file_mode, config.dir_mode, config.xattr)
         self._adapter = Adapter(self._filesystem, self._invalidator, appearance, deadline_s=config.read_timeout_s)
         self._commands = Commands(
-            mountpoint=self._mountpoint,
+            mountpoint=mountpoint,
             reloader=self._reloader,
-            repositories=[each for each, _ in self._repositories],
+            repositories=[each for each, _ in repositories],
             late=self._late,
-            refreshers=self._refreshers,
-            cache=self._cache,
+            refreshers=refreshers,
+            cache=cache,
             filesystem=self._filesystem,
             notices=self._invalidator.counters,
-            refreshes=Refreshes(inodes, listers, self._invalidator, nursery),
+            refreshes=Refreshes(inodes, refreshers, self._invalidator),
             warm_ups=WarmUps(self._filesystem, nursery),
             operations=self._adapter.counters,
-            monitoring=self._monitoring,
+            reporter=self._reporter,
             forget_pages=self._forget_pages_of,
             nursery=nursery,
-            end=lambda: self._session_scope.cancel(),
+            end=self._session_scope.cancel,
         )
 
-    def _source(self, repository: Repository, nursery: trio.Nursery) -> Source:
+    async def serve(self) -> None:
+        """Mount, and serve to the end."""
+        nursery = self._nursery
+        nursery.start_soon(self._cache.run)
+        nursery.start_soon(self._invalidator.run)
+        for refresher in self._filesystem.refreshers.values():
+            nursery.start_soon(refresher.run)
+        for repository, _ in self._repositories:
+            if repository.config.name in self._late:
+                nursery.start_soon(self._await_latecomer, self._late[repository.config.name])
+            else:
+                nursery.start_soon(repository.fetcher.prepare)
+        path = control_socket.socket_path(self._mountpoint)
+        await nursery.start(control_socket.serve, path, self._commands.handlers())
+        self._handed = await trio.to_thread.run_sync(self._receive_mount)
+        place = str(self._mountpoint) if self._handed is None else self._handed.libfuse_mountpoint
+        try:
+            Adapter.mount(self._adapter, place, self._mount_options())
+        except RuntimeError as error:
+            raise MountError(
+                f"{self._mountpoint} could not be mounted: {error}",
+                hint="d7yfs check says what FUSE lacks here (/dev/fuse, fusermount3, user_allow_other)",
+            ) from error
+        try:
+            with self._session_scope:
+                async with trio.open_nursery() as session:
+                    session.start_soon(self._serve_kernel)
+                    session.start_soon(self._until_signalled)
+                    session.start_soon(self._reloader.run)
+                    await self._announce()
+                    session.start_soon(self._reporter.run, self._config.metrics_listen)
+        finally:
+            Adapter.close()
+            if not self._unmounted and mount_table.mounted_at(self._mountpoint) is not None:
+                self._take_away(lazy=True)
+            nursery.cancel_scope.cancel()
+
+    @property
+    def _config(self) -> Config:
+        return self._reloader.settings.config
+
+    def _make_backend(self, repository: Repository) -> RepositoryBackend:
+        nursery = self._nursery
         full = self._config.verify == "full"
         verifier = Verifier(repository.fetcher, nursery, full=full, forget_pages=self._forget_pages)
         repository.fetcher.on_retracted = lambda version: nursery.start_soon(self._forget_pages, version)
-
-        def new_filler(target: FillTarget) -> Filler:
-            if self._config.verify != "off":
-                verifier.watch(target)
-            fetcher, policy = repository.fetcher, repository.policy
-            if fetcher.proxy is None and repository.handover is None:
-                return DirectFiller(target, fetcher, nursery)
-            if policy.mode_of(target.version.key) is Mode.NEVER:
-                return DirectFiller(target, fetcher, nursery, reason=Reason.NEVER)
-            return StreamFiller(target, fetcher, nursery, policy, repository.handover)
-
-        return Source(
+        return RepositoryBackend(
             repository.origin.url,
             repository.origin.identity,
-            self._late.get(repository.config.name, repository.shown),
-            new_filler,
+            repository.shown,
+            repository.make_fillers(nursery, verifier.compare if self._config.verify != "off" else None),
             listing=ListingMode(repository.config.listing),
             listing_limit=repository.config.listing_limit,
             revalidates=revalidated.match if (revalidated := repository.config.revalidate_on_open) else None,
@@ -277,7 +256,7 @@ class _Mount:
 
     async def _await_latecomer(self, late: Latecomer) -> None:
         name = late.repository.config.name
-        await late.wait(self._filesystem.listers[name].settle)
+        await late.wait(self._filesystem.listers[name].relocate)
         await late.repository.fetcher.prepare()
 
     async def _forget_pages(self, version: ObjectVersion) -> None:
@@ -288,7 +267,7 @@ class _Mount:
         await trio.to_thread.run_sync(Adapter.forget_pages, inode, abandon_on_cancel=True)
 
     def _receive_mount(self) -> HandedMount | None:
-        """None where the daemon mounts by itself."""
+        """The mount that a helper hands over; None if the daemon mounts by itself."""
         helper = self._config.fuse_helper
         return HandedMount.ask(helper) if helper is not None else HandedMount.from_path(self._mountpoint)
 
@@ -298,8 +277,9 @@ class _Mount:
         else:
             mount_table.unmount(self._mountpoint, lazy=lazy)
 
-    def _entries_changed(self, directory: Directory, changes: Changes) -> None:
-        # Otherwise the kernel does not know it. Without a time to live it still believes what is served while the store fails.
+    def _entries_changed(self, directory: Directory, changes: NameChanges) -> None:
+        # The kernel does not know a directory without lookups. A listing without a time to live
+        # is still cached there while the store fails.
         if directory.lookups:
             names = itertools.chain(changes.added, changes.removed, changes.replaced)
             self._invalidator.changed(directory.inode, names)
@@ -310,19 +290,19 @@ class _Mount:
         options = [f"fsname={escaped}", "subtype=d7yfs", "ro", "nosuid", "nodev", "default_permissions"]
         return [*options, "allow_other"] if self._config.allow_other else options
 
-    async def _session(self, scope: trio.CancelScope) -> None:
+    async def _serve_kernel(self) -> None:
         await self._adapter.serve()
-        scope.cancel()
+        self._session_scope.cancel()
 
     async def _announce(self) -> None:
-        """Wait until the mount answers, raise its limits, and say so."""
+        """Wait until the mount answers, tune it, and report that it is ready."""
         is_visible = self._handed is None or self._handed.is_visible
         if is_visible and not await trio.to_thread.run_sync(
             mount_table.answers, self._mountpoint, abandon_on_cancel=True
         ):
             raise MountError(f"{self._mountpoint} is mounted but does not answer", hint="see the log for the reason")
         if self._handed is not None:
-            await trio.to_thread.run_sync(self._handed.ready)
+            await trio.to_thread.run_sync(self._handed.tell_ready)
         else:
             for trouble in await trio.to_thread.run_sync(mount_table.tune, self._mountpoint):
                 log.info("%s", trouble)
@@ -330,28 +310,30 @@ class _Mount:
         names = ", ".join(str(each.config.url) for each, _ in self._repositories)
         log.info("%s is mounted on %s", names, self._mountpoint)
         missing = [f"{name} is empty for now: {late.failure}" for name, late in self._late.items() if late.failure]
-        self._readiness.ready(f"{names} mounted on {self._mountpoint}", missing, self._stderr)
+        self._readiness.tell_ready(f"{names} mounted on {self._mountpoint}", missing, self._stderr)
 
-    async def _until_signalled(self, scope: trio.CancelScope) -> None:
+    async def _until_signalled(self) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for number in signals:
                 log.info("%s: unmounting %s", signal.Signals(number).name, self._mountpoint)
                 self._readiness.notify("STOPPING=1")
                 await self._unmount()
-                scope.cancel()
+                self._session_scope.cancel()
                 return
 
-    async def _heed(self, found: reload.Changes) -> dict[str, str]:
-        """What has changed takes effect; why credentials could not be had, by repository."""
-        config = found.settings.config
-        if "log_level" in found.live:
+    async def _apply(self, settings: Settings, found: ReloadStatus) -> dict[str, str]:
+        """Apply changed settings to the parts; returns why credentials could not be had, by
+        repository.
+        """
+        config = settings.config
+        if "log_level" in found.changed:
             logs.set_level(config.log_level)
-        self._monitoring.listen_now()
+        self._reporter.listen_now()
         known = self._filesystem.tree
         known.set_ttls(metadata_ttl_s=config.metadata_ttl_s, negative_ttl_s=config.negative_ttl_s)
-        known.set_max_entries(config.max_inodes)
-        for refresher in self._refreshers.values():
-            refresher.set_ttl(config.metadata_ttl_s)
+        known.max_entries = config.max_inodes
+        for refresher in self._filesystem.refreshers.values():
+            refresher.change_ttl()
         self._cache.set_limits(
             size_limit_bytes=config.cache_size_bytes,
             min_free_bytes=config.cache_min_free_bytes,
@@ -364,7 +346,7 @@ class _Mount:
         async def renew(repository: Repository, name: str) -> None:
             try:
                 if name in found.credentials:
-                    await repository.replace_credentials(found.settings.credentials[name])
+                    await repository.replace_credentials(settings.credentials[name])
                 await repository.fetcher.renew_credentials()
             except D7yfsError as error:
                 refused[name] = str(error)
@@ -377,17 +359,19 @@ class _Mount:
         return refused
 
     async def _unmount(self) -> None:
-        """Unmount once nobody reads any more; lazily after the deadline, and then answer whoever still waits."""
+        """Unmount once no file is open; after the deadline lazily, and then fail the reads that
+        still wait.
+        """
         deadline_s = self._config.shutdown_timeout_s
         self._invalidator.stop()
         with trio.move_on_after(deadline_s):
             while True:
                 await self._filesystem.idle.wait()
                 try:
-                    # It may look at the mount, and so wait for us to ask a store that does not answer.
+                    # umount may stat the mount, and so wait for a store that does not answer.
                     await trio.to_thread.run_sync(self._take_away, abandon_on_cancel=True)
                 except mount_table.Busy:
-                    # No file is open: a directory is, or is somebody's working directory. There is no event for that.
+                    # A directory is open, or is a working directory. There is no event for that.
                     await trio.sleep(_BUSY_RETRY_S)
                 except MountError as error:
                     if mount_table.mounted_at(self._mountpoint) is not None:
@@ -398,7 +382,7 @@ class _Mount:
                     self._unmounted = True
                     return
         log.warning(
-            "%s is still in use after %g s (%d open files): unmounted lazily; what is open there fails from now on",
+            "%s is still in use after %g s (%d open files): unmounted lazily; its open files fail from now on",
             self._mountpoint,
             deadline_s,
             self._filesystem.open_files,
@@ -407,6 +391,6 @@ class _Mount:
         self._unmounted = True
         self._cache.fail_waiters(Stopped("the mount is being taken down"))
         await self._adapter.answer_all()
-        # The connection lives on while the kernel holds up a thread that is telling it something, and with it whoever waits for us.
+        # While the kernel holds a thread that sends a notice, the connection and its waiters live on.
         with trio.move_on_after(_LAST_NOTICE_S):
             await self._invalidator.quiet()

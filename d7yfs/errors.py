@@ -1,10 +1,12 @@
-"""The exception tree: what went wrong, in words for the person who reads them, and as an errno for the kernel.
+"""The exception tree: each failure in words for a person, and as an errno for the kernel.
 
-Owns the mapping from failure to errno. Every failure that d7yfs expects is a `D7yfsError`; anything else that
-reaches the FUSE adapter is a bug, is logged with its traceback and answered with EIO to that one caller.
+Owns the mapping from failure to errno. Every failure that d7yfs expects is a `D7yfsError`. Anything
+else that reaches the FUSE adapter is a bug: it is logged with its traceback, and that one caller
+gets EIO.
 
-A message says what failed, on which object, and why; `hint` says what to do about it. Neither ever holds a secret,
-a signed URL or a header value: callers name objects by `s3://bucket/key`, never by the request that fetched them.
+A message says what failed, on which object, and why; `hint` says what to do about it. Neither ever
+holds a secret, a signed URL or a header value: callers name objects by `s3://bucket/key`, never by
+the request that fetched them.
 """
 
 from __future__ import annotations
@@ -18,17 +20,17 @@ class D7yfsError(Exception):
 
     errno: ClassVar[int] = errno.EIO
     transient: ClassVar[bool] = False
-    """Whether the same request may succeed a moment later; the fetcher retries only these."""
+    """True if the same request may succeed a moment later; the fetcher retries only these."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
         self.facts: dict[str, str] = {}
-        """What it is about, as far as that is known, for logs that machines read: `object`, `repository`, `store_request`. No secrets."""
+        """Its subject, for JSON logs: `object`, `repository`, `store_request`. No secrets."""
 
     def about(self, **facts: str) -> Self:
-        """Add to its facts: who is nearer to the failure has said it first, and knows better. Empty ones are left out."""
+        """Add to its facts, but empty ones. One that is there stays: its caller was nearer."""
         self.facts = {name: value for name, value in facts.items() if value} | self.facts
         return self
 
@@ -37,21 +39,21 @@ class D7yfsError(Exception):
 
 
 class UsageError(D7yfsError):
-    """The user asked for something that cannot be: wrong option, URL or file. Shown without a traceback, exit status 2."""
+    """A wrong option, URL or file from the user. Shown without a traceback, exit status 2."""
 
     errno = errno.EINVAL
 
 
 class ConfigError(UsageError):
-    """A setting is unknown, malformed or contradicts another; the message names its source, the key and what is allowed."""
+    """A setting is unknown, malformed or contradictory; names source, key and what is allowed."""
 
 
 class MountError(D7yfsError):
-    """The mount cannot be made or taken down as asked (mount point, FUSE prerequisites, permissions)."""
+    """The mount cannot be made or unmounted (mount point, FUSE prerequisites, permissions)."""
 
 
 class ModelServerError(D7yfsError):
-    """A model server that reads from a mount cannot be reached, or refuses what was asked of it."""
+    """A model server that reads from a mount cannot be reached, or refuses a request."""
 
 
 class NotFound(D7yfsError):
@@ -61,7 +63,7 @@ class NotFound(D7yfsError):
 
 
 class BucketNotFound(NotFound):
-    """The bucket or container does not exist (or not under this endpoint). That says nothing of a name in it: it is no ENOENT."""
+    """The bucket or container does not exist. That says nothing about a name in it: no ENOENT."""
 
     errno = errno.EIO
 
@@ -89,7 +91,7 @@ class ObjectArchived(AccessDenied):
 
 
 class VersionGone(D7yfsError):
-    """The pinned object version was replaced or deleted at the origin; an open handle can not go on."""
+    """The pinned version was replaced or deleted at the origin; an open handle cannot go on."""
 
     errno = errno.ESTALE
 
@@ -102,17 +104,17 @@ class OriginUnavailable(D7yfsError):
     def __init__(self, message: str, *, hint: str = "", retry_after_s: float = 0.0) -> None:
         super().__init__(message, hint=hint)
         self.retry_after_s = retry_after_s
-        """What the origin asked for in Retry-After; 0 when it said nothing."""
+        """The wait that the origin asked for in Retry-After; 0 for none."""
 
 
 class OriginUntrusted(OriginUnavailable):
-    """The origin's TLS certificate does not verify. Not transient: it stays so until a person acts, and retrying hides why."""
+    """The origin's TLS certificate does not verify. Not transient: retries would hide it."""
 
     transient = False
 
 
 class BadReply(D7yfsError):
-    """A reply breaks HTTP or contradicts the request (wrong range, wrong total, another encoding): its bytes are not used."""
+    """A reply breaks HTTP or contradicts the request (range, total, encoding); it is not used."""
 
     transient = True
 
@@ -123,17 +125,17 @@ class BadReply(D7yfsError):
 
 
 class VersionUnbound(BadReply):
-    """dfdaemon served another task than this version's: its bytes, however right they look, may be another version's."""
+    """dfdaemon served another task than this version's: its bytes may be another version's."""
 
 
 class ProxyUnavailable(D7yfsError):
-    """dfdaemon's proxy failed on its own account; the origin may well be healthy."""
+    """dfdaemon's proxy itself failed; the origin may be healthy."""
 
     transient = True
 
 
 class HandoverUnavailable(ProxyUnavailable):
-    """dfdaemon's socket cannot be used, or its file not be linked into the cache; its proxy may well work."""
+    """dfdaemon's socket or its links into the cache fail; its proxy may work."""
 
 
 class ReadTimeout(D7yfsError):
@@ -141,11 +143,11 @@ class ReadTimeout(D7yfsError):
 
 
 class Stopped(D7yfsError):
-    """The mount is being taken down: nobody is going to bring the bytes any more."""
+    """The mount is being unmounted: the bytes will not come any more."""
 
 
 class CacheFull(D7yfsError):
-    """There is no room to keep what was to be kept; reading goes on uncached."""
+    """The cache has no room for the bytes; reads continue uncached."""
 
     errno = errno.ENOSPC
 

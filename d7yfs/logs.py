@@ -1,15 +1,17 @@
-"""Where log lines go and what they look like. Configured once, by `daemon` or a command, before anything else runs.
+"""The destination and format of log lines. Configured once, by `daemon` or a command, before
+anything else runs.
 
-Lines for people on stderr or in a file that is rotated, one JSON object per line by option, or the system log for a daemon that
-has neither. Where stderr is the journal (a service), lines carry their priority and leave the time to it. Libraries speak only from
-warnings on: at debug level the provider's SDK prints headers with signatures.
+Lines go to stderr or to a rotated file, as text or as one JSON object per line. A daemon without
+either logs to the system log. If stderr is the journal (a service), lines have their priority, and
+the journal adds the time. Libraries log only warnings and errors: at debug level the provider's SDK
+prints headers with signatures.
 
-What is logged on behalf of a request of the kernel carries that request's number, also from the transfers that it set off. A line about a
-failure carries what it is about in fields (`fields_of`).
+A line on behalf of a request of the kernel has that request's number, also from the transfers that
+it started. A line about a failure has its subject in fields (`fields_of`).
 
-Repeats are left out (`Repeats`): the same line, lines about one object, lines of one place in the program, beyond so many within a minute.
-How many is told with the first line of the next minute, whatever it is about, by `tell_left_out`, which a daemon calls every minute, and
-at exit. Debug lines are never left out.
+Repeats are left out (`Repeats`): too many of the same line, of lines about one object, or of one
+place in the program within a minute. Their number is logged with the first line of the next minute,
+by `tell_left_out`, which a daemon calls every minute, and at exit. Debug lines are never left out.
 """
 
 from __future__ import annotations
@@ -27,14 +29,13 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextvars import Context, ContextVar
-from dataclasses import dataclass
 from pathlib import Path
 
 from d7yfs.errors import D7yfsError
 
 SYSTEM_LOG = Path("/dev/log")
 REQUEST: ContextVar[int] = ContextVar("request", default=0)
-"""Number of the kernel's request that is being answered, or that set off what runs now; 0 for none."""
+"""Number of the kernel's request that is being answered, or that started this work; 0 for none."""
 
 _TEXT = "%(asctime)s %(levelname)-7s %(message)s"
 _FIELDS = "d7yfs_fields"
@@ -43,21 +44,22 @@ _ROTATE_KEEP = 3
 
 PERIOD_S = 60.0
 _PLACE_BURST, _OBJECT_BURST, _SAME_BURST = 100, 20, 3
-"""Lines within a period that come from one place in the program; of these, that are about one object; of these, with the same words."""
+"""Most lines in a period from one place; of these, about one object; of these, alike."""
 
 
 def fields(values: Mapping[str, object]) -> dict[str, object]:
-    """The argument `extra` of a log call by which `values` stand in fields of their own where lines are JSON."""
+    """The argument `extra` of a log call that puts `values` into fields of JSON lines."""
     return {_FIELDS: dict(values)}
 
 
 def fields_of(error: D7yfsError, **more: str) -> dict[str, object]:
-    """The same for a line about an expected failure: its kind, the errno that a reader gets for it, what it is about, and `more`."""
+    """The same for an expected failure: its kind, the reader's errno, its subject, and `more`."""
     return fields({"error": type(error).__name__, "errno": errno.errorcode[error.errno], **error.facts, **more})
 
 
 class JsonFormatter(logging.Formatter):
-    """One object per line: time (RFC 3339, UTC), level, logger, message, the line's own fields, and the traceback where there is one."""
+    """A formatter of one JSON object per line: time (RFC 3339, UTC), level, logger, message, the
+    line's fields, and any traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -75,7 +77,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """For people."""
+    """A formatter of lines for people, with the request's number."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # logging's name
         said = super().formatMessage(record)
@@ -83,7 +85,8 @@ class TextFormatter(logging.Formatter):
 
 
 class JournalFormatter(logging.Formatter):
-    """What `inner` makes, each line with its priority in front, as the journal takes them from a service's stderr (sd-daemon(3))."""
+    """A formatter that puts the priority before each line of `inner`, as the journal reads them
+    from a service's stderr (sd-daemon(3))."""
 
     _PRIORITIES = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
 
@@ -97,9 +100,11 @@ class JournalFormatter(logging.Formatter):
 
 
 class Repeats(logging.Filter):
-    """Leaves out what one place in the program says too often, and has `handler` tell how much. Its clock is the records' own time.
+    """A filter that leaves out repeats from one place in the program, and logs their number by
+    `handler`. Its clock is the records' time.
 
-    Bounded: per place it remembers one line that was left out, and at most as many others as were written in this period. Any thread's.
+    Bounded: per place it keeps one line that was left out, and at most as many others as were
+    written in this period. For any thread.
     """
 
     def __init__(self, handler: logging.Handler) -> None:
@@ -107,20 +112,21 @@ class Repeats(logging.Filter):
         self._handler = handler
         self._lock = threading.Lock()
         self._since = -math.inf
-        """When this period began."""
+        """Start of this period, by the records' time."""
         self._written: Counter[tuple[object, ...]] = Counter()
         """Lines in this period by place, by place and object, and by place and words."""
-        self._left_out: dict[tuple[object, ...], _LeftOut] = {}
-        """By place, what nobody has been told of."""
+        self._left_out: dict[tuple[object, ...], tuple[int, str, int, str]] = {}
+        """Lines that were left out and not yet counted in a log line, by place: count, logger,
+        level and words of the last one."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line is to be written; it may get a word about others that will not be."""
+        """True if the line is to be written; it may get a note that others will be left out."""
         if record.levelno <= logging.DEBUG or isinstance(record, _Count):
             return True
         try:
             said = record.getMessage()
         except Exception:
-            return True  # what is wrong with it is the handler's to tell
+            return True  # the handler reports what is wrong with it
         place = (record.pathname, record.lineno)
         about = getattr(record, _FIELDS, {}).get("object", "")
         kind = record.exc_info[0] if record.exc_info else None
@@ -136,9 +142,8 @@ class Repeats(logging.Filter):
             if room:
                 self._written.update(limits.keys())
             else:
-                before = self._left_out.get(place)
-                count = before.count + 1 if before is not None else 1
-                self._left_out[place] = _LeftOut(count, record.name, record.levelno, said)
+                count = self._left_out[place][0] + 1 if place in self._left_out else 1
+                self._left_out[place] = (count, record.name, record.levelno, said)
         if is_over:
             self.tell()
         if room == 1:
@@ -146,34 +151,24 @@ class Repeats(logging.Filter):
         return room > 0
 
     def tell(self) -> None:
-        """Have written how many lines were left out since that was told last."""
+        """Log how many lines were left out since the last time."""
         with self._lock:
             left_out, self._left_out = self._left_out, {}
         for each in left_out.values():
-            # Not as the request of the kernel that happens to be answered now.
-            Context().run(self._handler.handle, _Count(each))
-
-
-@dataclass(frozen=True, slots=True)
-class _LeftOut:
-    count: int
-    logger: str
-    level: int
-    last: str
-    """The words of the last one."""
+            # Not with the number of the request that is being answered now.
+            Context().run(self._handler.handle, _Count(*each))
 
 
 class _Count(logging.LogRecord):
     """A line that says how many others were left out."""
 
-    def __init__(self, left_out: _LeftOut) -> None:
-        said = f"left out {left_out.count} like this: {left_out.last}"
-        super().__init__(left_out.logger, left_out.level, __file__, 0, said, (), None)
-        self.__dict__.update(fields({"left_out": left_out.count}))
+    def __init__(self, count: int, logger: str, level: int, last: str) -> None:
+        super().__init__(logger, level, __file__, 0, f"left out {count} like this: {last}", (), None)
+        self.__dict__.update(fields({"left_out": count}))
 
 
 def tell_left_out() -> None:
-    """Have every log of this process say how many lines were left out, if any were, and nobody has been told."""
+    """Make every log of this process say how many lines were left out since the last time."""
     for handler in logging.getLogger().handlers:
         for each in handler.filters:
             if isinstance(each, Repeats):
@@ -181,9 +176,11 @@ def tell_left_out() -> None:
 
 
 def configure(level: str, log_format: str, log_file: Path | None, *, background: Path | None = None) -> None:
-    """Send the log of this process to `log_file`, else to stderr; a daemon in the background, which has no stderr, to the system log.
+    """Send the log of this process to `log_file`, else to stderr; a daemon in the background has no
+    stderr, and logs to the system log.
 
-    `background` is the file that such a daemon writes where there is no system log. Raises OSError when a file cannot be opened.
+    `background` is the file for such a daemon if there is no system log. Raises OSError if a file
+    cannot be opened.
     """
     handler: logging.Handler
     text = _TEXT
@@ -211,12 +208,12 @@ def configure(level: str, log_format: str, log_file: Path | None, *, background:
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
     set_level(level)
-    atexit.unregister(tell_left_out)  # lest it is called twice
+    atexit.unregister(tell_left_out)  # so that it is called once
     atexit.register(tell_left_out)
 
 
 def _is_journal(fd: int) -> bool:
-    """Whether `fd` is a connection to systemd's journal ($JOURNAL_STREAM in systemd.exec(5))."""
+    """True if `fd` is a connection to systemd's journal ($JOURNAL_STREAM in systemd.exec(5))."""
     try:
         status = os.fstat(fd)
     except OSError:
@@ -225,17 +222,17 @@ def _is_journal(fd: int) -> bool:
 
 
 def set_level(level: str) -> None:
-    """Log from `level` on: debug, info, warning, error."""
+    """Log lines of `level` and above: debug, info, warning, error."""
     logging.getLogger("d7yfs").setLevel(level.upper())
 
 
 def level() -> str:
-    """From which level on is logged."""
+    """The lowest level that is logged."""
     return logging.getLevelName(logging.getLogger("d7yfs").getEffectiveLevel()).lower()
 
 
 def reopen() -> None:
-    """Go on in a new file where the log file was moved away."""
+    """Continue in a new file if the log file was moved away."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.FileHandler):
             handler.acquire()
@@ -246,7 +243,7 @@ def reopen() -> None:
 
 
 def destination() -> str:
-    """Where the log of this process goes, in words."""
+    """The destination of this process's log, in words."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.FileHandler):
             return handler.baseFilename

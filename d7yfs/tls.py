@@ -1,4 +1,5 @@
-"""Which certificate authorities are trusted: one answer for the SDK's calls and for the data plane, which must agree.
+"""The trusted certificate authorities: one answer for the SDK's calls and for the data plane, which
+must agree.
 
 Used by `repository` (data) and `origins` (control).
 """
@@ -14,18 +15,18 @@ from d7yfs.errors import ConfigError
 
 
 def ca_file(ca_bundle: Path | None) -> str:
-    """PEM file of the trusted authorities: the configured one, else the system's (where a private CA is installed), else certifi's."""
+    """PEM file of trusted authorities: the configured one, else the system's, else certifi's."""
     return str(ca_bundle) if ca_bundle else ssl.get_default_verify_paths().cafile or certifi.where()
 
 
 def ssl_context(ca_bundle: Path | None, *, verify: bool) -> ssl.SSLContext:
-    """How the data plane checks a store's certificate. Raises ConfigError for a bundle that cannot be read."""
+    """The data plane's check of a store's certificate. Raises ConfigError for a bad bundle."""
     path = ca_file(ca_bundle)
     try:
         context = ssl.create_default_context(cafile=path)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
-            f"the CA bundle {path} cannot be used: {error}", hint="name a PEM file of certificates"
+            f"the CA bundle {path} cannot be used: {error}", hint="give a PEM file of certificates"
         ) from error
     if not verify:
         context.check_hostname = False

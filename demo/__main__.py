@@ -1,7 +1,8 @@
-"""`make demo`: a real S3 server, a model repository on it, a mount, and a model loaded from the mount.
+"""`make demo`: a real S3 server, a model repository on it, a mount, and a model loaded from the
+mount.
 
-Everything goes through the command line as a user would type it. Whatever happens, the mount, the server and the scratch
-directory are gone afterwards. Exit status 0 means that every byte was right.
+All steps use the command line, as a user would. The mount, the server and the scratch directory are
+always gone afterwards. Exit status 0 means that every byte was right.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ console = Console(highlight=False)
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the message is for the user."""
+    """A reason to end the demo; the message is for the user."""
 
 
 class Timings:
-    """What took how long, for the table at the end."""
+    """The duration of each step, for the table at the end."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[str, float, int]] = []
@@ -92,7 +93,9 @@ class Mount:
         )
 
     def run(self, *arguments: str) -> None:
-        """`d7yfs ARGUMENTS`, shown with its output. Raises DemoError when it fails or takes more than a minute."""
+        """Run `d7yfs ARGUMENTS` and show its output. Raises DemoError if it fails or takes more
+        than a minute.
+        """
         console.print(f"[bold]$ d7yfs {escape(shlex.join(arguments))}", soft_wrap=True)
         try:
             subprocess.run([D7YFS, *arguments], env=self._environment, check=True, stdin=subprocess.DEVNULL, timeout=60)
@@ -100,7 +103,7 @@ class Mount:
             raise DemoError(f"d7yfs {arguments[0]}: {_reason(error)}\n{self._log_tail()}") from error
 
     def clean_up(self) -> None:
-        """Take down whatever is still mounted, busy or dead; its daemon then ends by itself."""
+        """Unmount if the mount is still there, busy or dead; its daemon then ends."""
         if self._is_mounted():
             command = ["umount", "--lazy"] if os.geteuid() == 0 else ["fusermount3", "-u", "-z"]
             subprocess.run([*command, str(self.path)], check=False, timeout=30)
@@ -116,14 +119,14 @@ class Mount:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make demo", description="Mount a model repository and read it.")
     parser.add_argument("--weights-mib", type=int, default=256, help="size of the large file (default: %(default)s)")
-    parser.add_argument("--scratch", type=Path, help="where everything is kept meanwhile (default: the temp directory)")
+    parser.add_argument("--scratch", type=Path, help="directory of all files of the demo (default: the temp directory)")
     arguments = parser.parse_args()
-    # So that `kill` cleans up as Ctrl-C does.
+    # With this, `kill` cleans up as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
     try:
         check_prerequisites()
         run(arguments.weights_mib << 20, arguments.scratch)
-    except (DemoError, OSError) as error:  # a mount that dies answers with an OSError
+    except (DemoError, OSError) as error:  # A dead mount answers with an OSError.
         console.print("[bold red]demo failed:", escape(str(error)), soft_wrap=True)
         return 1
     except KeyboardInterrupt:
@@ -133,7 +136,7 @@ def main() -> int:
 
 
 def check_prerequisites() -> None:
-    """Raise DemoError with what this machine lacks for a FUSE mount."""
+    """Check the machine for a FUSE mount. Raises DemoError with the missing part."""
     if not Path("/dev/fuse").exists():
         raise DemoError(
             "there is no /dev/fuse: load the kernel's module (modprobe fuse); in a container: --device /dev/fuse"
@@ -147,7 +150,7 @@ def check_prerequisites() -> None:
 
 
 def run(weights_bytes: int, scratch_parent: Path | None) -> None:
-    """The whole story, top to bottom."""
+    """Run all steps of the demo."""
     timings = Timings()
     with contextlib.ExitStack() as stack:
         scratch = Path(
@@ -181,7 +184,7 @@ def run(weights_bytes: int, scratch_parent: Path | None) -> None:
             with timings.measure(f"load and run {name} with onnxruntime"):
                 output = infer(mount.path / name / "1/model.onnx")
             if not np.array_equal(output, infer(source / name / "1/model.onnx")):
-                raise DemoError(f"{name} answers otherwise when it is loaded from the mount")
+                raise DemoError(f"{name} gives another answer if it is loaded from the mount")
 
         mount.run("status", str(mount.path))
         with timings.measure("unmount"):
@@ -198,7 +201,7 @@ def upload(server: seaweedfs.SeaweedFS, source: Path) -> None:
 
 
 def read(path: Path) -> None:
-    """Read the file from start to end, as a program does that wants its bytes."""
+    """Read the file from start to end, as a program does that uses its bytes."""
     buffer = bytearray(_READ_BYTES)
     with path.open("rb", buffering=0) as file:
         while file.readinto(buffer):
@@ -206,7 +209,9 @@ def read(path: Path) -> None:
 
 
 def compare(source: Path, mounted: Path) -> None:
-    """Print the SHA-256 of every file in the mount. Raises DemoError unless names and contents are the source's."""
+    """Print the SHA-256 of every file in the mount. Raises DemoError unless names and contents are
+    the source's.
+    """
     expected, found = list(files(source)), list(files(mounted))
     if expected != found:
         raise DemoError(f"the mount shows {[*map(str, found)]}, the source has {[*map(str, expected)]}")

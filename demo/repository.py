@@ -1,7 +1,8 @@
-"""The demo's model repository in Triton's layout: two real ONNX models and one large file of weights.
+"""The demo's model repository in Triton's layout: two real ONNX models and one large file of
+weights.
 
-The models are those that the `onnx` package ships for its own tests: real architectures whose weights are generated, so
-they are small and onnxruntime loads and runs them.
+The `onnx` package ships the models for its own tests. They are real architectures with generated
+weights, so they are small and onnxruntime loads and runs them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _CHUNK_BYTES = 8 << 20
 
 
 def make_repository(directory: Path, *, weights_bytes: int) -> None:
-    """Write the repository into `directory`; the same bytes every time."""
+    """Write the repository into `directory`, with the same bytes in every run."""
     shipped = Path(onnx.__file__).parent / "backend/test/data/light"
     for name, file in MODELS.items():
         model = directory / name / "1/model.onnx"

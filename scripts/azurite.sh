@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Installs Azurite, Microsoft's emulator of Azure Storage, for the tests, and prints the path of its azurite-blob.
+# Installs Azurite, Microsoft's emulator of Azure Storage, for the tests, and prints the path of its
+# azurite-blob.
 #
-# usage: scripts/azurite.sh [--installed]     --installed: as it is there, or exit status 1; nothing is installed
+# usage: scripts/azurite.sh [--installed]     --installed: print it or exit with 1; install nothing
 #
-# Into ~/.cache/d7yfs (XDG_CACHE_HOME), as requirements/azurite/package-lock.json pins it; nothing happens when it is there. Its packages'
-# install scripts are not run. Needs npm and Node.js 20 or newer; root installs Debian's.
+# It installs into ~/.cache/d7yfs (XDG_CACHE_HOME), with the versions of
+# requirements/azurite/package-lock.json, and only if that is missing. It does not run the packages'
+# install scripts. It needs npm and Node.js 20 or newer; root installs Debian's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/install_once.sh

@@ -1,8 +1,8 @@
-"""Checks the docstrings of d7yfs: `python scripts/check_docstrings.py [PATH…]` prints each that breaks a rule, and exits 1.
+"""Checks docstrings: `python scripts/check_docstrings.py [PATH…]` prints each fault, and exits 1.
 
-Every docstring opens with a noun or a verb, not with a bare "who" or "what". A class docstring is a
-sentence that says what the class is: it does not open with a preposition ("Of one repository."),
-and it ends with a full stop.
+Without a path it checks d7yfs. Every docstring opens with a noun or a verb, not with a bare "who"
+or "what". A class docstring is a sentence that says what the class is. It does not open with a
+preposition ("Of one repository."), and it ends with a full stop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FEWEST_WORDS = 4
 
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, bool, str]]:
-    """Line, whether it is a class's, and text of each docstring, those of attributes included."""
+    """Line, True for a class's, and text of each docstring, those of attributes included."""
     owners = {id(node.body[0]): node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     for node in ast.walk(tree):
         for child in ast.iter_child_nodes(node):
@@ -44,7 +44,7 @@ def faults(text: str, *, of_class: bool) -> Iterator[str]:
 
 
 def main(paths: list[str]) -> int:
-    """Print each fault of the Python files at or below `paths`; the exit status."""
+    """Print each fault of the Python files at or below `paths`. Returns the exit status."""
     count = 0
     files = [
         file for path in paths for file in ([Path(path)] if path.endswith(".py") else sorted(Path(path).rglob("*.py")))

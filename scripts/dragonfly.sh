@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Dragonfly itself, for `make integration-dragonfly` and the bench: scheduler (Go), dfdaemon and dfget (Rust).
+# Builds Dragonfly for `make integration-dragonfly` and the bench: scheduler (Go), dfdaemon and
+# dfget (Rust).
 #
 # usage: scripts/dragonfly.sh     prints the directory that holds the three binaries
 #
-# Built once, outside the tree (XDG_CACHE_HOME, else ~/.cache), in half an hour or more on two cores; later runs find them there. Needs Go
-# 1.25 and a recent stable Rust; root installs the Debian packages that the build needs. D7YFS_DRAGONFLY_BIN names a directory that has
-# the binaries already.
+# It builds once, outside the tree (XDG_CACHE_HOME, else ~/.cache), in half an hour or more on two
+# cores. Later runs reuse the result. It needs Go 1.25 and a recent stable Rust; root installs the
+# Debian packages for the build. D7YFS_DRAGONFLY_BIN names a directory with existing binaries.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/install_once.sh
@@ -39,7 +40,7 @@ build_scheduler() {  # TARGET-DIRECTORY
         go mod init scratch
         go mod edit -require="d7y.io/dragonfly/v2@v$SCHEDULER"
         go mod download d7y.io/dragonfly/v2
-        # Its own sums: with them nothing is resolved anew.
+        # Its own sums fix all versions.
         cat "$(go list -m -f '{{.Dir}}' d7y.io/dragonfly/v2)/go.sum" >>go.sum
         go build -o "$1/scheduler" d7y.io/dragonfly/v2/cmd/scheduler
     )
@@ -48,7 +49,8 @@ build_scheduler() {  # TARGET-DIRECTORY
 
 build_client() {  # TARGET-DIRECTORY
     say "building dfdaemon and dfget $CLIENT"
-    # In --target-dir an interrupted build goes on. dfctl is left out: it does not compile against today's dependencies.
+    # With --target-dir an interrupted build resumes. dfctl is left out: it does not compile with
+    # today's dependencies.
     RUSTFLAGS="--cfg tokio_unstable" cargo install dragonfly-client --version "$CLIENT" --bin dfdaemon --bin dfget \
         --root "$1/client" --target-dir "$target.build" --no-track
     mv "$1/client/bin/dfdaemon" "$1/client/bin/dfget" "$1/"

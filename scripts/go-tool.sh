@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Builds programs of other projects that are Go modules, each once, and prints the directories that hold them, as PATH wants them.
+# Builds Go programs of other projects, each once, and prints their directories in the form of PATH.
 #
-# usage: PATH=$(scripts/go-tool.sh minio):$PATH …     minio, fake-gcs-server, kubeconform, kustomize; one or several
+# usage: PATH=$(scripts/go-tool.sh minio):$PATH …     any of minio, fake-gcs-server, kubeconform,
+#                                                     kustomize
 #
-# Into ~/.cache/d7yfs (XDG_CACHE_HOME), in a few minutes; nothing happens when they are there. Needs Go 1.24 or newer.
+# It builds into ~/.cache/d7yfs (XDG_CACHE_HOME), in a few minutes, and only missing programs. It
+# needs Go 1.24 or newer.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/install_once.sh

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# Installs d7yfs for the whole host, from the lock: an environment of its own in PREFIX/lib/d7yfs, the command in PREFIX/bin, the helper
-# that `mount -t d7yfs` looks for in /sbin, and the systemd unit. Run again to upgrade; mounts that run keep their version until restarted.
+# Installs d7yfs for the whole host, from the lock: an environment in PREFIX/lib/d7yfs, the command
+# in PREFIX/bin, the helper of `mount -t d7yfs` in /sbin, and the systemd unit.
+#
+# Run it again to upgrade; running mounts keep their version until they restart.
 #
 # usage: PREFIX=/usr/local scripts/install.sh            (as root; DESTDIR=… stages into another root)
 set -euo pipefail
@@ -15,7 +17,7 @@ trap 'rm -rf "$build"' EXIT
 
 "$python" -m venv --clear "$home"
 pip=("$home/bin/python" -m pip --quiet --disable-pip-version-check)
-# pyfuse3 and d7yfs are built with the locked tools of .venv, which therefore need not be installed here.
+# The locked tools of .venv build pyfuse3 and d7yfs, so they need not be installed here.
 .venv/bin/python -m pip --quiet wheel --no-deps --no-build-isolation --wheel-dir "$build" .
 .venv/bin/python -m pip --quiet wheel --require-hashes --no-build-isolation --wheel-dir "$build" -r requirements/runtime.txt
 "${pip[@]}" install --no-index --no-deps "$build"/*.whl

@@ -1,8 +1,10 @@
 # shellcheck shell=bash
-# How the scripts install what tests and benches fetch or build: once for all trees of a user. Those scripts source this file.
+# The shared installer of the scripts: it fetches or builds the tools of tests and benches once for
+# all trees of a user. Those scripts source this file.
 #
-# Each installation is a directory below $tools. Its name has the versions in it, or a digest of the files that lock it.
-# It appears complete, by one rename, and no script changes or removes it afterwards: servers may run from it.
+# Each installation is a directory below $tools. Its name contains the versions, or a digest of the
+# files that lock it. It appears complete, by one rename. No script changes or removes it
+# afterwards, because servers may run from it.
 
 tools=${XDG_CACHE_HOME:-$HOME/.cache}/d7yfs
 
@@ -14,19 +16,21 @@ digest() {  # FILE…
     cat "$@" | sha256sum | cut -c 1-16
 }
 
-# Returns when the directory is there. If it is not, the command makes it: its last argument is a directory to fill, which
-# has another name until it is complete. A second caller waits, and then uses what the first one made.
+# Returns when the directory is there. If it is not, the command makes it: its last argument is a
+# directory to fill, with another name until it is complete. A second caller waits, and then uses
+# the first one's result.
 install_once() {  # DIRECTORY COMMAND [ARGUMENT…]
     local target=$1
     shift
     [ ! -d "$target" ] || return 0
     mkdir -p "$(dirname "$target")"
     (
-        # The command's processes inherit the lock. While one of them outlives a killed shell, no other caller begins.
+        # The command's processes inherit the lock. While one of them outlives a killed shell, no
+        # other caller begins.
         exec 9>"$target.lock"
         flock 9
         [ ! -d "$target" ] || exit 0
-        rm -rf "$target.partial" # a killed run leaves one
+        rm -rf "$target.partial" # from a killed run
         trap 'rm -rf "$target.partial"' EXIT
         mkdir "$target.partial"
         say "installing $target"
@@ -35,12 +39,14 @@ install_once() {  # DIRECTORY COMMAND [ARGUMENT…]
     )
 }
 
-# Writes the later name of a virtual environment into its programs, which have its path in their first lines.
+# Writes the later name of a virtual environment into its programs, which have its path in their
+# first lines.
 move_environment() {  # FROM TO
     grep -rlZ --binary-files=without-match --fixed-strings "$1" "$1/bin" "$1/pyvenv.cfg" | xargs -0r sed -i "s|$1|$2|g"
 }
 
-# Installs Debian packages if root runs the script; otherwise the script ends and says which command installs them.
+# Installs Debian packages if root runs the script; otherwise the script ends and prints the command
+# that installs them.
 install_packages() {  # PACKAGE…
     command -v apt-get >/dev/null || die "this machine lacks what these Debian packages hold, please install it: $*"
     [ "$(id -u)" -eq 0 ] || die "system packages are missing, please run: sudo apt-get install --no-install-recommends $*"

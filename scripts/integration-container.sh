@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# The image, built from the Dockerfile and run: by the commands of docs/operations.md, as a sidecar beside a reader in another container, and
-# without privilege by the helper; and the manifests of deploy/kubernetes against their schemas and each other.
+# Tests the image, built from the Dockerfile: with the commands of docs/operations.md, as a sidecar
+# of a reader in another container, and without privilege through the helper. It also checks the
+# manifests of deploy/kubernetes against their schemas and each other.
 #
 # usage: scripts/integration-container.sh [PYTEST-ARGUMENTS…]
 #
-# As root, with podman and buildah (installed when they are missing). Where no base image can be pulled, debootstrap makes one. D7YFS_IMAGE names
-# an image that is there already; D7YFS_BUILD_OPTIONS are buildah's, for a registry that needs a proxy or an authority of its own, say.
+# Run it as root, with podman and buildah (installed if missing). If no base image can be pulled,
+# debootstrap makes one. D7YFS_IMAGE names an existing image. D7YFS_BUILD_OPTIONS go to buildah, for
+# example for a registry that needs a proxy or its own authority.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# The tests of Dragonfly against the real thing: scripts/dragonfly.sh builds it, the tests start a scheduler, a seed and two peers.
+# Runs the tests against a real Dragonfly: scripts/dragonfly.sh builds it, the tests start a
+# scheduler, a seed and two peers.
 #
 # usage: scripts/integration-dragonfly.sh [PYTEST-ARGUMENTS…]
 #
-# As root, for mounts. Everything listens on loopback and is gone afterwards. Takes some 10 GiB of disk below /var/tmp for a while.
+# Run it as root, for mounts. Everything listens on loopback and is gone afterwards. It takes some
+# 10 GiB of disk below /var/tmp for a while.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

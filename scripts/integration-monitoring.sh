@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# The alert rules, the dashboard and the metrics of a real mount, by a real Prometheus (Debian's package).
+# Tests the alert rules, the dashboard and the metrics of a real mount, with a real Prometheus
+# (Debian's package).
 #
 # usage: scripts/integration-monitoring.sh [PYTEST-ARGUMENTS…]
 #
-# As root, for the mount. Everything listens on loopback and is gone afterwards. D7YFS_TEST_MONITORING_PLOT=docs/monitoring.png draws the
-# dashboard's panels anew, from two minutes of a mount that is used and in trouble.
+# Run it as root, for the mount. Everything listens on loopback and is gone afterwards.
+# D7YFS_TEST_MONITORING_PLOT=docs/monitoring.png draws the dashboard's panels again, from two
+# minutes of a mount in use and in trouble.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

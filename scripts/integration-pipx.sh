@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# d7yfs as pipx installs it from this tree, with the newest dependencies rather than the locked ones: the commands are there, and each part that
-# was built or chosen anew loads. Everything it makes is in a directory of its own, which is removed.
+# Tests d7yfs as pipx installs it from this tree, with the newest dependencies instead of the locked
+# ones. The commands must exist, and each compiled or newly resolved part must load.
+#
+# All files are in a separate directory, which is removed.
 #
 # usage: scripts/integration-pipx.sh
 set -euo pipefail
@@ -18,7 +20,7 @@ export PIPX_HOME=$place/home PIPX_BIN_DIR=$place/bin PIPX_MAN_DIR=$place/man
 test -x "$place/bin/mount.d7yfs"
 "$place/home/venvs/d7yfs/bin/python" -c 'import d7yfs.daemon, d7yfs.monitor.metrics, d7yfs.origins.s3.origin, d7yfs.origins.gs.origin, d7yfs.origins.azure.origin'
 mkdir "$place/mnt"
-# No store answers there: the check says so, and finds no other fault.
+# No store answers there: the check must report that, and no other fault.
 "$place/bin/d7yfs" check --json --anonymous --cache-dir "$place/cache" s3://127.0.0.1:1/bucket "$place/mnt" >"$place/said" || true
 "$place/home/venvs/d7yfs/bin/python" - "$place/said" <<'END'
 import json, sys

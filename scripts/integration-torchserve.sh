@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# The tests with a real TorchServe: scripts/torchserve.sh installs it, the tests start it on mounts of a real S3 server.
+# Runs the tests with a real TorchServe: scripts/torchserve.sh installs it, the tests start it on
+# mounts of a real S3 server.
 #
 # usage: scripts/integration-torchserve.sh [PYTEST-ARGUMENTS…]
 #
-# As root, for mounts. Everything listens on loopback and is gone afterwards.
+# Run it as root, for mounts. Everything listens on loopback and is gone afterwards.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# The contract suite against stores that are too big for `make test`: Ceph's RADOS Gateway, MinIO and fake-gcs-server.
+# Runs the contract suite against stores that are too big for `make test`: Ceph's RADOS Gateway,
+# MinIO and fake-gcs-server.
 #
-# usage: scripts/integration.sh [s3-rgw] [s3-minio] [gs-fake] [-- PYTEST-ARGUMENTS…]     without a name: all
+# usage: scripts/integration.sh [s3-rgw] [s3-minio] [gs-fake] [-- PYTEST-ARGUMENTS…]
+#        without a name: all
 #
-# Ceph comes from Debian's packages (root installs them), scripts/go-tool.sh builds the others, once. Everything listens on loopback and is
-# gone afterwards.
+# Ceph comes from Debian's packages, which root installs. scripts/go-tool.sh builds the others,
+# once. Everything listens on loopback and is gone afterwards.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

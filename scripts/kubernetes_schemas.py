@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""JSON schemas for kubeconform, from what registries' packages carry.
+"""JSON schemas for kubeconform, made from the packages of registries.
 
 usage: kubernetes_schemas.py OUT SOURCE…
 
-SOURCE is the YAML of CustomResourceDefinitions, from which OUT/<kind>_<version>.json is made (kind in lower case), or a directory of
-schemas of Kubernetes' own kinds (in the package kubernetes-validate), which is copied to OUT/<its name> without the names by which
-kubeconform would look for what they refer to on the network.
+SOURCE is the YAML of CustomResourceDefinitions, or a directory of schemas of Kubernetes' own kinds
+(in the package kubernetes-validate). From the YAML it makes OUT/<kind>_<version>.json, with the
+kind in lower case. It copies a directory to OUT/<its name>. It removes the names by which
+kubeconform would search references on the network.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import yaml
 
 
 def closed(schema: Any) -> Any:
-    """`schema` with no room for fields that it does not name, but where it keeps unknown ones."""
+    """The `schema` without room for fields that it does not name, except where it keeps unknown
+    ones.
+    """
     if isinstance(schema, list):
         return [closed(each) for each in schema]
     if not isinstance(schema, dict):
@@ -33,7 +36,7 @@ def closed(schema: Any) -> Any:
 
 
 def from_definitions(out: Path, path: Path) -> None:
-    """Those of custom resources."""
+    """Write the schemas of custom resources."""
     for definition in yaml.safe_load_all(path.read_text()):
         if definition and definition.get("kind") == "CustomResourceDefinition":
             for version in definition["spec"]["versions"]:
@@ -44,7 +47,7 @@ def from_definitions(out: Path, path: Path) -> None:
 
 
 def from_package(out: Path, directory: Path) -> None:
-    """Those of one version of Kubernetes."""
+    """Write the schemas of one version of Kubernetes."""
     (out / directory.name).mkdir(exist_ok=True)
     for path in directory.glob("*.json"):
         schema = json.loads(path.read_text().replace('"/api/_definitions.json#', '"_definitions.json#'))

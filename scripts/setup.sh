@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# Makes .venv: Python environment with every locked dependency and d7yfs itself, editable, so .venv/bin/d7yfs runs this tree.
+# Makes .venv, the Python environment with every locked dependency and d7yfs itself, editable, so
+# that .venv/bin/d7yfs runs this tree.
 #
-# usage: scripts/setup.sh [COMMAND…]     commands needed besides, each in the Debian package of the same name (s3fs, curl), or PACKAGE:COMMAND
+# usage: scripts/setup.sh [COMMAND…]     further commands, each in the Debian package of the same name
+#                                        (s3fs, curl), or PACKAGE:COMMAND
 #
-# Missing Debian/Ubuntu packages are installed when root runs it; otherwise it prints the line that installs them.
-# Does nothing when nothing changed; of two at a time in one tree, the second waits. PYTHON=… chooses the interpreter.
+# As root it installs missing Debian/Ubuntu packages; otherwise it prints the line that installs
+# them. It does nothing if nothing changed. A second run in the same tree waits for the first.
+# PYTHON=… chooses the interpreter.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/install_once.sh
@@ -12,14 +15,14 @@ cd "$(dirname "$0")/.."
 find_python() {
     local candidate
     for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
-        # Version managers leave shims that exist and fail, so each candidate is run.
+        # Version managers leave shims that exist and fail, so the script runs each candidate.
         "$candidate" -c 'import sys; print(sys.executable) if sys.version_info >= (3, 11) else sys.exit(1)' 2>/dev/null && return
     done
     die "no Python 3.11 or newer among: ${PYTHON:-python3 python3.13 python3.12 python3.11} (PYTHON=/path/to/python3 make setup names another)"
 }
 
-# One Debian package per line for what this machine lacks. Asks for the things themselves and not for packages, so that
-# a compiler or a Python installed another way counts too.
+# Prints one Debian package per line for each thing that this machine lacks. It tests the things
+# themselves, so that a compiler or a Python from another source counts too.
 missing_packages() {
     local python=$1 version command
     shift
@@ -45,7 +48,7 @@ if [ ${#missing[@]} -gt 0 ]; then
     install_packages "${missing[@]}"
 fi
 
-# Where the tree is counts too: a virtual environment cannot be moved.
+# The tree's path counts too: a virtual environment cannot be moved.
 wanted=$({ cat requirements/*.txt pyproject.toml scripts/setup.sh; echo "$PWD $python"; } | sha256sum)
 if [ "$(cat .venv/.setup 2>/dev/null)" = "$wanted" ]; then
     exit 0
@@ -55,10 +58,11 @@ say "building .venv with $("$python" --version)"
 rm -rf .venv
 "$python" -m venv .venv
 pip=(.venv/bin/python -m pip --quiet --disable-pip-version-check install)
-# The build tools come first and from the lock as well: with build isolation pip would fetch them without hashes.
+# The build tools come first, also from the lock: with build isolation pip would fetch them without
+# hashes.
 "${pip[@]}" --require-hashes -r requirements/build.txt
 "${pip[@]}" --require-hashes --no-build-isolation -r requirements/dev.txt
 "${pip[@]}" --no-deps --no-build-isolation --editable .
-.venv/bin/python -c 'import pyfuse3' # its shared library is there
+.venv/bin/python -c 'import pyfuse3' # fails without its shared library
 echo "$wanted" >.venv/.setup
 say "done: .venv/bin/d7yfs"

@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# A real TorchServe with torch, for `make integration-torchserve` and `python -m bench.loaders`.
+# Installs a real TorchServe with torch, for `make integration-torchserve` and `python -m
+# bench.loaders`.
 #
-# usage: scripts/torchserve.sh [--installed]     prints the directory that holds torchserve, torch-model-archiver and their python
-#                                                --installed: as it is there, or exit status 1; nothing is installed
+# usage: scripts/torchserve.sh [--installed]     prints the directory that holds torchserve,
+#                                                torch-model-archiver and their python
+#                                                --installed: print it or exit with 1; install nothing
 #
-# Into ~/.cache/d7yfs (XDG_CACHE_HOME), as requirements/torchserve.txt pins it: 1.9 GB to download and 4.3 GB of disk, once; nothing happens
-# when it is there. Needs x86-64 Linux, Python 3.10 or newer and Java 17, which root installs. D7YFS_TORCHSERVE_BIN names such a directory
-# that is there anyway.
+# It installs into ~/.cache/d7yfs (XDG_CACHE_HOME), with the versions of
+# requirements/torchserve.txt, and only if that is missing: 1.9 GB to download and 4.3 GB of disk.
+# It needs x86-64 Linux, Python 3.10 or newer and Java 17, which root installs. D7YFS_TORCHSERVE_BIN
+# names an existing directory of that kind.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/install_once.sh

@@ -1,9 +1,10 @@
-"""Which modules a cold lookup and a cold read pass: `python scripts/trace.py` (as root, with /dev/fuse) prints them with their calls.
+"""Prints the modules that a cold lookup and a cold read pass, with their calls: `python
+scripts/trace.py`.
 
-A daemon mounts a store that this script serves, under a profile hook in each of its threads. A signal
-begins the recording of one operation, another ends it. Counted are the modules of d7yfs in which code
-ran, and the calls from a function of one of them to a function of another. A coroutine counts when it
-starts, not each time it goes on.
+It needs root and /dev/fuse. A daemon mounts a store that this script serves, with a profile hook in
+each of its threads. One signal begins the recording of an operation, another ends it. It counts the
+modules of d7yfs whose code ran, and calls between functions of different modules. A coroutine
+counts when it starts, not each time it resumes.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ OBJECTS = {"model/1/model.bin": 8 << 20, "model/config.pbtxt": 300}
 ETAG = '"0123456789abcdef0123456789abcdef"'
 WAIT_S = 20.0
 SETTLE_S = 0.5
-"""Tasks that an operation has started may go on for a moment."""
+"""Seconds in which the tasks of an operation may still run."""
 
 
 class Handler(BaseHTTPRequestHandler):
-    """The least of S3 that a mount needs: a flat listing, and ranges of objects."""
+    """A server with the part of S3 that a mount needs: a flat listing, and ranges of objects."""
 
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        """A listing, or a range of an object."""
+        """Send a listing, or a range of an object."""
         path, _, _query = self.path.partition("?")
         key = path.removeprefix("/bucket").strip("/")
         if not key:
@@ -67,7 +68,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 class Recording:
@@ -102,10 +103,12 @@ class Recording:
         callee = frame.f_globals.get("__name__", "")
         if not callee.startswith("d7yfs.") or callee.startswith("d7yfs.logs"):
             return
+        if frame.f_code.co_filename.startswith("<"):
+            return  # made by Python, as the constructors of dataclasses are
         self.modules.add(callee)
         code, at = frame.f_code.co_code, frame.f_lasti
         if at >= 0 and code[at] == opmap["RESUME"] and code[at + 1] & 3:
-            return  # it goes on
+            return  # It resumes.
         caller = frame.f_back.f_globals.get("__name__", "") if frame.f_back is not None else ""
         if caller.startswith("d7yfs.") and caller != callee:
             self.calls[caller, callee] += 1
@@ -120,7 +123,7 @@ def daemon(report: str, arguments: list[str]) -> None:
 
 
 def until(path: Path) -> None:
-    """Wait for a file to be there, and remove it."""
+    """Wait until a file exists, and remove it."""
     deadline = time.monotonic() + WAIT_S
     while not path.exists():
         if time.monotonic() > deadline:

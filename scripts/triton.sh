@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
-# A real Triton server with its Python backend, for `make integration-triton` and `python -m bench.triton`.
+# Installs a real Triton server with its Python backend, for `make integration-triton` and `python
+# -m bench.triton`.
 #
 # usage: scripts/triton.sh     prints the path of a tritonserver that runs as it is
 #
-# It comes out of a wheel, as requirements/triton.txt pins it, with a Python of its own beside it: into ~/.cache/d7yfs (XDG_CACHE_HOME), or
-# for root below /var/cache, so that the server can run as another user too. Nothing happens when it is there. D7YFS_TRITON names a
-# tritonserver that is there anyway. Needs x86-64 Linux with glibc 2.35 or newer and a shared libpython 3.9 to 3.12.
+# It comes from a wheel, in the version of requirements/triton.txt, with its own Python: into
+# ~/.cache/d7yfs (XDG_CACHE_HOME). For root it goes below /var/cache, so that the server can run as
+# another user too. It is installed only if it is missing. D7YFS_TRITON names an existing
+# tritonserver. It needs x86-64 Linux with glibc 2.35 or newer and a shared libpython 3.9 to 3.12.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/install_once.sh
 
 VERSION=2.51.0  # of the server in the wheel
 
-# Prints an interpreter, its version and the directory of its libpython (empty: the linker finds it). The system's own comes first: other
-# users can run it, and one in root's home they cannot.
+# Prints an interpreter, its version and the directory of its libpython (empty: the linker finds
+# it). The system's own comes first, because other users cannot run one in root's home.
 find_python() {
     local candidate found version libdir
     for candidate in ${PYTHON:-/usr/bin/python3 python3 python3.12 python3.11 python3.10}; do
@@ -42,7 +44,8 @@ install_triton() {  # TARGET-DIRECTORY
     python=$(find_python) || { install_libpython && python=$(find_python); } ||
         die "no Python 3.9 to 3.12 with a shared libpython (PYTHON=/path/to/python3 names one)"
     read -r python version libdir <<<"$python"
-    # Without pip of its own, which Debian keeps in another package: ours installs into it.
+    # The environment has no pip, which Debian keeps in another package, so .venv's installs into
+    # it.
     "$python" -m venv --without-pip "$1"
     .venv/bin/python -m pip --quiet --disable-pip-version-check --python "$1/bin/python" install --no-deps --require-hashes \
         -r requirements/triton.txt

@@ -1,4 +1,4 @@
-"""Fixtures that every directory of tests may use."""
+"""Fixtures for every directory of tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FOREIGN = (
 
 @pytest.fixture(scope="session", autouse=True)
 def _clean_environment() -> Iterator[None]:
-    """No test sees the credentials, settings, proxies or mounts of whoever runs it."""
+    """Hide the credentials, settings, proxies and mounts of the calling user from every test."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="d7yfs-run-") as runtime:
         for name in os.environ:
             if name.upper().startswith(_FOREIGN):
@@ -40,14 +40,14 @@ def _clean_environment() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def seaweedfs(tmp_path_factory: pytest.TempPathFactory, _clean_environment: None) -> Iterator[SeaweedFS]:
-    """A real S3 server for the whole run. Tests share it: use a bucket or prefix of your own."""
+    """A real S3 server for the whole run. Tests share it: use your own bucket or prefix."""
     with seaweedfs_server.running(tmp_path_factory.mktemp("seaweedfs")) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def gcs() -> Iterator[GcsServer]:
-    """A Google Cloud Storage server of this suite's own, shared like `seaweedfs`, as are the others."""
+    """A fake Google Cloud Storage server, shared like `seaweedfs`; so are the fixtures below."""
     with GcsServer() as server:
         yield server
 

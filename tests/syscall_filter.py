@@ -1,7 +1,8 @@
-"""Runs a command under a system call filter, as systemd does for `SystemCallFilter=`: python syscall_filter.py SET… -- COMMAND…
+"""Runs a command under a system call filter, like systemd's `SystemCallFilter=`: python
+syscall_filter.py SET… -- COMMAND…
 
-SETs are systemd's (`systemd-analyze syscall-filter`). What is in none of them fails with EPERM. The filter is the kernel's own, loaded by
-libseccomp, which systemd uses too.
+SETs are systemd's (`systemd-analyze syscall-filter`). A system call outside of them fails with
+EPERM. The kernel enforces the filter, which libseccomp loads, as in systemd.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _UNKNOWN = -1
 
 
 def calls(names: list[str]) -> set[str]:
-    """The system calls of these sets, and of those that they name."""
+    """The system calls of these sets, and of the sets that they name."""
     shown = subprocess.run(
         ["systemd-analyze", "--no-pager", "syscall-filter"], capture_output=True, text=True, check=True
     )
@@ -40,7 +41,7 @@ def calls(names: list[str]) -> set[str]:
 
 
 def load(allowed: set[str]) -> None:
-    """Have the kernel allow this process, and all that come of it, no other system calls."""
+    """Restrict this process and its children to these system calls."""
     library = ctypes.CDLL("libseccomp.so.2", use_errno=True)
     library.seccomp_init.restype = ctypes.c_void_p
     context = ctypes.c_void_p(library.seccomp_init(_FAIL_WITH_EPERM))

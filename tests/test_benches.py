@@ -1,4 +1,4 @@
-"""What each bench makes lies where the store looks that serves it: a bench that does not find its data fails only after it was started."""
+"""Each bench puts its data where its store looks: otherwise it would fail only after its start."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MAKERS: dict[str, tuple[Callable[[Path], None], set[str]]] = {
         {dragonfly.key(1, way) for way in (dragonfly.DIRECT, "proxy", "socket", f"proxy-{dragonfly.FILL}")},
     ),
 }
-"""Each as `store.running` calls it, and some of what its bench reads."""
+"""The makers as `store.running` calls them, and some files that their benches read."""
 
 
 @pytest.mark.parametrize(("make", "names"), MAKERS.values(), ids=MAKERS)
@@ -52,5 +52,5 @@ def test_the_store_finds_what_a_bench_makes(
     control = tmp_path / "control"
     control.write_bytes(bytes(Control.size_bytes(1)))
     store = Store(tmp_path / "buckets", tmp_path / "no-ca.pem", 0, 0, Control(control))
-    assert (store.data / dataset.LARGE).stat().st_size >= TINY.large_bytes, "by which the ceiling is measured"
+    assert (store.data / dataset.LARGE).stat().st_size >= TINY.large_bytes, "the ceiling is measured with this file"
     assert [name for name in sorted(names) if not (store.data / name).is_file()] == []

@@ -1,4 +1,4 @@
-"""Combined CRCs against those of the whole bytes."""
+"""Combined CRCs against the CRCs of the whole bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lines look like, and that a place which says too much is silenced."""
+"""The format of log lines, and the limit on a call site that logs too much."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from d7yfs.errors import AccessDenied
 
 
 class Written(logging.Handler):
-    """Remembers what it was to write."""
+    """A handler that keeps the lines it would write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def test_a_place_says_so_much_a_minute_and_what_was_left_out_is_counted(written:
     assert written.lines[101:] == ["left out 51 like this: said 150", "something else"]
     written.handle(record("said %d", 151, at=1061.0))
     written.handle(record("said %d", 152, at=2000.0))
-    assert written.lines[103:] == ["said 151", "said 152"], "nothing was left out"
+    assert written.lines[103:] == ["said 151", "said 152"], "no line may be left out"
 
 
 def test_the_same_line_is_written_three_times_a_minute_and_hides_no_other(written: Written) -> None:
@@ -110,7 +110,7 @@ def test_what_was_left_out_is_told_though_nothing_more_is_said(written: Written)
     assert written.lines[3:] == ["left out 2 like this: the same"]
     assert (written.as_json[3]["left_out"], written.as_json[3]["level"]) == (2, "warning")
     tell(written)
-    assert len(written.lines) == 4, "told once"
+    assert len(written.lines) == 4, "the count is reported once"
 
 
 def test_the_count_belongs_to_no_request(written: Written) -> None:

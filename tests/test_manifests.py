@@ -1,4 +1,7 @@
-"""What the manifests of deploy/kubernetes set exists, and the forms agree with each other; schemas are `make integration-container`'s."""
+"""The settings in the manifests of deploy/kubernetes exist, and the forms agree with each other.
+
+`make integration-container` checks schemas.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def read(path: str) -> list[Any]:
 
 
 def source_of(directory: str) -> str:
-    """What a directory's own kustomization sets to be mounted."""
+    """The mounted source in a directory's own kustomization."""
     (kustomization,) = read(f"{directory}/kustomization.yaml")
     (found,) = (
         literal.partition("=")[2]
@@ -36,7 +39,7 @@ def source_of(directory: str) -> str:
 
 
 def objects(value: Any) -> Iterator[dict[str, Any]]:
-    """Every mapping in a document, at whatever depth."""
+    """Every mapping in a document, at any depth."""
     if isinstance(value, dict):
         yield value
         for each in value.values():
@@ -62,7 +65,7 @@ def containers() -> list[tuple[str, dict[str, Any]]]:
 
 
 def settings() -> Iterator[tuple[str, str, str]]:
-    """Where, variable and value, of every D7YFS_* that is set."""
+    """File, variable and value of every D7YFS_* that the manifests set."""
     for path, document in documents():
         for each in objects(document):
             name = each.get("name", "")
@@ -107,7 +110,7 @@ def test_probes_are_asked_where_the_mount_answers(probe: str) -> None:
     wanted = "/healthz" if probe == "livenessProbe" else "/readyz"
     for path, each in asked:
         assert each["httpGet"] == {"path": wanted, "port": "d7yfs"}, path
-        # A probe's child has 5 s, or 10 (d7yfs.monitor.probe).
+        # A probe's child has 5 s, or 10 s (d7yfs.monitor.probe).
         assert each["timeoutSeconds"] >= (15 if probe == "livenessProbe" else 10), path
     ports = {each["containerPort"] for _, container in containers() for each in container.get("ports", ())}
     assert ports == {int(OPTIONS["metrics_listen"].default.rpartition(":")[2])}
@@ -147,7 +150,7 @@ def test_kserve_reads_what_the_node_mounts() -> None:
     (shared,) = (each for each in daemon["volumeMounts"] if each.get("mountPropagation") == "Bidirectional")
     (host,) = (each["hostPath"]["path"] for each in pod["volumes"] if each["name"] == shared["name"])
     mounted = PurePath(point).relative_to(shared["mountPath"])
-    assert mounted.parts, "a directory in the volume, not its root"
+    assert mounted.parts, "the mount point must be below the volume's root"
     source = source_of("overlays/node")
     services = read("kserve/inferenceservices.yaml")
     assert len(services) == 2
@@ -165,8 +168,11 @@ def test_kserve_reads_what_the_node_mounts() -> None:
         assert str(directory) == service["metadata"]["name"]
         assert "storageUri" not in server
         if directory.name == "triton":
-            assert f"{source}/{directory}" == source_of("base/settings"), "the same models as beside Triton"
-            # To a `model:` KServe adds the args of its own runtime, which name a repository that is not there.
+            assert f"{source}/{directory}" == source_of("base/settings"), (
+                "it must be the same source as in the Triton sidecar"
+            )
+            # KServe adds to a `model:` the arguments of its own runtime, which name a repository
+            # that does not exist.
             assert "model" not in predictor
 
 
@@ -178,15 +184,16 @@ def test_dfdaemon_and_the_node_share_storage_and_socket() -> None:
     (daemon,) = pod["containers"]
     ours = {each["mountPath"]: each["name"] for each in daemon["volumeMounts"]}
     on_host = {each["name"]: each["hostPath"]["path"] for each in pod["volumes"] if "hostPath" in each}
-    # What client-daemonset.yaml of the chart mounts whatever the values say, from 1.3.3 on: its own configuration and the host's socket.
+    # From 1.3.3 on, client-daemonset.yaml of the chart always mounts these: its own configuration
+    # and the host's socket.
     charts = {"/etc/dragonfly": "config", "/var/run/dragonfly": "socket-dir"}
     theirs = {each["mountPath"]: each["name"] for each in client["extraVolumeMounts"]}
-    assert not {path.rstrip("/") for path in theirs} & set(charts), "a path that is mounted twice is refused"
-    assert not set(theirs.values()) & set(charts.values()), "so is a volume of the same name"
+    assert not {path.rstrip("/") for path in theirs} & set(charts), "Kubernetes refuses a path that is mounted twice"
+    assert not set(theirs.values()) & set(charts.values()), "Kubernetes refuses two volumes of the same name"
     extra = {each["name"]: each["hostPath"]["path"] for each in client["extraVolumes"]}
     assert set(extra) == set(theirs.values())
     ((path, name),) = theirs.items()
-    assert on_host[ours[path]] == extra[name] == path, "one volume at one path"
+    assert on_host[ours[path]] == extra[name] == path, "both must mount one volume at one path"
     variables = {each["name"]: each.get("value", "") for each in daemon["env"]}
     for inside in (client["config"]["storage"]["dir"], variables["D7YFS_CACHE_DIR"]):
         assert PurePath(inside).is_relative_to(path)
@@ -204,7 +211,7 @@ def test_a_changed_secret_reaches_the_file_that_is_read() -> None:
         (document,) = read(path)
         (file,) = (each["value"] for each in container["env"] if each["name"] == "AWS_SHARED_CREDENTIALS_FILE")
         (mount,) = (each for each in container["volumeMounts"] if each["mountPath"] == str(PurePath(file).parent))
-        assert "subPath" not in mount, "the kubelet does not renew those"
+        assert "subPath" not in mount, "the kubelet does not renew a subPath"
         (volume,) = (each for each in document["spec"]["template"]["spec"]["volumes"] if each["name"] == mount["name"])
         secret = {"secretName": "d7yfs-credentials", "optional": True}
         assert volume["secret"] == secret

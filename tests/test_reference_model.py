@@ -1,10 +1,14 @@
-"""All of d7yfs without FUSE against a dict of bytes: random programs of readers, faults, replacements, evictions and deaths.
+"""All of d7yfs without FUSE against a dict of bytes: random programs of readers, faults,
+replacements, evictions and deaths.
 
-Whatever is looked up or listed, the answer was true at some moment within the metadata TTL. Whatever is read is exactly the bytes of the
-version that its handle pinned, all that were asked for, or an error for which the origin has given reason.
+An answer to a lookup or listing was true at some moment within the metadata TTL. A read returns
+exactly the bytes of the version that its handle pinned, all of the range. Otherwise it is an error
+for which the origin has given reason.
 
 `tests/reference/` holds the language of the programs and the world that runs them.
-A failing program is printed, shrunk; `@example` it here when its bug is mended. For a long run:
+
+A failing program is printed, shrunk. Add it here as `@example` when its bug is fixed. For a long
+run:
 
     REFERENCE_MODEL_EXAMPLES=5000 python -m pytest tests/test_reference_model.py
 """
@@ -20,7 +24,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from d7yfs.tree.source import Mode
+from d7yfs.tree.source import ListingMode
 from tests.reference import world
 from tests.reference.program import (
     Delete,
@@ -56,7 +60,7 @@ _SETTINGS = settings(
 @settings(_SETTINGS)
 @given(program=programs(max_stories=12), seed=st.integers(0, 2**16))
 @example(
-    # The other daemon had brought the last of a range between two looks of this one at its leases.
+    # The other daemon brought the end of a range between two checks of this daemon's leases.
     program=Program(
         setup=Setup(daemons=2),
         steps=(
@@ -79,9 +83,9 @@ def test_a_reader_gets_the_bytes_of_his_version_or_an_error_with_a_reason(
 @settings(_SETTINGS, max_examples=_LONG or 60)
 @given(program=name_programs(max_stories=16), seed=st.integers(0, 2**16))
 @example(
-    # The directory had been given up for room, so that no listing of it told the kernel of a change.
+    # The directory had been evicted, so no listing of it told the kernel of the change.
     program=Program(
-        setup=Setup(listing=Mode.DIRECTORY, max_inodes=4),
+        setup=Setup(listing=ListingMode.DIRECTORY, max_inodes=4),
         steps=(
             Look(0, "m/config"),
             List(0, "a"),
@@ -95,7 +99,7 @@ def test_a_reader_gets_the_bytes_of_his_version_or_an_error_with_a_reason(
     seed=0,
 )
 @example(
-    # The file's directory was found to be gone while the file was asked for.
+    # The file's directory vanished during the request for the file.
     program=Program(
         setup=Setup(page_s=0.01, revalidates=True),
         steps=(

@@ -1,6 +1,8 @@
-"""What the scripts install for tests and benches: once, complete or not at all, and never from under a server that runs from it.
+"""The installations of the scripts for tests and benches happen once, are complete or absent, and
+never replace a running server's files.
 
-A stand-in for npm writes what the real one would, and waits for the test in between; the scripts, their lock and their renames are real.
+A fake npm writes the files of the real one, and waits for the test in between. The scripts, their
+lock and their renames are real.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from tests.servers import azurite
 ROOT = Path(__file__).parents[1]
 AZURITE = ROOT / "scripts" / "azurite.sh"
 
-# Writes its number to a file as soon as it begins, and a program once it may go on.
+# A fake npm: it writes its process id to a file at once, and a program after the test's signal.
 _NPM = """#!/usr/bin/env bash
 set -e
 while [ "$1" != --prefix ]; do shift; done
@@ -34,7 +36,7 @@ mkdir -p "$2/node_modules/.bin"
 echo "made by $$" >"$2/node_modules/.bin/azurite-blob"
 chmod +x "$2/node_modules/.bin/azurite-blob"
 """
-# The real one, which says first that somebody is about to lock.
+# A wrapper of the real flock, which reports each attempt to lock.
 _FLOCK = """#!/usr/bin/env bash
 echo "flock $$" >>"$SAID"
 exec {flock} "$@"
@@ -42,7 +44,7 @@ exec {flock} "$@"
 
 
 class Scene:
-    """An empty cache directory, and a shell script's view of the world with a npm that waits."""
+    """An empty cache directory, and the environment of a script with an npm that waits."""
 
     def __init__(self, directory: Path) -> None:
         self.cache = directory / "cache"
@@ -54,7 +56,8 @@ class Scene:
         fifos = [directory / "said", directory / "go-on"]
         for fifo in fifos:
             os.mkfifo(fifo)
-        # Open for both, so that neither end waits for the other to appear or sees it go.
+        # Opened for both reading and writing, so that neither end waits for the other or sees its
+        # end.
         self._said, self._go_on = (os.fdopen(os.open(fifo, os.O_RDWR), "r+b", buffering=0) for fifo in fifos)
         self._environment = {
             **os.environ,
@@ -78,21 +81,23 @@ class Scene:
         return process
 
     def said(self) -> tuple[str, int]:
-        """The next of what npm and flock say, of all runs together: which of them, and its process id."""
-        assert select.select([self._said], [], [], 60)[0], "no run has come as far as npm or flock"
+        """The next report of npm or flock, of all runs together: the program and its process id."""
+        assert select.select([self._said], [], [], 60)[0], "no run has reached npm or flock"
         word, pid = self._said.readline().decode().split()
         return word, int(pid)
 
     def wait_for(self, word: str) -> int:
-        """The process id of the next that says so."""
+        """The process id of the next report of that program."""
         return next(pid for said, pid in iter(self.said, None) if said == word)
 
     def go_on(self, word: str = "go") -> None:
-        """Let one npm go on, or fail."""
+        """Let one npm continue, or fail."""
         self._go_on.write(f"{word}\n".encode())
 
     def in_place(self) -> list[Path]:
-        """What a later run could take as installed, or would have to remove; the lock alone is no such thing."""
+        """Paths that a later run could take for an installation, or would have to remove. The lock
+        is none.
+        """
         return [path for path in (self.cache / "d7yfs").glob("*") if path.suffix != ".lock"]
 
     def close(self) -> None:
@@ -128,13 +133,13 @@ def test_of_two_at_a_time_one_installs_and_the_other_takes_what_it_made(scene: S
     first = scene.start()
     scene.wait_for("npm")
     second = scene.start()
-    scene.said()  # it has seen that nothing is there, and goes on all the same: to the lock, or to npm
+    scene.said()  # It found no installation, and goes on: to the lock, or to npm.
     scene.go_on()
     first_program = finished(first)
     with first_program.open("rb") as running:
         scene.go_on()
         assert finished(second) == first_program
-        assert os.fstat(running.fileno()).st_nlink == 1, "the second has removed what a server runs from"
+        assert os.fstat(running.fileno()).st_nlink == 1, "the second run must not remove a running server's files"
         assert first_program.stat().st_ino == os.fstat(running.fileno()).st_ino
     (directory,) = scene.in_place()
     assert len(list(directory.glob("begun-by-*"))) == 1
@@ -143,19 +148,19 @@ def test_of_two_at_a_time_one_installs_and_the_other_takes_what_it_made(scene: S
 def test_a_killed_run_leaves_nothing_that_counts_as_installed(scene: Scene) -> None:
     killed = scene.start()
     npm = scene.wait_for("npm")
-    for pid in (killed.pid, parent(npm)):  # npm itself lives on
+    for pid in (killed.pid, parent(npm)):  # npm itself lives on.
         os.kill(pid, signal.SIGKILL)
     assert scene.start("--installed").wait(timeout=60) == 1
 
     second = scene.start()
-    assert scene.said()[0] == "flock", "the second has not waited for what is left of the first"
-    scene.go_on()  # the first one's, which makes its directory look complete
+    assert scene.said()[0] == "flock", "the second run must not wait for the killed one"
+    scene.go_on()  # The first run's npm, which makes its directory look complete.
     scene.wait_for("npm")
     scene.go_on()
     program = finished(second)
     (directory,) = scene.in_place()
     assert program.is_relative_to(directory)
-    assert len(list(directory.glob("begun-by-*"))) == 1, "it holds what the killed one wrote"
+    assert len(list(directory.glob("begun-by-*"))) == 1, "the installation must hold no file of the killed run"
     assert finished(scene.start("--installed")) == program
 
 

@@ -1,4 +1,4 @@
-"""The unit and the lines for fstab: systemd finds no fault with them, and what they run exists."""
+"""The unit and the lines for fstab: systemd accepts them, and the commands that they run exist."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ OWN_NAMESPACE = (
         "MountFlags",
     ),
 )
-"""Settings that give a service a mount namespace (systemd.exec(5)): the host would not see the mount."""
+"""Settings that give a service a mount namespace (systemd.exec(5)), which would hide the mount from
+the host.
+"""
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ def service() -> configparser.SectionProxy:
 
 
 def faults(*units: Path) -> list[str]:
-    """What systemd says against these units."""
+    """The faults that systemd reports for these units."""
     assert shutil.which("systemd-analyze"), "install the package systemd, as make test does"
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, timeout=60)
     return [line for line in done.stderr.splitlines() if any(unit.name in line for unit in units)]
@@ -57,7 +59,7 @@ def test_systemd_finds_no_fault(tmp_path: Path) -> None:
     unit.write_text(UNIT.read_text().replace("/usr/local/bin/d7yfs", sys.executable))
     assert faults(unit) == []
     unit.write_text(unit.read_text().replace("SystemCallFilter=@system-service", "SystemCallFilter=@sistem-service"))
-    assert faults(unit), "systemd is really asked"
+    assert faults(unit), "systemd must reject an unknown set"
 
 
 def documented() -> list[str]:
@@ -86,11 +88,11 @@ def test_systemd_makes_mounts_of_the_lines_for_fstab(line: str, tmp_path: Path) 
     assert dict(parser["Mount"]).items() >= {"what": source, "where": point, "type": kind, "options": options}.items()
     is_automount = "x-systemd.automount" in options
     wanted = f"{name}.{'automount' if is_automount else 'mount'}"
-    assert (made / "remote-fs.target.requires" / wanted).is_symlink(), "after the network"
+    assert (made / "remote-fs.target.requires" / wanted).is_symlink(), "the mount must start after the network"
     if is_automount:
         parser.read(made / wanted)
         assert parser["Automount"]["TimeoutIdleSec"] == "10min"
-        assert parser["Mount"]["TimeoutSec"] == "1min 30s", "longer than a mount takes"
+        assert parser["Mount"]["TimeoutSec"] == "1min 30s", "the timeout must exceed the time of a mount"
     assert faults(*made.glob("*mount")) == []
 
 
@@ -116,10 +118,10 @@ def test_it_is_given_more_time_to_stop_than_it_gives_readers(service: configpars
     assert float(service["TimeoutStopSec"]) > shutdown_s + 10
 
 
-def test_it_is_watched_and_told_to_read_its_settings_again(service: configparser.SectionProxy) -> None:
+def test_it_is_watched_and_told_to_reread_its_settings(service: configparser.SectionProxy) -> None:
     assert service["Type"] == "notify"
     assert float(service["WatchdogSec"]) >= 60
-    assert service["WatchdogSignal"] == "SIGKILL", "a daemon that hangs heeds nothing else"
+    assert service["WatchdogSignal"] == "SIGKILL", "a daemon that hangs reacts to no other signal"
     assert int(service["OOMScoreAdjust"]) == OOM_SCORE_ADJ
 
 

@@ -1,4 +1,6 @@
-"""The cases by name, in the order in which they run. A new one is an entry in the list of its kind."""
+"""The cases by name, in the order in which they run. A new case is an entry in the list of its
+kind.
+"""
 
 from __future__ import annotations
 

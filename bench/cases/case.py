@@ -1,4 +1,4 @@
-"""What a case is: something that readers do, the figures it yields, and the goals these are held to."""
+"""The parts of a case: the work of its readers, the figures it yields, and their goals."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Figures = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """`d7yfs`'s figure against `factor` × that of `peer` in `metric`.
+    """The goal of a figure of `d7yfs`: `factor` × that of `peer` in `metric`.
 
-    `peer` may be "best" (of the competitors that ran) or "constant" (the factor itself). `metric` is the figure compared with, as
-    "case.metric"; empty for the goal's own.
+    `peer` may be "best" (of the competitors that ran) or "constant" (the factor itself). `metric`
+    is the figure to compare with, as "case.metric"; empty for the goal's own.
     """
 
     factor: float
@@ -35,7 +35,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One row of the table. All its goals have to be met."""
+    """A row of the table; all its goals have to be met."""
 
     name: str
     unit: str
@@ -45,7 +45,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """Whole files that curl fetches in place of a mount's reader; the figure it yields."""
+    """A download of whole files by curl in place of a mount's reader, with the figure it yields."""
 
     keys: Callable[[Sizes], Sequence[str]]
     parallel: int
@@ -54,7 +54,7 @@ class Download:
 
 @dataclass(slots=True)
 class Run:
-    """One peer's turn in one case: mounted afresh on an empty cache, with an empty page cache."""
+    """The turn of one peer in one case: a new mount on an empty cache, with an empty page cache."""
 
     directory: Path
     data: Path
@@ -62,16 +62,20 @@ class Run:
     store: Store
     mount: Mount
     limit_s: float
-    """What one timed piece of work may take; those that cannot stop themselves are ended a little later."""
+    """Seconds for one timed piece of work; a reader that cannot stop itself is killed a little
+    later.
+    """
     payload_bytes: int = 0
-    """What the readers got in the cold part: the base of CPU seconds per GiB; 0 where that says nothing."""
+    """Bytes that the readers got in the cold part, the base of CPU seconds per GiB; 0 if that
+    figure means nothing.
+    """
 
     def do(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """In a child. Raises ReadError."""
+        """Call `function` in a child process. Raises ReadError."""
         return in_child(self.limit_s + 5, function, *args, **kwargs)
 
     def remount(self) -> None:
-        """Unmount and mount with the same cache; the page cache is empty then."""
+        """Unmount and mount with the same cache and an empty page cache."""
         self.mount.unmount()
         drop_page_cache()
         self.mount.mount()
@@ -82,7 +86,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`cold` is what the costs are measured over (processor time, requests, bytes); `then` comes after it, on the same mount."""
+    """A benchmark case: `cold` is measured with its costs, `then` runs after it on the same mount.
+
+    The costs are processor time, requests and bytes.
+    """
 
     name: str
     title: str
@@ -93,7 +100,7 @@ class Case:
     """Keys that are compared with their source afterwards, in the first round."""
     profile: Profile = LOOPBACK
     bucket: str = BUCKET
-    """What is mounted; all of it is listed by who lists a repository whole."""
+    """The mounted bucket; a peer that lists a repository whole lists all of it."""
     download: Download | None = None
     references: bool = True
-    """Whether peers that read past the store take part."""
+    """True if peers that bypass the store take part."""

@@ -27,7 +27,7 @@ def _find_warm(run: Run) -> Figures:
 
 
 def _ls(run: Run, directory: str, entries: int) -> float:
-    lines = entries + 1  # "total"
+    lines = entries + 1  # One line is "total".
     return run.do(reads.command, ["ls", "-l", "--numeric-uid-gid"], run.directory / directory, lines) * 1e3
 
 
@@ -36,7 +36,7 @@ def _ls_flat(run: Run) -> float:
 
 
 def _ls_one(run: Run) -> Figures:
-    """The last of them: behind all others in a flat listing."""
+    """List the last directory, which is behind all others in a flat listing."""
     before = run.counters()
     elapsed_ms = _ls(run, f"{run.sizes.many_directories - 1:03}", run.sizes.tree_files)
     return {"cold": elapsed_ms, "cold requests": (run.counters() - before).requests}

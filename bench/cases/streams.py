@@ -1,4 +1,4 @@
-"""Large files, read whole: in order, side by side, by many threads or processes, and mapped."""
+"""Large files, read whole: in order, several at once, by many threads or processes, and mapped."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _sequential(run: Run) -> Figures:
 
 
 def _again(run: Run) -> Figures:
-    """A second read, and one after unmount and mount."""
+    """Read a second time, and again after unmount and mount."""
     path = run.directory / dataset.LARGE
     second = run.do(reads.sequential, path, run.limit_s).per_s / _MB
     run.remount()

@@ -1,1 +1,1 @@
-"""Backing files, presence, single flight and eviction: where bytes lie and how readers wait for them."""
+"""Backing files, presence, single flight and eviction: where bytes lie and how readers wait."""

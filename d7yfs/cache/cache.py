@@ -1,34 +1,39 @@
-"""All object versions that are open now, over one cache directory; keeps the directory within its bounds.
+"""All object versions that are open now, over one cache directory, which is kept within its bounds.
 
-One `CachedVersion` per identity exists at a time, so eight readers of one file share its transfers, and its opening. A version whose files
-cannot be opened in time, because the disk stalls or another process holds their lock, is read uncached until its last handle is closed.
+One `CachedVersion` per identity exists at a time, so eight readers of one file share its transfers
+and its opening. A version whose files cannot be opened in time is read uncached until its last
+handle is closed: the disk stalls, or another process holds their lock.
 
-What waits for the disk is asked for through `Disk`. Eviction runs in a worker thread of its own, woken
-when the directory nears its limit; writers never wait for it: what does not fit meanwhile is kept in memory or not at all.
+All calls that may wait for the disk go through `Disk`. Eviction runs in a worker thread of its own,
+which wakes when the directory nears its limit. Writers never wait for it: blocks that do not fit
+meanwhile are kept in memory or not at all.
 
 Built by `daemon`, which runs `run()` in its nursery; `Filesystem` opens versions.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import trio
 
 from d7yfs.cache import earlier
-from d7yfs.cache.backing import BackingFile, close_pair
-from d7yfs.cache.budget import MemoryBudget
-from d7yfs.cache.directory import TRIES, CacheDirectory, Locked, VersionFiles, boot_tag
-from d7yfs.cache.disk import STALL_S, Disk
+from d7yfs.cache.backing import BackingFile
+from d7yfs.cache.directory import TRIES, CacheDirectory, Locked
+from d7yfs.cache.disk import STALL_S, Disk, Lane
 from d7yfs.cache.filler import NewFiller
-from d7yfs.cache.leases import Leases
 from d7yfs.cache.linked import LinkedStore, shed_copies
+from d7yfs.cache.memory import MemoryBudget
+from d7yfs.cache.pair import Leases, VersionFiles
 from d7yfs.cache.version import CachedVersion
 from d7yfs.objects import BLOCK_BYTES, ObjectVersion, StoreIdentity
+from d7yfs.stats.status import CacheStatus
 
 log = logging.getLogger(__name__)
 
@@ -36,44 +41,21 @@ _Key = tuple[StoreIdentity, str, str, int]
 
 _HEADROOM = 0.05
 _MAX_HEADROOM_BYTES = 1 << 30
-"""Eviction starts when less than this fraction of the size limit can still be written (size limit or free disk), ahead of need, …"""
+"""Eviction starts when less than this fraction of the size limit can still be written (size limit
+or free disk), ahead of need, …"""
 _LOW_WATER = 0.85
 """… and stops below this one, so that it runs seldom."""
 _SCAN_S = 60.0
-"""Other daemons write to the directory too: while we do, look at its real size this often."""
+"""Interval in seconds at which the directory's real size is measured while we write: other daemons
+write to it too."""
 _PAUSE_S = 1.0
 _IDLE_PAUSE_S = 10.0
-"""Pauses after a pass that freed something and one that freed nothing: then all is in use, and an evictor must not spin."""
+"""Pauses after a pass that freed something and after one that freed nothing: then all is in use,
+and an evictor must not spin."""
 _LOOK_S = 1.0
-"""What the disk has free is looked at this often while we write: others write there too."""
+"""Interval in seconds at which free disk space is measured while we write: others write too."""
 _LOCK_POLL_S = 0.1
-"""How often a lock is tried that another process holds: there is no event for its end."""
-
-_Pair = tuple[VersionFiles, LinkedStore]
-
-
-@dataclass(frozen=True, slots=True)
-class CacheStatistics:
-    """A snapshot for `status` and metrics; counters are since start."""
-
-    directory: str
-    used_bytes: int
-    limit_bytes: int
-    memory_bytes: int
-    memory_limit_bytes: int
-    open_versions: int
-    hits: int
-    misses: int
-    disk_bytes_written: int
-    taken_over_blocks: int
-    """Brought by other daemons on the directory while we had their file open."""
-    evicted_files: int
-    corrupt_blocks: int
-    checksum_mismatches: int
-    """Whole files that were not what the provider had recorded."""
-    uncached_opens: int
-    disk_stalled_s: float
-    """For how long the disk has not answered; 0 while it does."""
+"""Interval in seconds at which a lock of another process is tried: its end is no event."""
 
 
 class Cache:
@@ -88,7 +70,7 @@ class Cache:
         disk: Disk | None = None,
     ) -> None:
         self._directory = directory
-        # Who waits for an open has a deadline of his own, and is to have his file before it.
+        # A client that waits for an open has a deadline, and is to have its file before.
         self._disk = disk or Disk(patience_s=min(STALL_S, read_timeout_s / 2))
         self._budget = MemoryBudget(memory_buffer_bytes)
         self._read_timeout_s = read_timeout_s
@@ -97,14 +79,15 @@ class Cache:
         self._opening: dict[_Key, trio.Event] = {}
         self._look_at = 0.0
         self._evict_wanted, self._asked = trio.Event(), trio.Event()
-        self._closed = Counter[str]()  # what versions had counted when they were closed
+        self._counts = Counter[str]()  # counted by the versions
         self._uncached_opens = 0
         self._earlier_told = False
 
     async def open(self, store: StoreIdentity, version: ObjectVersion, new_filler: NewFiller) -> CachedVersion:
-        """The open version, held once for the caller, who must `drop` it.
+        """Open `version`, held once for the caller, who must `drop` it.
 
-        Never fails for want of disk: without it, or when it is not there within the disk's patience, the version is uncached.
+        Never fails when there is no disk: without one, or when it does not answer within its
+        patience, the version is uncached.
         """
         key = (store, *version.identity)
         while (cached := self._open.get(key)) is None:
@@ -113,15 +96,17 @@ class Cache:
                 continue
             self._opening[key] = trio.Event()
             try:
-                pair = await self._open_files(store, version)
-                self._open[key] = self._made(key, version, pair, new_filler)
+                files = await self._open_files(store, version)
+                self._open[key] = self._make(key, version, files, new_filler)
             finally:
                 self._opening.pop(key).set()
         cached.hold()
         return cached
 
-    def _made(self, key: _Key, version: ObjectVersion, pair: _Pair | None, new_filler: NewFiller) -> CachedVersion:
-        lane = self._disk.lane()
+    def _make(
+        self, key: _Key, version: ObjectVersion, files: VersionFiles | None, new_filler: NewFiller
+    ) -> CachedVersion:
+        lane = Lane(self._disk)
         cached = CachedVersion(
             version,
             new_filler=new_filler,
@@ -129,28 +114,27 @@ class Cache:
             lane=lane,
             on_last_drop=lambda closing: self._close(key, closing),
         )
-        files, linked = pair or (None, None)
         cached.backing = backing = BackingFile(
             version,
             files,
-            linked,
             lane=lane,
             boot_tag=self._boot_tag,
             budget=self._budget,
             take_room=self._take_room,
             room_left=lambda: not self._disk.stalled_s and self._directory.has_room(BLOCK_BYTES),
             is_wanted=cached.is_wanted,
+            counts=self._counts,
         )
         cached.leases = Leases(files, lane, keeps=lambda: backing.keeps, missing=cached.missing)
         return cached
 
     def open_bytes(self, store: StoreIdentity, version: ObjectVersion) -> int | None:
-        """How much of `version` is cached, if it is open."""
+        """Cached bytes of `version` if it is open, else None."""
         cached = self._open.get((store, *version.identity))
         return None if cached is None else cached.backing.presence.cached_bytes
 
     async def cached_bytes(self, store: StoreIdentity, versions: Iterable[ObjectVersion]) -> list[int]:
-        """How much of each of `versions` is cached, whether it is open or not. Raises OSError when the disk does not tell."""
+        """Cached bytes of each version, open or not. Raises OSError when the disk does not tell."""
         versions = [*versions]
         known = [self.open_bytes(store, each) for each in versions]
         unknown = [each for each, cached_bytes in zip(versions, known, strict=True) if cached_bytes is None]
@@ -158,14 +142,14 @@ class Cache:
         return [next(looked) if cached_bytes is None else cached_bytes for cached_bytes in known]
 
     def look(self, store: StoreIdentity, versions: Sequence[ObjectVersion], tell: Callable[[list[int]], None]) -> None:
-        """As `cached_bytes`, for closed versions and without waiting: `tell` is called later, from a thread."""
-        self._disk.behind(lambda: tell(self._look_at_maps(store, versions)))
+        """Measure closed versions as `cached_bytes`, without waiting: a thread calls `tell`."""
+        self._disk.run_behind(lambda: tell(self._look_at_maps(store, versions)))
 
     def _look_at_maps(self, store: StoreIdentity, versions: Sequence[ObjectVersion]) -> list[int]:
         return [self._directory.cached_bytes(store, each) for each in versions]
 
     def set_limits(self, *, size_limit_bytes: int, min_free_bytes: int, memory_buffer_bytes: int) -> None:
-        """From now on; what is too much then is evicted."""
+        """Set the limits from now on; what is too much then is evicted."""
         self._directory.size_limit_bytes = size_limit_bytes
         self._directory.min_free_bytes = min_free_bytes
         self._budget.limit_bytes = memory_buffer_bytes
@@ -173,53 +157,54 @@ class Cache:
         self._evict_wanted.set()
 
     def in_use(self) -> list[tuple[StoreIdentity, ObjectVersion, int]]:
-        """The open versions: their store, version, and how much of it is cached."""
+        """The open versions: store, version, and cached bytes of each."""
         return [(key[0], each.version, each.backing.presence.cached_bytes) for key, each in self._open.items()]
 
-    async def _open_files(self, store: StoreIdentity, version: ObjectVersion) -> _Pair | None:
+    async def _open_files(self, store: StoreIdentity, version: ObjectVersion) -> VersionFiles | None:
         try:
-            pair = self._open_here(store, version)
-            if pair is None:
-                pair = await self._open_when_unlocked(partial(self._open_pair, store, version))
+            files = self._open_here(store, version)
+            if files is None:
+                files = await self._open_when_unlocked(partial(self._open_pair, store, version))
         except OSError as error:
             log.warning("cache: %s cannot be kept: %s; reading it uncached", version.key, error.strerror or error)
             self._uncached_opens += 1
             return None
-        self._directory.take(pair[0].made_bytes)
+        self._directory.take(files.made_bytes)
         # Not waited for: a frozen file system opens what it has, and can be read.
-        self._disk.soon(partial(self._disk.proved, pair[0].touch))
-        return pair
+        self._disk.run_soon(partial(self._disk.prove_with, files.touch))
+        return files
 
-    def _open_here(self, store: StoreIdentity, version: ObjectVersion) -> _Pair | None:
-        """On the trio thread, where small files follow each other; None unless the disk has just taken a write, and where it is locked."""
-        if not self._disk.is_prompt:
-            return None
-        try:
-            return self._open_pair(store, version, tries=1)
-        except Locked:
-            return None
+    def _open_here(self, store: StoreIdentity, version: ObjectVersion) -> VersionFiles | None:
+        """Open a pair on the trio thread, where small files follow each other.
 
-    async def _open_when_unlocked(self, open_pair: Callable[[], _Pair]) -> _Pair:
-        """Between its tries it takes no thread: many versions may be locked. Raises OSError."""
+        None unless the disk has just taken a write, and where the pair is locked.
+        """
+        if self._disk.is_prompt:
+            with contextlib.suppress(Locked):
+                return self._open_pair(store, version, tries=1)
+        return None
+
+    async def _open_when_unlocked(self, open_pair: Callable[[], VersionFiles]) -> VersionFiles:
+        """Open a pair in a thread, none between tries: many may be locked. Raises OSError."""
         deadline = trio.current_time() + self._disk.patience_s
         while True:
             try:
-                return await self._disk.run(open_pair, late=self._close_late)
+                return await self._disk.run(open_pair, late=lambda files: self._disk.run_behind(files.close))
             except Locked:
                 if trio.current_time() + _LOCK_POLL_S >= deadline:
                     raise
             await trio.sleep(_LOCK_POLL_S)
 
-    def _open_pair(self, store: StoreIdentity, version: ObjectVersion, tries: int = TRIES) -> _Pair:
+    def _open_pair(self, store: StoreIdentity, version: ObjectVersion, tries: int = TRIES) -> VersionFiles:
         files = self._directory.open(store, version, tries=tries)
-        return files, LinkedStore(files, version.size_bytes, self._boot_tag, self._disk)
-
-    def _close_late(self, pair: _Pair) -> None:
-        self._disk.behind(partial(close_pair, *pair))
+        if files.link_map_path.exists():
+            files.linked = LinkedStore(files, version.size_bytes, self._boot_tag, self._disk)
+            with contextlib.suppress(OSError):
+                files.linked.open()
+        return files
 
     def _close(self, key: _Key, cached: CachedVersion) -> None:
         del self._open[key]
-        self._closed.update(_counts(cached))
         cached.backing.close()
 
     @property
@@ -228,7 +213,7 @@ class Cache:
 
     @property
     def keepable_bytes(self) -> int:
-        """What may be brought, one file after the other, without evicting the first of it: as much as eviction leaves."""
+        """Bytes that may be brought, file after file, before the first of them is evicted."""
         low_water_bytes = int(self._directory.size_limit_bytes * _LOW_WATER)
         return max(0, min(low_water_bytes, self._directory.capacity_bytes - self._headroom_bytes))
 
@@ -238,7 +223,7 @@ class Cache:
             return False
         if (now := trio.current_time()) >= self._look_at:
             self._look_at = now + _LOOK_S
-            self._disk.behind(self._directory.look)
+            self._disk.run_behind(self._directory.look)
         if not self._directory.has_room(size_bytes + self._headroom_bytes):
             self._evict_wanted.set()
             if not self._directory.has_room(size_bytes):
@@ -280,25 +265,23 @@ class Cache:
         dropped = earlier.drop(self._directory.path, left)
         if dropped.files and not self._earlier_told:
             self._earlier_told = True
-            later = f"; {len(dropped.kept)} files more once nobody has them open" if dropped.kept else ""
+            later = f"; {len(dropped.kept)} files more once no process has them open" if dropped.kept else ""
             size_gib = dropped.disk_bytes / (1 << 30)
             log.info("cache: %.1f GiB of an earlier version's format are dropped%s", size_gib, later)
         return dropped.disk_bytes
 
     async def settle(self) -> None:
-        """Return once the disk has all that nobody waits for: entries, times of use."""
-        await self._disk.quiet()
+        """Return once the disk has all entries and times of use."""
+        await self._disk.wait_until_quiet()
 
     def fail_waiters(self, error: Exception) -> None:
-        """Answer every reader that waits, at shutdown."""
+        """Answer every reader that waits with `error`, at shutdown."""
         for cached in list(self._open.values()):
             cached.fail_waiters(error)
 
-    def statistics(self) -> CacheStatistics:
-        counts = self._closed.copy()
-        for cached in self._open.values():
-            counts.update(_counts(cached))
-        return CacheStatistics(
+    def statistics(self) -> CacheStatus:
+        counts = self._counts
+        return CacheStatus(
             directory=str(self._directory.path),
             used_bytes=self._directory.used_bytes,
             limit_bytes=self._directory.size_limit_bytes,
@@ -317,14 +300,12 @@ class Cache:
         )
 
 
-def _counts(cached: CachedVersion) -> dict[str, int]:
-    """What one version has counted since it was opened; kept in a sum when it is closed."""
-    backing = cached.backing
-    return {
-        "hits": cached.hits,
-        "misses": cached.misses,
-        "disk_bytes_written": backing.disk_bytes_written,
-        "taken_over_blocks": backing.taken_over_blocks,
-        "corrupt_blocks": backing.corrupt_blocks,
-        "checksum_mismatches": backing.checksum_mismatches,
-    }
+def boot_tag() -> int:
+    """A non-zero 32-bit tag of the running boot, which only entries of this boot carry.
+
+    A block is written before its entry, and the page cache outlives a killed process, so an entry
+    of this boot is proof. After a power loss it is not: the disk may hold the entry without the
+    block.
+    """
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+    return int.from_bytes(hashlib.sha256(boot_id).digest()[:4], "little") | 1

@@ -1,23 +1,26 @@
-"""The disk of the cache directory, as something that may stall: whatever may wait for it goes through here.
+"""The disk of the cache directory, which may stall: all calls that may wait for it go through here.
 
-A disk stalls when its file system is frozen, its device hangs, or its network is away. A thread that waits for it then cannot even be
-killed. So calls are made in worker threads, whose number is bounded, and nobody waits for one longer than the patience (`STALL_S`).
-While a call has waited for longer than that, the disk counts as stalled: other calls have `STALLED_S`, since a frozen file system opens
-what it has, and nothing new is written. The call that hangs is the probe; the disk is trusted again once it has ended.
+A disk stalls when its file system is frozen, its device hangs, or its network is away. A thread
+that waits for it then cannot even be killed. So calls run in a bounded number of worker threads,
+and no caller waits for one longer than the patience (`STALL_S`). After a call has waited that long,
+the disk counts as stalled: nothing new is written. Other calls have `STALLED_S`, as a frozen file
+system opens what it has. The call that hangs is the probe (as of a circuit breaker): once it has
+ended, the disk is trusted again.
 
 Two things stay on the trio thread, because a change of threads costs more than they do:
 
-- reads of what is in memory (`BackingFile.begin_read`), which never wait;
-- writes that come in quick succession (bytes, and their entries in the map), and the opens and closes of small files between them. A
-  buffered write is a copy into the page cache, and quickest where its bytes were received a moment ago; an open in a thread costs a
-  small file as much as all the rest. They are made here only if the disk has taken a write within the last `FRESH_S`, and `Pace` does
-  not find it slow. What remains: a stall that begins between two such calls holds up the trio thread until its end.
+- Reads of bytes that are in memory (`BackingFile.begin_read`), which never wait.
+- Writes in quick succession (bytes, and their entries in the map), and the opens and closes of
+  small files between them. A buffered write is a copy into the page cache, quickest where its bytes
+  were just received. An open in a thread doubles the cost of a small file. So they run here if the
+  disk has taken a write within `FRESH_S` and `Pace` does not find it slow. A stall that begins
+  between two such calls holds up the trio thread until its end.
 
 Invariants:
 
-- What a thread works on is its own, or held until the thread has ended: bytes that are lent are copied, and descriptors are closed by
-  `Lane.close`, after the last call on them.
-- A call that comes back after its caller has given up hands its result to `latecomer`.
+- Bytes and descriptors that a thread works on are its own, or held until the thread has ended: lent
+  bytes are copied, and `Lane.close` closes descriptors after the last call on them.
+- A call that returns after its caller has given up hands its result to `late`.
 
 One `Disk` per cache directory, made by `Cache`; one `Lane` per open version. Trio thread only.
 """
@@ -27,31 +30,50 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import crc32c
 import trio
 
-from d7yfs.cache.pace import Pace
+if TYPE_CHECKING:
+    from d7yfs.cache.pair import Arriving
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 STALL_S = 3.0
-"""A call that takes longer is not waited for."""
+"""Seconds after which a call is not waited for any more."""
 
 STALLED_S = 0.5
-"""Nor one that takes this long, while another is known to hang."""
+"""The same while another call is known to hang."""
 
 FRESH_S = 0.05
-"""How long a write that the disk has taken is a sign that the next one will not wait."""
+"""Seconds for which a write that the disk has taken is a sign that the next one will not wait."""
 
+_STREAMING_BYTES = 256 << 10
+"""A read from disk of this size is one of many in order: that is how the kernel reads ahead."""
+_DISK_AHEAD_BYTES = 4 << 20
 _THREADS = 32
-"""Calls under way at once, and as many reads: that many threads hang with the disk, and two more."""
+"""Calls under way at once, and as many reads: so many threads hang with the disk, and two more."""
+
+QUICK_S = 0.01
+"""Seconds that a write of a block may take; more is waiting."""
+
+SLOW_S = 0.3
+"""Seconds of waiting that the trio thread puts up with, …"""
+
+FORGIVEN = 0.1
+"""… of which this fraction of the time that passes is forgotten."""
+
+REST_S = 3.0
+"""Seconds without waiting after which the disk is trusted again."""
 
 
 class DiskStalled(OSError):
@@ -61,8 +83,34 @@ class DiskStalled(OSError):
         super().__init__(errno.ETIMEDOUT, "the cache's disk does not answer")
 
 
+@dataclass(slots=True)
+class Landing:
+    """The bytes of one block that are on their way to the disk."""
+
+    index: int
+    start: int
+    """Offset of the first of them in the object."""
+    data: memoryview
+    arriving: Arriving
+    crc: int
+    """CRC32C of the block up to these bytes; with them once they are stored. Not used in memory."""
+    error: OSError | None = None
+
+    def own(self) -> None:
+        """Copy the bytes: lent ones may change before a disk that stalls has taken them."""
+        self.data = memoryview(bytes(self.data))
+
+    def store(self, fd: int) -> None:
+        """Write the bytes to `fd`, and keep an error. For any thread."""
+        try:
+            write_whole(fd, self.data, self.start)
+        except OSError as error:
+            self.error = error
+        self.crc = crc32c.crc32c(self.data, self.crc)
+
+
 class _Result(Generic[T]):
-    """What a call has returned or raised."""
+    """The value that a call has returned, or the error that it raised."""
 
     __slots__ = ("error", "value")
 
@@ -81,7 +129,7 @@ class _Result(Generic[T]):
 
 
 class _Call(Generic[T]):
-    """A call in a thread."""
+    """A call that runs in a thread, or waits for one."""
 
     __slots__ = ("began_at", "ended", "given_up", "lane", "late", "limiter", "result")
 
@@ -95,8 +143,36 @@ class _Call(Generic[T]):
         self.result: _Result[T] | None = None
 
 
+class Pace:
+    """The pace of writes to the disk: has it fallen behind? Pure; times are monotonic seconds.
+
+    A disk that has fallen behind makes writers wait (balance_dirty_pages in the kernel's
+    mm/page-writeback.c, up to 0.2 s each), and no other reader should wait with them. A single slow
+    write proves nothing: the machine may have been busy, and threads would double the cost of the
+    rest of a file. So the trio thread puts up with SLOW_S in all.
+    """
+
+    def __init__(self) -> None:
+        self._waited_s = 0.0
+        self._waited_at = float("-inf")
+
+    def is_slow(self, now: float) -> bool:
+        """True if writes should be made in threads."""
+        return self._waited_s >= SLOW_S and now < self._waited_at + REST_S
+
+    def record(self, took_s: float, now: float) -> None:
+        """Record a write that took `took_s` and has ended now."""
+        if took_s >= QUICK_S:
+            forgiven_s = FORGIVEN * (now - self._waited_at)
+            self._waited_s = max(self._waited_s - forgiven_s, 0.0) + took_s
+            self._waited_at = now
+
+
 class Disk:
-    """See the module. `clock` is time.monotonic(): what a disk takes has nothing to do with trio's clock."""
+    """The disk of one cache directory, for its callers on the trio thread.
+
+    `clock` is time.monotonic(): a disk's time has nothing to do with trio's clock.
+    """
 
     def __init__(self, *, patience_s: float = STALL_S, clock: Callable[[], float] = time.monotonic) -> None:
         self.patience_s = patience_s
@@ -106,11 +182,11 @@ class Disk:
         self._calls = trio.CapacityLimiter(_THREADS)
         self._reads = trio.CapacityLimiter(_THREADS)
         self._under_way: dict[_Call[Any], None] = {}
-        """The oldest first."""
+        """Oldest first."""
         self._behind: deque[Callable[[], object]] = deque()
         self._drains = False
         self._draining_since = float("inf")
-        """When the call of `behind` began that is under way. Written by the thread that makes those."""
+        """Start of the current call of `run_behind`. Written by the thread that makes it."""
         self._quiet = trio.Event()
         self._said = False
 
@@ -118,9 +194,16 @@ class Disk:
 
     @property
     def stalled_s(self) -> float:
-        """For how long the disk has not answered; 0 while nothing has waited for longer than the patience."""
+        """Seconds for which the disk has not answered; 0 while within the patience."""
         waited_s = self._oldest_s
         return waited_s if waited_s >= self.patience_s else 0.0
+
+    def write_promptly(self, write: Callable[[], object]) -> bool:
+        """Make `write` here, on the trio thread; False if it would have to wait, and is not made."""
+        if not self.is_prompt:
+            return False
+        self.time_write(write)
+        return True
 
     @property
     def is_prompt(self) -> bool:
@@ -140,9 +223,10 @@ class Disk:
     # --- calls ---
 
     async def run(self, call: Callable[[], T], *, late: Callable[[T], None] | None = None) -> T:
-        """Make `call` in a thread. Raises what it does, and DiskStalled when it does not end in time; then `latecomer` gets its result.
+        """Make `call` in a thread.
 
-        Cancelled, it leaves the call to its thread, and its result to `latecomer`.
+        Raises what it does, and DiskStalled when it does not end in time. In that case, or when
+        cancelled, the call goes on in its thread and `late` gets its result.
         """
         return await self._run(call, _Call(late, None, self._calls))
 
@@ -153,7 +237,7 @@ class Disk:
                 await _acquire(made.limiter, made)
                 made.began_at = self._clock()
                 self._under_way[made] = None
-                _in_thread(partial(_Result, call), partial(self._ended, made))
+                _in_thread(partial(_Result, call), partial(self._end, made))
                 await made.ended.wait()
         finally:
             made.given_up = made.result is None
@@ -168,7 +252,7 @@ class Disk:
             raise DiskStalled
         return made.result.unwrap()
 
-    def _ended(self, made: _Call[T], result: _Result[T]) -> None:
+    def _end(self, made: _Call[T], result: _Result[T]) -> None:
         del self._under_way[made]
         made.limiter.release_on_behalf_of(made)
         self._recovered()
@@ -181,15 +265,15 @@ class Disk:
 
     def _let_go(self, made: _Call[Any]) -> None:
         if made.lane is not None:
-            made.lane.ended()
+            made.lane.end_call()
 
-    def timed(self, write: Callable[[], object]) -> None:
-        """Make `write`, and note how long it took. For any thread."""
+    def time_write(self, write: Callable[[], object]) -> None:
+        """Make `write`, and record how long it took. For any thread."""
         began_at = self._clock()
-        self.proved(write)
-        self._pace.took(self._answered_at - began_at, self._answered_at)
+        self.prove_with(write)
+        self._pace.record(self._answered_at - began_at, self._answered_at)
 
-    def proved(self, change: Callable[[], object]) -> None:
+    def prove_with(self, change: Callable[[], object]) -> None:
         """Make `change`, which proves that the disk can be written. For any thread."""
         change()
         self._answered_at = self._clock()
@@ -199,19 +283,20 @@ class Disk:
             self._said = False
             log.warning("cache: its disk answers again")
 
-    def soon(self, call: Callable[[], object]) -> None:
-        """Make `call`, a small write for which nobody waits: here if the disk has just taken one, else as `behind` does.
+    def run_soon(self, call: Callable[[], object]) -> None:
+        """Make `call`, a small write that no caller waits for: here if the disk has just taken one,
+        else as `run_behind`.
 
-        Here, because another daemon takes a block for missing whose entry is late. Never before what was given earlier: an entry that was
-        taken back must not come again.
+        Here, because another daemon takes a block for missing whose entry is late. Never before
+        earlier calls: an entry that was taken back must not come again.
         """
         if self._is_fresh and not self._drains:
-            self.proved(call)
+            self.prove_with(call)
         else:
-            self.behind(call)
+            self.run_behind(call)
 
-    def behind(self, call: Callable[[], object]) -> None:
-        """Have `call` made in a thread, after all that were given before it. It must not raise."""
+    def run_behind(self, call: Callable[[], object]) -> None:
+        """Make `call` in a thread, after all that were given before it. It must not raise."""
         self._behind.append(call)
         if not self._drains:
             self._drain()
@@ -229,7 +314,7 @@ class Disk:
             try:
                 call()
             except Exception:
-                log.exception("cache: what nobody waits for failed unexpectedly")
+                log.exception("cache: a call in the background failed unexpectedly")
 
     def _drained(self, _: None) -> None:
         self._drains = False
@@ -239,18 +324,31 @@ class Disk:
         if self._behind:
             self._drain()
 
-    async def quiet(self) -> None:
-        """Return once all that was given to `behind` is done."""
+    def read_fresh(self, fd: int, start: int, view: memoryview) -> int:
+        """Read bytes that were read or written a while ago and so are most likely in memory;
+        returns how many.
+
+        Where the file system cannot tell, they are taken to be in memory.
+        """
+        try:
+            return os.preadv(fd, [view], start, os.RWF_NOWAIT)
+        except OSError as error:
+            if error.errno == errno.EAGAIN:  # dropped under memory pressure: there at the next read
+                self.run_behind(partial(_read_ahead, fd, start, len(view)))
+            if error.errno != errno.EOPNOTSUPP or self.stalled_s:
+                return 0
+        with contextlib.suppress(OSError):
+            return os.preadv(fd, [view], start)
+        return 0
+
+    async def wait_until_quiet(self) -> None:
+        """Return once all calls of `run_behind` are done."""
         while self._drains:
             await self._quiet.wait()
 
-    def lane(self) -> Lane:
-        """For the calls on one version's descriptors."""
-        return Lane(self)
-
 
 class Lane:
-    """Calls on the descriptors of one version, which are closed after the last of them."""
+    """The calls on the descriptors of one version, which are closed after the last of them."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
@@ -258,38 +356,80 @@ class Lane:
         self._close: Callable[[], object] | None = None
 
     async def run(self, call: Callable[[], T], *, late: Callable[[T], None] | None = None) -> T:
-        """As `Disk.run`."""
+        """Make `call` as `Disk.run` does."""
         return await self._run(call, self.disk._calls, late)
 
     async def write(self, write: Callable[[], object]) -> None:
-        """Make `write` in a thread, for a disk that is not prompt. Raises what it does, and DiskStalled."""
+        """Make `write` in a thread, for a disk that is not prompt. May raise DiskStalled."""
         if self.disk.stalled_s:
             raise DiskStalled
-        await self.run(partial(self.disk.timed, write))
+        await self.run(partial(self.disk.time_write, write))
 
     async def read(self, call: Callable[[], T]) -> T:
-        """As `Disk.run`, with the whole patience also while the disk is stalled: a frozen file system can be read."""
+        """Make `call` with the whole patience: a frozen file system can be read."""
         return await self._run(call, self.disk._reads, None)
 
     async def _run(self, call: Callable[[], T], limiter: trio.CapacityLimiter, late: Callable[[T], None] | None) -> T:
         self._calls += 1
         return await self.disk._run(call, _Call(late, self, limiter))
 
-    def ended(self) -> None:
-        """A call has ended, or was never made."""
+    def end_call(self) -> None:
+        """Count a call that has ended, or was never made."""
         self._calls -= 1
         self._close_if_idle()
 
     def close(self, close: Callable[[], object]) -> None:
-        """Have `close` called once nothing is under way, as `Disk.soon` does; nothing may be asked for any more."""
+        """Have `close` called once nothing is under way, as `Disk.run_soon` does. The last call."""
         self._close = close
         self._close_if_idle()
 
     def _close_if_idle(self) -> None:
         if self._close is not None and not self._calls:
             close, self._close = self._close, None
-            # What was given before may use the same descriptors, and is done before it.
-            self.disk.soon(close)
+            # Earlier calls may use the same descriptors, and are done before it.
+            self.disk.run_soon(close)
+
+
+def read_cached(fd: int, start: int, view: memoryview, *, on_tmpfs: bool) -> int:
+    """Read the bytes that need no waiting (RWF_NOWAIT: preadv(2)); returns how many."""
+    try:
+        return os.preadv(fd, [view], start, os.RWF_NOWAIT)
+    except OSError as error:
+        # tmpfs does not support it though it is memory; overlayfs does not and may be a disk. A
+        # failing disk shows in a read that waits.
+        if error.errno == errno.EOPNOTSUPP and on_tmpfs:
+            return os.preadv(fd, [view], start)
+        return 0
+
+
+def read_whole(fd: int, start: int, view: memoryview) -> None:
+    """Fill `view`, however long that takes. For a worker thread.
+
+    Raises OSError when the disk fails or the file is cut off.
+    """
+    if len(view) >= _STREAMING_BYTES:
+        # The kernel would read in steps of the disk's own readahead (128 KiB); so it reads at once,
+        # and on ahead.
+        os.posix_fadvise(fd, start, len(view) + _DISK_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
+    done = 0
+    while done < len(view):
+        count = os.preadv(fd, [view[done:]], start + done)
+        if not count:
+            raise OSError(errno.EIO, "a file of the cache is shorter than its object")
+        done += count
+
+
+def write_whole(fd: int, data: memoryview, position: int) -> int:
+    """Write all of `data`; returns its length. Raises OSError, with an unknown part written."""
+    done = 0
+    while done < len(data):
+        done += os.pwrite(fd, data[done:], position + done)
+    return done
+
+
+def _read_ahead(fd: int, start: int, size_bytes: int) -> None:
+    with contextlib.suppress(OSError):
+        os.posix_fadvise(fd, start, size_bytes, os.POSIX_FADV_WILLNEED)
 
 
 async def _acquire(limiter: trio.CapacityLimiter, borrower: object) -> None:
@@ -300,7 +440,7 @@ async def _acquire(limiter: trio.CapacityLimiter, borrower: object) -> None:
 
 
 def _in_thread(work: Callable[[], T], tell: Callable[[T], None]) -> None:
-    """Have `work`, which does not raise, made in a thread, and the trio thread told of what it returns, unless it has ended by then."""
+    """Run `work`, which must not raise, in a thread, and `tell` the trio thread its result."""
     token = trio.lowlevel.current_trio_token()
 
     def deliver(result: Any) -> None:  # an outcome.Outcome

@@ -1,10 +1,13 @@
-"""What earlier versions of d7yfs have left in the cache directory: never served, and deleted once nobody has it open.
+"""Deletes the files that earlier versions of d7yfs have left in the cache directory, once no
+process has them open.
 
-Their formats cannot be trusted (`directory.EARLIER_FORMATS` says why). A daemon of an earlier version may still run on the directory:
-pairs go as eviction has them go, under the lock that no opener leaves room for, so what that daemon has open stays until it is closed.
+Their formats cannot be trusted and are never served (`directory.EARLIER_FORMATS` says why). A
+daemon of an earlier version may still run on the directory. So pairs are deleted as eviction does
+it, under the lock that no opener leaves room for: files that such a daemon has open stay until it
+closes them.
 
-Invariant: nothing goes but what those versions have made, in a directory that is this user's: a directory of somebody else's may be named
-`v1` too.
+Invariant: only files are deleted that those versions have made, in a directory of this user. A
+directory of another user may be named `v1` too.
 
 Called by `Cache` where it evicts and by the command line. Blocks on local files.
 """
@@ -19,22 +22,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from d7yfs.cache.directory import (
-    EARLIER_FORMATS,
-    INCOMING,
-    SHARDS,
-    delete_pair,
-    disk_bytes,
-    drop_forgotten,
-    linked_bytes,
-)
+from d7yfs.cache.directory import EARLIER_FORMATS, SHARDS, delete_pair, disk_bytes, drop_forgotten, linked_bytes
+from d7yfs.cache.pair import INCOMING
 
 _OURS = re.compile(r"[0-9a-f]{64}\.(?:map|data|linkmap|link)")
 
 
 @dataclass(slots=True)
 class Dropped:
-    """What `drop` has done."""
+    """The result of `drop`: the files that are deleted, and those that are kept."""
 
     files: int = 0
     disk_bytes: int = 0
@@ -43,14 +39,17 @@ class Dropped:
 
 
 def drop(directory: Path, left: Callable[[int], None] = lambda _size_bytes: None) -> Dropped:
-    """Delete all pairs of earlier formats but those in use. `left` hears how many bytes remain, first of all of them together."""
+    """Delete all pairs of earlier formats but those in use.
+
+    `left` is told how many bytes remain, first of all of them together.
+    """
     dropped = Dropped()
     roots = [root for root in (directory / each for each in EARLIER_FORMATS) if _is_ours(root)]
     found = [(map_path, _pair_bytes(map_path)) for root in roots for map_path in _maps(root)]
     left_bytes = sum(size_bytes for _, size_bytes in found)
     left(left_bytes)
     for map_path, size_bytes in found:
-        # Data without a map is what a crash left behind. Its name belongs to whoever holds the map's lock, so make one.
+        # A crash left data without a map. The holder of a map's lock owns its name, so make one.
         if delete_pair(map_path, os.O_CREAT) or not map_path.exists():
             dropped.files += 1
             dropped.disk_bytes += size_bytes
@@ -75,7 +74,7 @@ def _is_ours(root: Path) -> bool:
 
 
 def _maps(root: Path) -> Iterator[Path]:
-    """The name of each pair's map, whether the map is there or not."""
+    """The name of each pair's map, even if the map is gone."""
     yield from sorted({each.with_suffix(".map") for each in root.glob("[0-9a-f]/*") if _OURS.fullmatch(each.name)})
 
 

@@ -1,23 +1,31 @@
-"""A version's second store: dfdaemon's own file of it, hard-linked beside the pair. Only ever read.
+"""A version's second store: dfdaemon's own file of it, hard-linked next to the pair. Only ever
+read.
 
     CACHE_DIR/v2/a/abcdef….link       a hard link to the file in dfdaemon's store
-    CACHE_DIR/v2/a/abcdef….linkmap    as the pair's map, and bound in the same way, to the link's st_dev and st_ino
+    CACHE_DIR/v2/a/abcdef….linkmap    as the pair's map, bound to the link's st_dev and st_ino
     CACHE_DIR/v2/incoming/…           where dfdaemon is asked to put a link
 
 Invariants:
 
-- The link is opened read-only and never written, punched or truncated: dfdaemon serves the same file to its peers.
-- It is as long as the object before it holds any of it, and what has not come reads as zeros. So a block is there only when dfdaemon has
-  said that its piece is, and (unless told otherwise) the piece has the CRC32 that it said.
-- A block's CRC32C is taken when its piece is checked, in the same pass, and stored in its entry. Of a piece that is not checked
-  there is none: its blocks are believed until the machine's next boot, and after it asked for again.
-- The map is removed before the link is replaced and made after it, so that no map ever speaks of a file that took an old one's inode.
-- Once the link has all of the object, compared, the pair's own blocks are waste: `shed_copies` makes the pair anew when nobody has it open.
+- The link is opened read-only and never written, punched or truncated: dfdaemon serves the same
+  file to its peers.
+- The link is as long as the object from the start, and bytes that have not come read as zeros. So a
+  block is there only when dfdaemon has announced its piece and (unless told otherwise) the piece
+  has the CRC32 that it said.
+- A block's CRC32C is taken when its piece is checked, in the same pass, and stored in its entry.
+  Blocks of a piece that is not checked have none: they are believed until the machine's next boot,
+  and then fetched again.
+- The map is removed before the link is replaced and made after it, so that no map ever speaks of a
+  file that took an old one's inode.
+- Once the link has all of the object, compared, the pair's own blocks are waste: `shed_copies`
+  makes the pair anew when no process has it open.
 
-The pair's lock guards both files too. Descriptors of replaced links stay open until `close`, for threads may be reading from them.
+The pair's lock guards both files too. Descriptors of replaced links stay open until `close`, as
+threads may be reading from them.
 
-Made by `Cache` and used by `BackingFile`. Trio thread only, but for `take`, `check` and `block_crc32c`, which are for any thread, and the
-making, which waits for the disk. `Cache` calls `shed_copies` where it evicts.
+Made by `Cache` and used by `BackingFile`. Trio thread only, but for `take`, `check` and
+`block_crc32c`, which are for any thread, and `open`, which waits for the disk. `Cache` calls
+`shed_copies` where it evicts.
 """
 
 from __future__ import annotations
@@ -30,27 +38,31 @@ import os
 import stat
 import threading
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
 import crc32c
 
-from d7yfs.cache.directory import (
+from d7yfs.cache.directory import CacheDirectory
+from d7yfs.cache.disk import Disk, read_whole
+from d7yfs.cache.pair import (
     ENTRY_BYTES,
-    HEADER,
     HEADER_BYTES,
-    MAGIC,
-    CacheDirectory,
+    Block,
     VersionFiles,
+    block_count,
+    block_range,
+    blocks_of,
     make_pair,
     map_header,
+    opened,
+    parse_header,
     read_map,
     same_file,
+    write_entries,
 )
-from d7yfs.cache.disk import Disk
-from d7yfs.cache.presence import Block, block_count, block_range
-from d7yfs.objects import BLOCK_BYTES, ByteRange
+from d7yfs.objects import ByteRange
 
 try:
     from zlib_ng.zlib_ng import crc32
@@ -59,14 +71,14 @@ except ImportError:  # the extra is not installed: half as fast, and right all t
 
 log = logging.getLogger(__name__)
 _CHUNK_BYTES = 256 << 10
-"""Stays in the processor's own cache between the two sums."""
+"""Small enough to stay in the processor's cache between the two sums."""
 _scratch = threading.local()
 Taken = tuple[int, int]
-"""Descriptors of a new link and of its map."""
+"""The descriptors of a new link and of its map."""
 
 
 class LinkFailed(OSError):
-    """The linked file could not be read, or is not what it was: what it held is to be had elsewhere."""
+    """The linked file could not be read, or has changed: its blocks are to be had elsewhere."""
 
 
 class LinkedStore:
@@ -80,17 +92,15 @@ class LinkedStore:
         self._fd = self._map_fd = -1
         self._entries = array("Q")
         self._replaced: list[int] = []
-        with contextlib.suppress(OSError):
-            self._open()
 
     @property
     def fd(self) -> int:
-        """Of the link; -1 when there is none."""
+        """The descriptor of the link; -1 when there is none."""
         return self._fd
 
     @property
     def blocks(self) -> list[Block]:
-        """What the map says of each block, where there is a link."""
+        """The state of each block by the link's map; empty when there is no link."""
         return [self._stored_state(entry) for entry in self._entries]
 
     def _stored_state(self, entry: int) -> Block:
@@ -98,8 +108,10 @@ class LinkedStore:
             return Block.LINKED
         return Block.UNVERIFIED_LINK if entry >> 32 else Block.ABSENT
 
-    def _open(self) -> None:
-        """Use the link that an earlier hand-over has left, if its map speaks of it. Raises OSError."""
+    def open(self) -> None:
+        """Use the link of an earlier hand-over, if its map speaks of it. For any thread. Raises
+        OSError.
+        """
         link, link_map = self._files.link_path, self._files.link_map_path
         map_fd = os.open(link_map, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -115,10 +127,12 @@ class LinkedStore:
         self._fd, self._map_fd, self._entries = fd, map_fd, entries
 
     def take(self, incoming: Path) -> Taken | None:
-        """Make the file that dfdaemon has linked to `incoming` the version's link, for `adopt`; None when it is the one that it was.
+        """Make the file at `incoming` the version's link, for `adopt`; None when it is the link
+        already.
 
-        For any thread. Raises OSError: ENOENT when dfdaemon lives elsewhere and its path is not ours, EACCES when its file is not for us,
-        ESTALE when the file cannot be the object's, EXDEV when it is no link.
+        For any thread. Raises OSError: ENOENT when dfdaemon sees another path than we do, EACCES
+        when its file is not for us, ESTALE when the file cannot be the object's, EXDEV when it is
+        no link.
         """
         fd = _open_link(incoming)
         try:
@@ -140,28 +154,31 @@ class LinkedStore:
             raise
         header = map_header(status, self._files.identity, self._size_bytes)
         try:
-            # Written whole, as the pair's: what is cut off is not believed.
+            # Written whole, as the pair's: a map that is cut off is not believed.
             os.pwrite(map_fd, header + bytes(block_count(self._size_bytes) * ENTRY_BYTES), 0)
         except OSError as error:
             log.warning("cache: a link cannot be recorded, and is gone with this process: %s", error.strerror)
         return fd, map_fd
 
     def leave(self, taken: Taken | None) -> None:
-        """Nobody waits for what `take` has taken any more; it stays for the next process that opens the version."""
+        """Leave the result of `take`, which no caller waits for any more, to the next process that
+        opens the version.
+        """
         self._replaced += taken or ()
 
     def adopt(self, taken: Taken) -> None:
-        """What `take` has taken is the link from now on; nothing of it is there yet."""
+        """Use the result of `take` as the link from now on; none of its blocks is there yet."""
         self.drop()
         self._fd, self._map_fd = taken
         self._entries = array("Q", bytes(block_count(self._size_bytes) * ENTRY_BYTES))
 
     def check(self, piece: ByteRange, crc32_said: int | None) -> list[int] | None:
-        """The CRC32C of each block of `piece` (cut at the object's end), whose CRC32 must be `crc32_said`; None when it is not.
+        """The CRC32C of each block of `piece` (cut at the object's end), whose CRC32 must be
+        `crc32_said`; None when it differs.
 
         Without `crc32_said` nothing is read, and each is 0. For any thread. Raises LinkFailed.
         """
-        blocks = [block_range(index, self._size_bytes) for index in _indexes(piece)]
+        blocks = [block_range(index, self._size_bytes) for index in blocks_of(piece)]
         if crc32_said is None:
             return [0] * len(blocks)
         buffer = _scratch_buffer()
@@ -170,41 +187,49 @@ class LinkedStore:
             block_crc = 0
             for chunk in block.split(_CHUNK_BYTES):
                 view = buffer[: chunk.size]
-                read_whole(self._fd, chunk.start, view)
+                read_link(self._fd, chunk.start, view)
                 crc = crc32(view, crc)
                 block_crc = crc32c.crc32c(view, block_crc)
             crcs.append(block_crc)
         return crcs if crc == crc32_said else None
 
-    def record(self, piece: ByteRange, crcs: Iterable[int]) -> Iterator[int]:
-        """Enter the blocks of `piece`, with what `check` has returned; yields their indexes."""
-        first = piece.start // BLOCK_BYTES
-        for index, crc in enumerate(crcs, first):
+    def record(self, piece: ByteRange, crcs: Iterable[int]) -> None:
+        """Enter the blocks of `piece` with the result of `check`."""
+        indexes = blocks_of(piece)
+        for index, crc in zip(indexes, crcs, strict=True):
             self._entries[index] = crc << 32 | self._boot_tag
-            yield index
-        self._write_entries(first, _indexes(piece).stop)
+        self._write_entries(indexes.start, indexes.stop)
 
     def crc32c(self, index: int) -> int:
-        """Of one block, as entered; 0 when it was not taken."""
+        """The CRC32C of one block as entered; 0 when it was not taken."""
         return self._entries[index] >> 32
 
     def block_crc32c(self, index: int) -> int:
-        """Of one block, as it lies in the file now. For any thread. Raises LinkFailed."""
+        """The CRC32C of one block as it lies in the file now. For any thread. Raises LinkFailed."""
         block = block_range(index, self._size_bytes)
         view = memoryview(bytearray(block.size))
-        read_whole(self._fd, block.start, view)
+        read_link(self._fd, block.start, view)
         return int(crc32c.crc32c(view))
 
-    def verified(self, index: int, *, good: bool) -> None:
-        """Take over whether a block of an earlier boot is what its entry says."""
+    def matches_checksum(self, index: int) -> bool:
+        """True if a block of an earlier boot has the CRC32C of its entry. For any thread."""
+        try:
+            return self.block_crc32c(index) == self.crc32c(index)
+        except LinkFailed:
+            return False
+
+    def apply_verdict(self, index: int, *, good: bool) -> None:
+        """Apply the result of `matches_checksum` to the entry of a block."""
         self._entries[index] = self._entries[index] >> 32 << 32 | self._boot_tag if good else 0
         self._write_entries(index, index + 1)
 
     def _write_entries(self, first: int, stop: int) -> None:
-        self._disk.soon(partial(_write_entries, self._map_fd, self._entries[first:stop].tobytes(), first))
+        self._disk.run_soon(
+            partial(write_entries, self._map_fd, first, self._entries[first:stop], self._files.link_path.name)
+        )
 
     def drop(self) -> None:
-        """Forget the link that there was, map and all, in this process; its descriptor stays good for threads that read."""
+        """Forget the link and its map in this process; descriptors stay open for threads."""
         if self._fd >= 0:
             self._replaced += [self._fd, self._map_fd]
             self._fd = self._map_fd = -1
@@ -214,35 +239,29 @@ class LinkedStore:
         """Forget the link, and delete it unless another daemon has replaced it since."""
         if self._fd < 0:
             return
-        self._disk.behind(partial(_remove, self._fd, self._map_fd, self._files.link_path))
+        self._disk.run_behind(partial(_remove, self._fd, self._map_fd, self._files.link_path))
         self.drop()
 
     def close(self) -> None:
-        """Nobody is reading any more. For any thread."""
+        """Close all descriptors, when no thread reads any more. For any thread."""
         self.drop()
         for fd in self._replaced:
             os.close(fd)
         self._replaced.clear()
 
 
-def _write_entries(map_fd: int, entries: bytes, first: int) -> None:
-    try:
-        os.pwrite(map_fd, entries, HEADER_BYTES + first * ENTRY_BYTES)
-    except OSError as error:
-        log.warning("cache: presence of linked blocks could not be recorded: %s", error.strerror)
-
-
 def _remove(fd: int, map_fd: int, link_path: Path) -> None:
     with contextlib.suppress(OSError):
-        os.ftruncate(map_fd, 0)  # our own file: whoever finds it believes none of it
+        os.ftruncate(map_fd, 0)  # our own file: a daemon that finds it believes none of it
         if os.path.samestat(os.fstat(fd), link_path.stat()):
             link_path.unlink()
 
 
 def shed_copies(directory: CacheDirectory) -> None:
-    """Give back the room of own blocks of versions that the link beside them has whole. For a worker thread, as eviction is.
+    """Give back the room of own blocks of versions whose link is whole. For a worker thread, as
+    eviction.
 
-    A pair that anybody has open is passed over, until the next time.
+    A pair that any process has open is passed over until the next time.
     """
     for link in directory.links():
         map_path = link.with_suffix(".map")
@@ -250,60 +269,43 @@ def shed_copies(directory: CacheDirectory) -> None:
             if map_path.with_suffix(".data").stat().st_blocks:
                 _shed_copy(map_path)
         except OSError as error:
-            log.debug("cache: %s keeps its own blocks beside its link: %s", map_path.name, error.strerror)
+            log.debug("cache: %s keeps its own blocks in addition to its link: %s", map_path.name, error.strerror)
 
 
 def _shed_copy(map_path: Path) -> None:
-    with contextlib.ExitStack() as stack:
-
-        def opened(path: Path) -> int:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            stack.callback(os.close, fd)
-            return fd
-
-        map_fd = opened(map_path)
+    link, link_map = map_path.with_suffix(".link"), map_path.with_suffix(".linkmap")
+    with opened(map_path, os.O_RDWR) as map_fd:
         fcntl.flock(map_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not same_file(map_path, map_fd):
-            return
-        head = os.pread(map_fd, HEADER_BYTES, 0)
-        if len(head) < HEADER_BYTES or not head.startswith(MAGIC):
-            return  # not made to the end, or damaged
-        *_, size_bytes, _device, _inode, length = HEADER.unpack_from(head)
-        identity = head[HEADER.size : HEADER.size + length]
-        entries = read_map(
-            opened(map_path.with_suffix(".linkmap")), map_path.with_suffix(".link"), identity, size_bytes
-        )
+        parsed = parse_header(os.pread(map_fd, HEADER_BYTES, 0))
+        if not same_file(map_path, map_fd) or parsed is None:
+            return  # replaced, unfinished or damaged
+        identity, size_bytes, _ = parsed
+        with opened(link_map, os.O_RDWR) as link_map_fd:
+            entries = read_map(link_map_fd, link, identity, size_bytes)
         if entries is None or not all(entry >> 32 for entry in entries):
             return
         status = os.fstat(map_fd)
-        os.ftruncate(map_fd, 0)  # from here on, whoever is next finds a pair that was not made to the end
+        os.ftruncate(map_fd, 0)  # from here on, the next opener finds an unfinished pair
         os.close(make_pair(map_path, map_fd, identity, size_bytes))
-        os.utime(map_fd, ns=(status.st_atime_ns, status.st_mtime_ns))  # nobody has used it
+        os.utime(map_fd, ns=(status.st_atime_ns, status.st_mtime_ns))  # it was not used
 
 
 def _scratch_buffer() -> memoryview:
-    """This thread's own, for as long as it lives: fresh memory would cost a third of what is done with it."""
+    """The buffer of this thread, for as long as it lives: fresh memory would cost a third of the
+    work done with it.
+    """
     if not hasattr(_scratch, "buffer"):
         _scratch.buffer = memoryview(bytearray(_CHUNK_BYTES))
     buffer: memoryview = _scratch.buffer
     return buffer
 
 
-def read_whole(fd: int, start: int, view: memoryview) -> None:
+def read_link(fd: int, start: int, view: memoryview) -> None:
     """Fill `view` from the link. Raises LinkFailed."""
-    done = 0
-    while done < len(view):
-        try:
-            count = os.preadv(fd, [view[done:]], start + done)
-        except OSError as error:
-            raise LinkFailed(error.errno, error.strerror) from error
-        if not count:
-            raise LinkFailed(errno.ESTALE, "dfdaemon's file is shorter than its object")
-        done += count
-
-
-def _indexes(piece: ByteRange) -> range:
-    return range(piece.start // BLOCK_BYTES, -(-piece.stop // BLOCK_BYTES))
+    try:
+        read_whole(fd, start, view)
+    except OSError as error:
+        raise LinkFailed(error.errno, error.strerror) from error
 
 
 def _open_link(path: Path) -> int:

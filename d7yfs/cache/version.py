@@ -1,43 +1,49 @@
-"""One open object version in the cache: hits from its backing file, misses through its filler, readers woken by their own bytes.
+"""One open object version in the cache: hits from its backing file, misses through its filler,
+readers woken by their own bytes.
 
 Invariants:
 
 - No lock is held anywhere: presence is checked and a waiter registered without an await between.
-- A waiter is served the moment its range becomes readable, with a copy of the bytes, so that a block which memory pressure drops a
-  moment later has done its work.
-- A cancelled or timed out reader removes its waiter and nothing else: transfers belong to the filler.
+- A waiter is served the moment its range becomes readable, with a copy of the bytes: a block that
+  memory pressure drops a moment later has done its work.
+- A cancelled or timed out reader removes its waiter and nothing else: transfers belong to the
+  filler.
 - The version stays open while a handle, a running read or a transfer holds it.
 
-Called by `Filesystem` (through `Cache.open`) and, as `FillTarget`, by fillers. Trio thread only.
+Called by `Filesystem` (through `Cache.open`) and by fillers, which also ask its `backing`. Trio
+thread only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import trio
 
-from d7yfs.cache.backing import BackingFile, Cold, Landing
-from d7yfs.cache.disk import DiskStalled, Lane
+from d7yfs.cache.backing import BackingFile, Cold
+from d7yfs.cache.disk import DiskStalled, Landing, Lane
 from d7yfs.cache.filler import Filler, NewFiller
-from d7yfs.cache.leases import Leases
+from d7yfs.cache.pair import Leases
 from d7yfs.errors import CacheFull, OriginUnavailable, ProxyUnavailable, ReadTimeout
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 
 _Served = tuple[bytearray, Cold]
-"""What `BackingFile.begin_read` returns: it has copied what memory pressure may drop, and left what a thread must read from the disk."""
+"""The result of `BackingFile.begin_read`: the bytes that it has copied, and the pieces that a
+thread must read from the disk."""
 
 
 _RETRY_S = 0.5
-"""A transfer that gave up did so after many tries of its own."""
+"""Seconds before a new request after a transfer gave up, which had made many tries of its own."""
 _WATCHED_BYTES = 64 << 20
-"""How much of a version that is filled whole is watched at a time: each write that matters looks through it."""
+"""How much of a version that is filled whole is watched at a time: each relevant write looks
+through it."""
 
 
 class _Waiter:
-    """A read that waits: `needs` is the first byte it cannot read yet. One that only watches wants no bytes and hurries nobody."""
+    """A read that waits: `needs` is the first byte it cannot read yet. A watcher wants no bytes and
+    hurries no transfer.
+    """
 
     __slots__ = ("error", "event", "needs", "served", "wanted", "watches")
 
@@ -51,7 +57,7 @@ class _Waiter:
 
 
 class CachedVersion:
-    """An open version. Made by `Cache.open`; every `open` and `hold` is balanced by a `drop`."""
+    """An open version, made by `Cache.open`; every `open` and `hold` is balanced by a `drop`."""
 
     def __init__(
         self,
@@ -63,26 +69,25 @@ class CachedVersion:
         on_last_drop: Callable[[CachedVersion], None],
     ) -> None:
         self.version = version
-        self.hits = 0
-        self.misses = 0
         self.holds = 0
         self._waiters: set[_Waiter] = set()
         self._read_timeout_s = read_timeout_s
         self._lane = lane
         self._writing = trio.CapacityLimiter(1)
-        """The kernel writes to one file one write at a time: more threads would only spin on its lock."""
+        """The kernel makes writes to one file one by one: threads would only spin on its lock."""
         self._last_progress = 0.0
         self._on_last_drop = on_last_drop
         self._when_whole: list[Callable[[], None]] = []
         self._wanted_whole = False
         self._fills = 0
-        """How many wait for all of it."""
+        """Callers of `fill_whole` that wait now."""
         self._filler: Filler = new_filler(self)
         self.backing: BackingFile
         self.leases: Leases
-        """Both set by `Cache.open`, which needs this object's methods to make them."""
+        """Set by `Cache.open`, as `backing` is: they need this object's methods."""
 
     def hold(self) -> None:
+        """Keep the version open after its last reader has left; balanced by `drop`."""
         self.holds += 1
 
     def drop(self) -> None:
@@ -92,25 +97,27 @@ class CachedVersion:
 
     @property
     def window_bytes(self) -> int:
-        """How far ahead of a sequential reader it pays to fetch, as the filler has measured."""
+        """Bytes worth fetching ahead of a sequential reader, as the filler has measured."""
         return self._filler.window_bytes
 
     def fill(self) -> None:
-        """Have the rest of the object brought in the background."""
+        """Have the filler bring the rest of the object in the background."""
         self._wanted_whole = True
-        if not self.backing.presence.complete:
+        if self.backing.presence.absent_count:
             self._filler.fill()
 
     async def fill_whole(self) -> None:
-        """Have the rest brought, behind whatever readers wait for; returns when all of it is on disk and right.
+        """Bring the rest, behind the bytes that readers wait for; returns when all of it is on disk
+        and right.
 
-        Raises what the filler reports (VersionGone, AccessDenied, OriginUnavailable, …), ReadTimeout when it gives up again and again, and
-        CacheFull when no room is left to keep it. Cancelled, it leaves the filler to stop as well, unless others want all of it too.
+        Raises what the filler reports (VersionGone, AccessDenied, OriginUnavailable, …),
+        ReadTimeout when the filler gives up again and again, and CacheFull when no room is left.
+        When cancelled, the filler stops as well, unless another caller wants all of it too.
         """
         self.hold()
         self._fills += 1
         try:
-            if not self.backing.presence.complete:
+            if self.backing.presence.absent_count:
                 for watched in self.version.whole.split(_WATCHED_BYTES):
                     await self._watch(watched)
             if not self.backing.is_whole:
@@ -118,7 +125,7 @@ class CachedVersion:
         finally:
             self._fills -= 1
             if not self._fills and not self._wanted_whole:
-                self._filler.relent()
+                self._filler.stop_filling()
             self.drop()
 
     def _full(self) -> CacheFull:
@@ -126,7 +133,7 @@ class CachedVersion:
         return CacheFull(f"{self.version.key}: there is no room in the cache to keep it", hint=hint)
 
     async def _watch(self, watched: ByteRange) -> None:
-        """Keep the filler at it until all of `watched` is readable."""
+        """Keep the filler busy until all of `watched` is readable."""
         began = trio.current_time()
         while True:
             await self._verify(watched)
@@ -139,7 +146,8 @@ class CachedVersion:
             self._waiters.add(waiter)
             try:
                 self._filler.fill()
-                # A filler may stop without a word, for want of room or because others bring the rest: so look again now and then.
+                # A filler may stop in silence, when there is no room or another daemon brings the
+                # rest: so check again now and then.
                 with trio.move_on_after(_RETRY_S):
                     await waiter.event.wait()
             finally:
@@ -152,49 +160,43 @@ class CachedVersion:
                 await trio.sleep(_RETRY_S)
 
     def is_wanted(self, index: int) -> bool:
-        """Whether a reader waits for block `index`."""
+        """True if a reader waits for block `index`."""
         block = ByteRange(index * BLOCK_BYTES, (index + 1) * BLOCK_BYTES)
         return any(waiter.wanted.intersects(block) for waiter in self._waiters if not waiter.watches)
 
     async def read(self, wanted: ByteRange, ahead: ByteRange | None) -> bytes | bytearray:
-        """Exactly the bytes of `wanted`, which lies inside the object.
+        """Read exactly the bytes of `wanted`, which lies inside the object.
 
-        Raises what the filler reports (VersionGone, AccessDenied, OriginUnavailable, …), and ReadTimeout when nothing of this version
-        has come for the read timeout.
+        Raises what the filler reports (VersionGone, AccessDenied, OriginUnavailable, …), and
+        ReadTimeout when nothing of this version has come for the read timeout.
         """
-        if not wanted:
-            return b""
         self.hold()
         try:
-            if not self._readable(wanted):
+            readable = self.has(wanted)
+            if not readable:
                 await self._verify(wanted)
-            if self._readable(wanted):
-                self.hits += 1
-                if ahead:
-                    self._filler.prefetch(ahead)
-                return await self._read(wanted, None)
-            self.misses += 1
-            return await self._read(wanted, ahead)
+                readable = self.has(wanted)
+            self.backing.counts["hits" if readable else "misses"] += 1
+            if readable and ahead:
+                self._filler.prefetch(ahead)
+            return await self._read(wanted, None if readable else ahead)
         finally:
             self.drop()
 
     def has(self, wanted: ByteRange) -> bool:
-        """Whether `read` would give `wanted` at once."""
-        return self._readable(wanted)
-
-    def _readable(self, wanted: ByteRange) -> bool:
+        """True if `read` would return `wanted` at once."""
         return self.backing.presence.first_unreadable(wanted) is None
 
     async def _verify(self, wanted: ByteRange) -> None:
-        """Take over what other daemons have brought, and settle which blocks of an earlier boot are right."""
-        self._refresh(wanted)
+        """Take over blocks that other daemons have brought, and verify those of an earlier boot."""
+        self.missing(wanted)
         for index in self.backing.presence.unverified(wanted):
             try:
                 good = await self._lane.read(partial(self.backing.matches_checksum, index))
             except DiskStalled as error:
                 self._leave_disk(error)
                 return
-            self.backing.verified(index, good=good)
+            self.backing.apply_verdict(index, good=good)
 
     async def _read(self, wanted: ByteRange, ahead: ByteRange | None) -> bytearray:
         asked_at = trio.current_time()
@@ -223,7 +225,9 @@ class CachedVersion:
         self._serve_all()
 
     async def _wait_for(self, waiter: _Waiter, ahead: ByteRange | None, asked_at: float) -> _Served | None:
-        """Ask the filler and wait for its answer: what `BackingFile.begin_read` gave, or None when it must be asked again."""
+        """Ask the filler and wait: returns the result of `BackingFile.begin_read`, or None when it
+        must be asked again.
+        """
         self._waiters.add(waiter)
         try:
             self._filler.request(waiter.wanted, ahead)
@@ -241,7 +245,8 @@ class CachedVersion:
         error = waiter.error
         if error is None:
             return waiter.served
-        # A reader who joined a transfer late gets its last error early; his own patience has only begun.
+        # A reader that joined late gets the transfer's last error early; its patience has begun
+        # only now.
         passing = isinstance(error, (OriginUnavailable, ProxyUnavailable)) and error.transient
         if not passing or trio.current_time() + _RETRY_S >= self._deadline(asked_at):
             raise error
@@ -251,41 +256,54 @@ class CachedVersion:
     def _deadline(self, asked_at: float) -> float:
         return max(asked_at, self._last_progress) + self._read_timeout_s
 
-    # --- FillTarget ---
-
-    @property
-    def keeps(self) -> bool:
-        return self.backing.keeps
-
     @property
     def is_whole(self) -> bool:
-        """Whether all of it is on disk."""
+        """True if all of it is on disk."""
         return self.backing.is_whole
 
     @property
     def cached_bytes(self) -> int:
-        """That are on disk, as far as is known here."""
+        """Bytes that are on disk, as far as is known here."""
         return self.backing.presence.cached_bytes
+
+    # --- for fillers ---
+
+    @property
+    def keeps(self) -> bool:
+        """True if bytes that no reader waits for are kept (the disk has room). Else a filler brings
+        only what is asked for.
+        """
+        return self.backing.keeps
 
     @property
     def has_readers(self) -> bool:
+        """True if a reader waits for bytes of it now."""
         return any(not waiter.watches for waiter in self._waiters)
 
     @property
     def taken_over_blocks(self) -> int:
+        """Blocks of this version that other daemons have brought while it was open here."""
         return self.backing.taken_over_blocks
 
     def missing(self, wanted: ByteRange) -> list[ByteRange]:
-        self._refresh(wanted)
-        return self.backing.presence.missing(wanted)
-
-    def _refresh(self, wanted: ByteRange) -> None:
-        if self.backing.refresh(wanted):
+        """Block-aligned runs in (and around) `wanted` that are absent, arriving ones included, for
+        other daemons too.
+        """
+        known = self.backing.taken_over_blocks
+        runs = self.backing.missing(wanted)
+        if self.backing.taken_over_blocks != known:
             self._last_progress = trio.current_time()
             self._serve_all()
             self._tell_whole()
+        return runs
 
     async def write(self, offset: int, data: memoryview) -> None:
+        """Take `data`, which has arrived at `offset`, and wake the readers that it completes.
+
+        MUST be called contiguously from a block's start on. Bytes that are there already are
+        skipped, so a transfer may pass over what another has brought; bytes behind a gap are
+        ignored. `data` must stay as it is until this returns.
+        """
         landings = self.backing.begin_write(offset, data)
         if landings:
             await self._store(landings)
@@ -298,13 +316,17 @@ class CachedVersion:
         self._tell_whole()
 
     def retract(self, wanted: ByteRange) -> int:
+        """Make the blocks of `wanted` absent, for other daemons too, as their bytes are not to be
+        believed.
+
+        Returns the start of the first block.
+        """
         return self.backing.retract(wanted)
 
     async def _store(self, landings: list[Landing]) -> None:
-        """Have them written, here or in a thread. Not cancelled half-way; a disk that stalls is told of as any that fails."""
+        """Write `landings` to disk, here or in a thread, uncancelled. A stall is a failure."""
         store = partial(self.backing.store, landings)
-        if self._lane.disk.is_prompt:
-            self._lane.disk.timed(store)
+        if self._lane.disk.write_promptly(store):
             return
         async with self._writing:
             for landing in landings:
@@ -316,19 +338,8 @@ class CachedVersion:
                 for landing in landings:
                     landing.error = error
 
-    def new_link_path(self) -> Path | None:
-        return self.backing.new_link_path()
-
-    async def adopt_link(self, incoming: Path) -> None:
-        await self.backing.adopt_link(incoming)
-
-    def clear_link_path(self, incoming: Path) -> None:
-        self.backing.clear_link_path(incoming)
-
-    def check_linked(self, piece: ByteRange, crc32: int | None) -> list[int] | None:
-        return self.backing.check_linked(piece, crc32)
-
     def land_linked(self, piece: ByteRange, crcs: list[int]) -> None:
+        """Make `piece` of dfdaemon's file readable, and wake the readers that it completes."""
         self.backing.land_linked(piece, crcs)
         self._last_progress = trio.current_time()
         for waiter in [w for w in self._waiters if w.wanted.intersects(piece)]:
@@ -336,36 +347,37 @@ class CachedVersion:
         self._tell_whole()
 
     def drop_link(self) -> None:
+        """Give up dfdaemon's file, which is wrong: its blocks are missing again."""
         self.backing.drop_link()
         self._serve_all()
 
     def _tell_whole(self) -> None:
-        if self._when_whole and self.backing.is_whole:
+        if self._when_whole and not self.backing.presence.absent_count and self.backing.is_whole:
             told, self._when_whole = self._when_whole, []
             for tell in told:
                 tell()
 
-    def when_whole(self, tell: Callable[[], None]) -> None:
+    def call_when_whole(self, tell: Callable[[], None]) -> None:
+        """Call `tell`, once, when the last missing block lands on disk, from any daemon."""
         self._when_whole.append(tell)
 
-    def whole_crc32c(self) -> int | None:
-        return self.backing.whole_crc32c()
-
-    def read_back(self, piece: ByteRange) -> bytearray:
-        return self.backing.read_back(piece)
-
-    async def mismatched(self, *, strike_out: bool) -> None:
-        self.backing.checksum_mismatches += 1
+    async def record_mismatch(self, *, strike_out: bool) -> None:
+        """Count that the bytes on disk are not what the provider recorded; with `strike_out`, have
+        them fetched again.
+        """
+        self.backing.counts["checksum_mismatches"] += 1
         if strike_out:
             await self.backing.strike_out()
 
     def _serve_all(self) -> None:
-        """Presence has changed otherwise than by a write."""
+        """Serve all waiters, after a change of presence that was no write."""
         for waiter in list(self._waiters):
             self._serve(waiter)
 
     def _serve(self, waiter: _Waiter) -> None:
-        """Hand a waiter its bytes if they are all readable; else note what it needs next, and ask for that if nothing brings it yet."""
+        """Hand a waiter its bytes if all are readable; else note what it needs next, and ask for
+        that if no transfer brings it.
+        """
         if waiter.event.is_set():
             return
         needs = self.backing.presence.first_unreadable(waiter.wanted)
@@ -377,7 +389,8 @@ class CachedVersion:
             return
         moved = needs < known or needs // BLOCK_BYTES > known // BLOCK_BYTES
         if moved and needs // BLOCK_BYTES not in self.backing.presence.arriving:
-            # A filler owes a reader the first byte it lacked when it asked; the transfer of this one may have ended meanwhile.
+            # A filler owes a reader the first byte it lacked when it asked; this byte's transfer
+            # may have ended meanwhile.
             self._filler.request(waiter.wanted, None)
 
     def _answer(self, waiter: _Waiter, *, served: _Served | None = None, error: Exception | None = None) -> None:
@@ -385,12 +398,15 @@ class CachedVersion:
         self._waiters.discard(waiter)
         waiter.event.set()
 
-    def ended(self, tried: ByteRange, error: Exception | None) -> None:
+    def end_transfer(self, tried: ByteRange, error: Exception | None) -> None:
+        """End a transfer of `tried`: readers that still lack bytes inside it get `error`, or ask
+        again when it is None.
+        """
         for waiter in list(self._waiters):
             start, stop = max(waiter.wanted.start, tried.start), min(waiter.wanted.stop, tried.stop)
-            if start < stop and not self._readable(ByteRange(start, stop)):
+            if start < stop and not self.has(ByteRange(start, stop)):
                 self._answer(waiter, error=error)
 
     def fail_waiters(self, error: Exception) -> None:
-        """Answer everybody who waits, at shutdown."""
-        self.ended(self.version.whole, error)
+        """Answer every reader that waits with `error`, at shutdown."""
+        self.end_transfer(self.version.whole, error)

@@ -1,6 +1,7 @@
-"""The dry run of a mount: each prerequisite tried for real, each finding with what to do. Changes nothing, mounts nothing.
+"""The dry run of a mount: each prerequisite is really tried, each finding says what to do. Changes
+nothing, mounts nothing.
 
-Called by `d7yfs check`. Every probe is independent: one that fails leaves the others to say what they can.
+Called by `d7yfs check`. Every probe is independent: the others still run after one that fails.
 """
 
 from __future__ import annotations
@@ -16,28 +17,28 @@ import trio
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.check.dragonfly import Nowhere, check_dragonfly
 from d7yfs.check.filters import check_filters
-from d7yfs.check.findings import Finding, Verdict, failed
+from d7yfs.check.findings import Finding, failed, ok, warning
 from d7yfs.check.triton import check_triton
 from d7yfs.config.schema import Config
 from d7yfs.config.sources import Settings
 from d7yfs.errors import AccessDenied, CacheUnusable, D7yfsError, MountError
 from d7yfs.host import mount_table
-from d7yfs.objects import ByteRange, ObjectVersion
+from d7yfs.objects import ByteRange, ListingPage, ObjectVersion
 from d7yfs.origins.survey import list_all
 from d7yfs.repository.repository import Repository, open_repositories
 from d7yfs.tree.listing import DirectoryListing
 
 _PROBE_BYTES = 4096
 _PATIENCE_S = 10.0
-"""With a store that does not answer: a person waits for the findings."""
-_LOOK_PAGES = 3
+"""Longest wait for a store that does not answer: a person waits for the findings."""
+_LOOK_PAGES, _SAMPLE_PAGES = 3, 20
 _NAMED = 3
 
 
 async def check(settings: Settings) -> AsyncGenerator[Finding, None]:
-    """Every finding, as soon as it is there."""
-    for warning in settings.warnings:
-        yield Finding("configuration", Verdict.WARNING, warning)
+    """Yield each finding as soon as it is known."""
+    for text in settings.warnings:
+        yield warning("configuration", text)
     for finding in check_host(settings.config):
         yield finding
     try:
@@ -63,96 +64,96 @@ async def _check_repository(repository: Repository, settings: Settings) -> Async
     try:
         prefix = await repository.locate(allow_empty=settings.config.allow_empty)
         listing = await _look(repository, prefix)
+        sample, complete = await _sample(repository, prefix)
     except D7yfsError as error:
         if config.listing == "exact" and isinstance(error, AccessDenied):
-            said = f"{where}: may not be listed; each name will be asked for"
-            yield Finding(
-                "list", Verdict.WARNING, said, "nothing is known to try a read on: read a file after mounting"
-            )
+            said = f"{where}: may not be listed; each name will need a request"
+            yield warning("list", said, "no object is known for a test read: read a file after mounting")
             return
         yield failed("list", error)
         return
     found = origin.describe()
-    said = f"{where}: {found.get('credentials', '')} ({_whence(settings, repository, 'credentials')})"
-    yield Finding("credentials", Verdict.OK, said)
-    said = f"{found['endpoint']} ({_whence(settings, repository, 'endpoint_url')})"
+    said = f"{where}: {found.get('credentials', '')} ({_source_of(settings, repository, 'credentials')})"
+    yield ok("credentials", said)
+    said = f"{found['endpoint']} ({_source_of(settings, repository, 'endpoint_url')})"
     if "region" in found:
-        said += f", region {found['region']} ({_whence(settings, repository, 'region')})"
-    yield Finding("endpoint", Verdict.OK, f"{where}: {said}")
+        said += f", region {found['region']} ({_source_of(settings, repository, 'region')})"
+    yield ok("endpoint", f"{where}: {said}")
     files = [version for version in listing.entries.values() if version is not None]
     directories = len(listing.entries) - len(files)
-    yield Finding("list", Verdict.OK, f"{where}: {directories} directories, {len(files)} files at the top")
+    yield ok("list", f"{where}: {directories} directories, {len(files)} files at the top")
     if listing.hidden_count:
         named = "; ".join(f"{hidden.key!r}: {hidden.reason}" for hidden in listing.hidden[:_NAMED])
-        yield Finding("names", Verdict.WARNING, f"{where}: {listing.hidden_count} keys cannot be shown ({named})")
-    for finding in await check_filters(repository, prefix):
+        yield warning("names", f"{where}: {listing.hidden_count} keys cannot be shown ({named})")
+    for finding in check_filters(repository, sample, complete=complete):
         yield finding
-    sample = await _sample(repository, prefix)
     if encoded := [each for each in sample if each.encoding]:
         said = f"{where}: {len(encoded)} of {len(sample)} objects are stored compressed ({encoded[0].key!r}: {encoded[0].encoding})"
-        yield Finding(
-            "encoding", Verdict.WARNING, said, "they are read as they are stored and never decoded: store models plain"
-        )
-    async with aclosing(check_triton(repository, prefix)) as findings:
-        async for finding in findings:
+        yield warning("encoding", said, "they are read as stored and never decoded: store models uncompressed")
+    if not prefix or prefix.endswith("/"):
+        for finding in await check_triton(repository, sample, complete=complete):
             yield finding
-    version = next((each for each in sample if each.size_bytes and not each.archived), None)
-    if version is None:
-        yield Finding("read", Verdict.WARNING, f"{where}: no readable object found to try a ranged read on")
+    readable = [each for each in sample if each.size_bytes and not each.archived]
+    if not readable:
+        yield warning("read", f"{where}: no readable object found for a test of ranged reads")
         return
-    yield await _ranged_read(repository, version)
-    small = min((each for each in sample if each.size_bytes and not each.archived), key=lambda each: each.size_bytes)
-    async with aclosing(check_dragonfly(repository, version, small, settings.config)) as findings:
+    yield await _ranged_read(repository, readable[0])
+    small = min(readable, key=lambda each: each.size_bytes)
+    async with aclosing(check_dragonfly(repository, readable[0], small, settings.config)) as findings:
         async for finding in findings:
             yield finding
 
 
-def _whence(settings: Settings, repository: Repository, setting: str) -> str:
-    """Which source set this, in words."""
+def _source_of(settings: Settings, repository: Repository, setting: str) -> str:
+    """The source that set this, in words."""
     name = repository.config.name
-    whence = settings.provenance.get(f"{name}.{setting}" if name else setting, "default")
-    return "found by itself" if whence == "default" else f"from {whence}"
+    source = settings.provenance.get(f"{name}.{setting}" if name else setting, "default")
+    return "auto-detected" if source == "default" else f"from {source}"
 
 
 async def _look(repository: Repository, prefix: str) -> DirectoryListing:
-    """The first pages of the repository's top directory, as they are shown."""
+    """The first pages of the repository's top directory, as a mount shows them."""
     listing = DirectoryListing(prefix)
-    async with aclosing(repository.shown.pages(prefix)) as pages:
-        count = 0
-        async for page in pages:
-            listing.add(page)
-            count += 1
-            if count == _LOOK_PAGES:
-                break
+    for page in await _first(repository.shown.pages(prefix), _LOOK_PAGES):
+        listing.add(page)
     return listing
 
 
-async def _sample(repository: Repository, prefix: str) -> tuple[ObjectVersion, ...]:
-    """Some objects under the prefix."""
+async def _sample(repository: Repository, prefix: str) -> tuple[list[ObjectVersion], bool]:
+    """The first objects under the prefix, or the object itself, and whether these are all."""
     if prefix and not prefix.endswith("/"):
-        return (await repository.origin.stat(prefix),)
-    async with aclosing(list_all(repository.origin, prefix, delimiter="")) as pages:
+        return [await repository.origin.stat(prefix)], True
+    pages = await _first(list_all(repository.origin, prefix, delimiter=""), _SAMPLE_PAGES)
+    return [version for page in pages for version in page.objects], not (pages and pages[-1].next_token)
+
+
+async def _first(pages: AsyncGenerator[ListingPage, None], count: int) -> list[ListingPage]:
+    """The first pages, no more than `count`."""
+    found: list[ListingPage] = []
+    async with aclosing(pages):
         async for page in pages:
-            return page.objects
-    return ()
+            found.append(page)
+            if len(found) == count:
+                break
+    return found
 
 
 async def _ranged_read(repository: Repository, version: ObjectVersion) -> Finding:
     wanted = ByteRange(0, min(_PROBE_BYTES, version.size_bytes))
     name = repository.fetcher.name(version)
     try:
-        # Later than the fetcher itself gives up, which says why.
+        # Longer than the fetcher itself takes to give up, because it says why.
         with trio.fail_after(2 * repository.fetcher.read_timeout_s):
             await repository.fetcher.fetch(version, wanted, Nowhere())
     except D7yfsError as error:
         return failed("read", error)
     except trio.TooSlowError:
-        return Finding("read", Verdict.FAILED, f"{name}: no bytes within {repository.fetcher.read_timeout_s:g} s")
-    return Finding("read", Verdict.OK, f"{name}: {wanted.size} bytes by range, of this very version")
+        return failed("read", f"{name}: no bytes within {repository.fetcher.read_timeout_s:g} s")
+    return ok("read", f"{name}: {wanted.size} bytes by range, of this version")
 
 
 def check_host(config: Config) -> Iterator[Finding]:
-    """What this host lacks for a FUSE mount and for the cache."""
+    """Test what this host needs for a FUSE mount and for the cache."""
     yield from _check_fuse(config)
     if config.mountpoint is not None:
         yield _check_mountpoint(config.mountpoint)
@@ -164,9 +165,9 @@ def _check_cache(config: Config) -> Finding:
     if not path.exists():
         parent = next(each for each in path.parents if each.exists())
         if os.access(parent, os.W_OK | os.X_OK):
-            return Finding("cache", Verdict.OK, f"{path}: will be made, {_free(parent)}")
-        hint = f"make it (install -d -m 700 -o UID {path}), or name another with --cache-dir"
-        return Finding("cache", Verdict.FAILED, f"{path} does not exist and cannot be made in {parent}", hint)
+            return ok("cache", f"{path}: will be created, {_free(parent)}")
+        hint = f"create it (install -d -m 700 -o UID {path}), or give another with --cache-dir"
+        return failed("cache", f"{path} does not exist and cannot be created in {parent}", hint)
     directory = CacheDirectory(
         path, size_limit_bytes=config.cache_size_bytes, min_free_bytes=config.cache_min_free_bytes
     )
@@ -174,10 +175,10 @@ def _check_cache(config: Config) -> Finding:
         directory.prepare()
     except CacheUnusable as error:
         return failed("cache", error)
-    if directory.shortfall_bytes:
-        hint = "free space there, lower --cache-min-free, or name another directory with --cache-dir"
-        return Finding("cache", Verdict.WARNING, f"{path}: too full to keep anything, reads go uncached", hint)
-    return Finding("cache", Verdict.OK, f"{path}: writable, {_free(path)}")
+    if directory.shortfall_before(0):
+        hint = "free space there, lower --cache-min-free, or give another directory with --cache-dir"
+        return warning("cache", f"{path}: too full to keep anything, reads are not cached", hint)
+    return ok("cache", f"{path}: writable, {_free(path)}")
 
 
 def _free(path: Path) -> str:
@@ -190,32 +191,26 @@ def _check_fuse(config: Config) -> Iterator[Finding]:
         hint = (
             "load the module (modprobe fuse); in a container, run it privileged or pass the device (--device /dev/fuse)"
         )
-        yield Finding("fuse", Verdict.FAILED, "/dev/fuse does not exist", hint)
+        yield failed("fuse", "/dev/fuse does not exist", hint)
         return
     try:
         os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:
-        yield Finding(
-            "fuse", Verdict.FAILED, f"/dev/fuse cannot be opened: {error.strerror}", "run as root, or fix its mode"
-        )
+        yield failed("fuse", f"/dev/fuse cannot be opened: {error.strerror}", "run as root, or correct its mode")
         return
     root = os.geteuid() == 0
     if not root and shutil.which("fusermount3") is None:
-        yield Finding(
-            "fuse", Verdict.FAILED, "fusermount3 is not installed", "install the package fuse3, or run as root"
-        )
+        yield failed("fuse", "fusermount3 is not installed", "install the package fuse3, or run as root")
         return
-    yield Finding(
-        "fuse", Verdict.OK, "/dev/fuse can be opened" + (", and this is root" if root else " and fusermount3 is there")
-    )
+    yield ok("fuse", "/dev/fuse can be opened" + (", and this is root" if root else " and fusermount3 is installed"))
     if not root and config.allow_other and "user_allow_other" not in _settings_of(Path("/etc/fuse.conf")):
         hint = "add the line user_allow_other to /etc/fuse.conf, or mount as root"
-        yield Finding("fuse", Verdict.FAILED, "--allow-other needs user_allow_other in /etc/fuse.conf", hint)
+        yield failed("fuse", "--allow-other needs user_allow_other in /etc/fuse.conf", hint)
     if not root:
         said = (
             "without root the kernel's limits stay: 128 KiB reads, and 12 stalled reads block the others of the mount"
         )
-        yield Finding("limits", Verdict.WARNING, said, "mount as root to have them raised")
+        yield warning("limits", said, "mount as root to have them raised")
 
 
 def _settings_of(path: Path) -> set[str]:
@@ -228,10 +223,10 @@ def _settings_of(path: Path) -> set[str]:
 def _check_mountpoint(point: Path) -> Finding:
     mount = mount_table.mounted_at(point)
     if mount is not None and mount.fstype.startswith("fuse") and not mount_table.answers(point):
-        said = f"{point} is a dead mount ({mount.source}); mounting will clean it up"
-        return Finding("mount point", Verdict.WARNING, said)
+        said = f"{point} is a dead mount ({mount.source}); a new mount will clean it up"
+        return warning("mount point", said)
     try:
         mount_table.prepare_mountpoint(point)
     except MountError as error:
         return failed("mount point", error)
-    return Finding("mount point", Verdict.OK, f"{point}: an empty directory")
+    return ok("mount point", f"{point}: an empty directory")

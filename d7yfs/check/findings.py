@@ -1,4 +1,4 @@
-"""What `d7yfs check` has to say: one `Finding` per thing tried. Pure."""
+"""The findings of `d7yfs check`: one `Finding` per thing tried. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from enum import Enum
 from d7yfs.errors import D7yfsError
 
 
-class Verdict(Enum):
-    """How a probe ended."""
+class Severity(Enum):
+    """The result of a probe."""
 
     OK = "ok"
     WARNING = "warning"
@@ -18,14 +18,26 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report."""
+    """One line of the report of `d7yfs check`."""
 
     probe: str
-    verdict: Verdict
+    verdict: Severity
     said: str
     hint: str = ""
 
 
-def failed(probe: str, error: D7yfsError) -> Finding:
-    """In the error's own words."""
-    return Finding(probe, Verdict.FAILED, error.message, error.hint)
+def ok(probe: str, said: str) -> Finding:
+    """The finding of a probe that found nothing wrong."""
+    return Finding(probe, Severity.OK, said)
+
+
+def warning(probe: str, said: str, hint: str = "") -> Finding:
+    """The finding of something wrong that a mount can live with."""
+    return Finding(probe, Severity.WARNING, said, hint)
+
+
+def failed(probe: str, said: str | D7yfsError, hint: str = "") -> Finding:
+    """The finding of something that stops a mount from working; an error has its own words."""
+    if isinstance(said, D7yfsError):
+        return Finding(probe, Severity.FAILED, said.message, said.hint)
+    return Finding(probe, Severity.FAILED, said, hint)

@@ -1,74 +1,48 @@
-"""The part of the dry run that is about Triton: models whose config.pbtxt still asks for Dragonfly's repository agent.
+"""The part of the dry run that is about Triton: models whose config.pbtxt still asks for
+Dragonfly's repository agent.
 
-With a mount that agent has no place: Triton without it refuses such a model, and with it the agent is handed a local path, which it cannot
-fetch. Reads only small files that end in .pbtxt, and only so many, the way that the mount would read them.
+With a mount that agent fails. Triton without it refuses such a model; Triton with it hands the
+agent a local path, which it cannot fetch. Reads a bounded number of small files that end in .pbtxt,
+as the mount would.
 
 Called by `check`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import trio
 
-from d7yfs.check.findings import Finding, Verdict, failed
+from d7yfs.check.findings import Finding, failed, ok, warning
 from d7yfs.errors import ConfigError, D7yfsError, ReadTimeout
 from d7yfs.objects import ByteRange, ObjectVersion
-from d7yfs.origins.survey import list_all
 from d7yfs.repository.repository import Repository
 from d7yfs.servers.triton_config import agents_blocks, removals
 
 _PROBE = "triton"
-_PAGES = 20
 _MAX_FILES = 500
 _MAX_FILE_BYTES = 256 << 10
 _READERS = 8
 _SUFFIX = ".pbtxt"
-"""Of config.pbtxt, and of the configs/NAME.pbtxt that --model-config-name chooses from."""
+"""Ending of config.pbtxt, and of each configs/NAME.pbtxt for --model-config-name."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Configs:
-    found: list[ObjectVersion]
-    whole: bool
-    """Whether the whole repository was looked through."""
-
-
-async def check_triton(repository: Repository, prefix: str) -> AsyncGenerator[Finding, None]:
-    """One finding per model that asks for the agent; nothing of a repository without model configurations."""
-    if prefix and not prefix.endswith("/"):
-        return
-    try:
-        configs = await _find(repository, prefix)
-    except D7yfsError as error:
-        yield failed(_PROBE, error)
-        return
-    if not configs.found:
-        return
-    findings = await _read_all(repository, configs.found)
-    for finding in findings:
-        yield finding
+async def check_triton(repository: Repository, objects: Iterable[ObjectVersion], *, complete: bool) -> list[Finding]:
+    """One finding per model that asks for the agent, by these objects: the repository's first ones,
+    or all if `complete`. None without model configurations."""
+    configs = [each for each in objects if each.key.endswith(_SUFFIX) and _readable(each)]
+    if not configs:
+        return []
+    some = configs[:_MAX_FILES]
+    findings = await _read_all(repository, some)
     if not findings:
-        said = f"{repository.config.url}: {len(configs.found)} model configurations, none asks for Dragonfly's repository agent"
-        yield Finding(_PROBE, Verdict.OK, said)
-    if not configs.whole:
-        said = f"{repository.config.url}: only the first {len(configs.found)} model configurations were looked at"
-        yield Finding(_PROBE, Verdict.WARNING, said, "check the URL of a directory further down for the others")
-
-
-async def _find(repository: Repository, prefix: str) -> _Configs:
-    found: list[ObjectVersion] = []
-    count = 0
-    async with aclosing(list_all(repository.origin, prefix, delimiter="")) as pages:
-        async for page in pages:
-            if count == _PAGES or len(found) >= _MAX_FILES:
-                return _Configs(found, whole=False)
-            found += [each for each in page.objects if each.key.endswith(_SUFFIX) and _readable(each)]
-            count += 1
-    return _Configs(found[:_MAX_FILES], whole=len(found) <= _MAX_FILES)
+        said = f"{repository.config.url}: {len(some)} model configurations, none asks for Dragonfly's repository agent"
+        findings.append(ok(_PROBE, said))
+    if not complete or len(some) < len(configs):
+        said = f"{repository.config.url}: only the first {len(some)} model configurations were read"
+        findings.append(warning(_PROBE, said, "for the others, check the URL of a directory further down"))
+    return findings
 
 
 def _readable(version: ObjectVersion) -> bool:
@@ -76,7 +50,7 @@ def _readable(version: ObjectVersion) -> bool:
 
 
 async def _read_all(repository: Repository, versions: list[ObjectVersion]) -> list[Finding]:
-    """In the order of the keys."""
+    """Findings in the order of the keys."""
     findings: list[list[Finding]] = [[] for _ in versions]
     limiter = trio.CapacityLimiter(_READERS)
 
@@ -96,7 +70,7 @@ async def _look(repository: Repository, version: ObjectVersion) -> list[Finding]
         text = (await _read(repository, version)).decode("utf-8-sig", errors="replace")
         advice = removals(agents_blocks(text))
     except ConfigError as error:
-        return [Finding(_PROBE, Verdict.WARNING, f"{name}: {error.message}", "Triton will not read it either")]
+        return [warning(_PROBE, f"{name}: {error.message}", "Triton will not accept it either")]
     except D7yfsError as error:
         return [failed(_PROBE, error)]
     if not advice:
@@ -105,7 +79,7 @@ async def _look(repository: Repository, version: ObjectVersion) -> list[Finding]
         f"{name}: asks for Dragonfly's repository agent; Triton without the agent refuses the model, and with it the agent "
         "cannot fetch from a directory"
     )
-    return [Finding(_PROBE, Verdict.WARNING, said, f"remove {'; '.join(advice)}; see docs/migration.md")]
+    return [warning(_PROBE, said, f"remove {'; '.join(advice)}; see docs/migration.md")]
 
 
 async def _read(repository: Repository, version: ObjectVersion) -> bytes:
@@ -121,7 +95,7 @@ async def _read(repository: Repository, version: ObjectVersion) -> bytes:
 
 
 class _Buffer:
-    """A sink in memory."""
+    """A sink that keeps the bytes in memory."""
 
     def __init__(self, size_bytes: int) -> None:
         self.data = bytearray(size_bytes)
@@ -130,5 +104,5 @@ class _Buffer:
         self.data[offset : offset + len(data)] = data
 
     def retract(self, wanted: ByteRange) -> int:
-        """They are written again."""
+        """Nothing is kept: the bytes are written again."""
         return wanted.start

@@ -1,14 +1,16 @@
 """The command line: arguments in, exit status out.
 
-Owns the top-level group, which imports a subcommand's module only when that subcommand runs (boto3 and pyfuse3 cost more
-start-up time than everything else together), and the one place where expected failures become text and an exit status:
-2 for what the user can put right in the command or its configuration, 1 for the rest. Anything else is a bug and shows its
-traceback.
+Owns the top-level group, which imports a subcommand's module only when that subcommand runs:
+botocore and pyfuse3 cost more start-up time than everything else together. Expected failures become
+text and an exit status here: 2 for what the user can correct in the command or its configuration, 1
+for the rest. Anything else is a bug and shows its traceback.
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -18,36 +20,42 @@ from d7yfs.errors import D7yfsError, UsageError
 COMMANDS = {
     "mount": "Mount model repositories as a directory.",
     "umount": "Unmount, and end the daemon behind the mount.",
-    "status": "What is mounted, from where, cache and counters.",
-    "health": "Whether mounts are alive and ready, as an exit status.",
+    "status": "Show mounts, their repositories, cache and counters.",
+    "health": "Tell by the exit status whether mounts are alive and ready.",
     "warm": "Fetch files of a mount into its cache before they are read.",
-    "refresh": "See now what has changed in the store.",
-    "check": "Try a repository without mounting it: what is wrong, and what to do.",
+    "refresh": "Look for changes in the store now.",
+    "check": "Test a repository without mounting it: what is wrong, and what to do.",
     "ls": "List a repository without mounting it.",
-    "stat": "ETag, version, cached bytes and route of a file in a mount.",
-    "cache": "List, verify and drop what is cached, with or without a daemon.",
+    "stat": "Show ETag, version, cached bytes and route of a file in a mount.",
+    "cache": "List, verify and drop cached files, with or without a daemon.",
     "torchserve": "Register the models of a mount with a running TorchServe.",
-    "log-level": "See or change what running mounts log.",
-    "reload": "Have running mounts read their settings and credentials again.",
-    "fuse-helper": "The privileged half of a mount whose daemon has no privilege.",
+    "log-level": "Show or change the log level of running mounts.",
+    "reload": "Make running mounts read their settings and credentials again.",
+    "fuse-helper": "Run the privileged half of a mount whose daemon has no privilege.",
     "completion": "Print the completion script for a shell.",
 }
-"""Subcommands with the line that the help shows; NAME is the command NAME in the module d7yfs.cli.NAME, `_` for `-`."""
+"""Each subcommand NAME (in the module d7yfs.cli.NAME, `_` for `-`) with its line in the help."""
+
+_TOGETHER = {"health": "mounts", "log-level": "mounts", "reload": "mounts"} | dict.fromkeys(
+    ("refresh", "stat", "warm"), "paths"
+)
+"""The module of each subcommand that shares one with others."""
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are modules, imported when needed."""
+    """A group of commands whose modules are imported when needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """All names, in the order of the help."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """The command, imported now."""
+        """Import the command."""
         if cmd_name not in COMMANDS:
             return None
-        module = cmd_name.replace("-", "_")
-        command: click.Command = getattr(importlib.import_module(f"d7yfs.cli.{module}"), module)
+        name = cmd_name.replace("-", "_")
+        module = importlib.import_module(f"d7yfs.cli.{_TOGETHER.get(cmd_name, name)}")
+        command: click.Command = getattr(module, name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
@@ -64,7 +72,7 @@ class LazyGroup(click.Group):
 
 
 def report(error: D7yfsError) -> int:
-    """Tell the user on stderr what failed and what to do; returns the exit status."""
+    """Tell the user on stderr what failed and what to do; return the exit status."""
     click.echo(f"d7yfs: error: {error.message}", err=True)
     if error.hint:
         click.echo(f"hint: {error.hint}", err=True)
@@ -72,8 +80,31 @@ def report(error: D7yfsError) -> int:
 
 
 def exit_status(error: D7yfsError) -> int:
-    """2 for what the user can put right in the command or its configuration, 1 for the rest."""
+    """2 for what the user can correct in the command or its configuration, 1 for the rest."""
     return 2 if isinstance(error, UsageError) else 1
+
+
+@contextmanager
+def ungrouped() -> Iterator[None]:
+    """Raise the first D7yfsError inside an exception group, unless something else is in it."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        expected, other = group.split(D7yfsError)
+        if expected is None or other is not None:
+            raise
+        raise _leaf(expected) from None
+
+
+def end_with(failures: Sequence[D7yfsError]) -> None:
+    """Report each on stderr, and end with the worst exit status; return if there is none."""
+    if failures:
+        raise SystemExit(max(report(each) for each in failures))
+
+
+def _leaf(group: BaseExceptionGroup[D7yfsError]) -> D7yfsError:
+    first = group.exceptions[0]
+    return _leaf(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -1,6 +1,7 @@
-"""How commands print JSON (docs/status.md): objects that begin with `schema`. One alone, a list of them, or one per line as they come.
+"""The JSON that commands print (docs/status.md): objects that begin with `schema`, alone, as a
+list, or one per line as they come.
 
-What a daemon has answered keeps the daemon's own number.
+A daemon's answer keeps the daemon's own schema number.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from d7yfs.control import control_socket
 
 
 def print_object(answer: Mapping[str, Any]) -> None:
-    """Of a command that is about one thing."""
+    """Print the answer of a command that is about one thing."""
     click.echo(json.dumps(_numbered(answer), indent=2))
 
 
 def print_list(answers: Iterable[Mapping[str, Any]]) -> None:
-    """Of a command that is about several things."""
+    """Print the answers of a command that is about several things."""
     click.echo(json.dumps([_numbered(each) for each in answers], indent=2))
 
 
 def print_line(answer: Mapping[str, Any]) -> None:
-    """Of a command that reports as it goes on."""
+    """Print one report of a command that has several, one after the other."""
     click.echo(json.dumps(_numbered(answer)))
 
 

@@ -1,4 +1,4 @@
-"""`d7yfs cache`: what is cached, whether it is right, and away with it; with or without a daemon."""
+"""`d7yfs cache`: list, verify and drop cached files, with or without a daemon."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from d7yfs.cache import earlier, inspection
-from d7yfs.cache.inspection import Stored, Verdict
+from d7yfs.cache.inspection import CheckedVersion, Stored
 from d7yfs.cli import daemons
 from d7yfs.cli.as_json import print_list, print_object
 from d7yfs.cli.status import show_size_roughly
@@ -31,20 +31,12 @@ _OPTION = OPTIONS["cache_dir"]
 
 
 def _directory_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--cache-dir`, found as `mount` finds it: flag, variable, TOML file, default."""
+    """Add `--cache-dir`, resolved as `mount` does: flag, variable, TOML file, default."""
     path = click.Path(path_type=Path)
-    for decorate in (
-        click.option("--config", type=path, envvar=CONFIG_VARIABLE, metavar="FILE", help="TOML file that names it."),
-        click.option(
-            _OPTION.flag,
-            type=path,
-            envvar=_OPTION.variable,
-            metavar=_OPTION.kind.metavar,
-            help=f"Directory of the cache. [{_OPTION.variable}; default: {_OPTION.default}]",
-        ),
-    ):
-        function = decorate(function)
-    return function
+    text = f"Directory of the cache. [{_OPTION.variable}; default: {_OPTION.default}]"
+    named = click.option("--config", type=path, envvar=CONFIG_VARIABLE, metavar="FILE", help="TOML file that names it.")
+    given = click.option(_OPTION.flag, type=path, envvar=_OPTION.variable, metavar=_OPTION.kind.metavar, help=text)
+    return given(named(function))
 
 
 def _directory(cache_dir: Path | None, config: Path | None) -> Path:
@@ -54,24 +46,22 @@ def _directory(cache_dir: Path | None, config: Path | None) -> Path:
     return cache_dir or default_cache_dir(os.environ, root=os.geteuid() == 0)
 
 
-def _chosen(directory: Path, url: str | None) -> list[Stored]:
-    """Everything, or what lies at or below a URL."""
-    place = Place.parse(url) if url is not None else None
-    return [each for each in inspection.stored(directory) if place is None or each.map.lies_in(place)]
-
-
-def _named(directory: Path, url: str | None) -> list[Stored]:
-    """As `_chosen`. Raises NotFound when a URL names nothing: it was mistyped, or is another spelling than that of a mount's settings."""
-    chosen = _chosen(directory, url)
-    if chosen or url is None:
-        return chosen
+def _chosen(directory: Path, url: str | None, *, must_exist: bool = True) -> list[Stored]:
+    """Everything, or the files at or below a URL. Raises NotFound for a URL that names nothing: a
+    typo, or another endpoint."""
+    everything = inspection.stored(directory)
+    if url is None:
+        return everything
     place = Place.parse(url)
-    known = {each.map.store for each in inspection.stored(directory)}
+    chosen = [each for each in everything if each.map.lies_in(place)]
+    if chosen or not must_exist:
+        return chosen
+    known = {each.map.store for each in everything}
     same = (place.store.scheme, place.store.account, place.store.bucket)
     others = [str(Place(each)) for each in sorted(known) if (each.scheme, each.account, each.bucket) == same]
     elsewhere = [each for each in others if each != str(Place(place.store))]
     hint = (
-        f"cached of that name at other endpoints: {', '.join(elsewhere)}"
+        f"cached from a bucket of that name at other endpoints: {', '.join(elsewhere)}"
         if elsewhere
         else "d7yfs cache ls shows the URLs"
     )
@@ -80,9 +70,9 @@ def _named(directory: Path, url: str | None) -> list[Stored]:
 
 @click.group()
 def cache() -> None:
-    """Look into the cache directory, verify it, delete from it.
+    """Show the cache directory, verify it, delete from it.
 
-    Safe beside running daemons: what is in use is never deleted.
+    Safe while daemons run: files in use are never deleted.
     """
 
 
@@ -91,9 +81,10 @@ def cache() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_directory_options
 def ls(url: str | None, as_json: bool, cache_dir: Path | None, config: Path | None) -> None:
-    """List what is cached, all or at and below URL: bytes, share of the object, last use, whether it is open somewhere."""
+    """List cached files, all or those at and below URL: bytes, share of the object, last use,
+    whether it is open somewhere."""
     directory = _directory(cache_dir, config)
-    found = _chosen(directory, url)
+    found = _chosen(directory, url, must_exist=False)
     if as_json:
         print_object({"directory": str(directory), "files": [_row(each) for each in found]})
         return
@@ -122,17 +113,20 @@ def _row(each: Stored) -> dict[str, Any]:
 
 @cache.command()
 @click.argument("url", required=False)
-@click.option("--md5", is_flag=True, help="Also compare complete files with ETags that look like an MD5; reads twice.")
+@click.option(
+    "--md5", is_flag=True, help="Also compare complete files with ETags that look like an MD5; reads them twice."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_directory_options
 def verify(url: str | None, md5: bool, as_json: bool, cache_dir: Path | None, config: Path | None) -> None:
-    """Compare cached blocks with their checksums, all or at and below URL. Exit status 1 when something is wrong, or nothing of URL cached.
+    """Compare cached blocks with their checksums, all or those at and below URL.
 
-    Bad blocks are fetched again when their file is opened the next time. Where a running mount has the file open now, it goes on with
-    what it has until the last handle is closed there. An ETag that differs from the MD5 is reported only: with KMS encryption it never was
-    one.
+    Exit status 1 when something is wrong, or nothing of URL is cached. Bad blocks are fetched again
+    when their file is next opened. A running mount that has the file open keeps using them until
+    the last handle is closed. An ETag that differs from the MD5 is only reported: with KMS
+    encryption it never was an MD5.
     """
-    found = _named(_directory(cache_dir, config), url)
+    found = _chosen(_directory(cache_dir, config), url)
     began = time.monotonic()
     with Progress(
         TextColumn("verifying"),
@@ -158,38 +152,39 @@ def verify(url: str | None, md5: bool, as_json: bool, cache_dir: Path | None, co
         raise SystemExit(1)
 
 
-def _complaint(each: Verdict) -> str:
+def _complaint(each: CheckedVersion) -> str:
     if not each.bad_blocks:
-        return f"{each.stored.name}: its MD5 is not its ETag {each.stored.map.validator}; d7yfs cache drop has it fetched again"
+        return f"{each.stored.name}: its MD5 is not its ETag {each.stored.map.validator}; to fetch it again, run d7yfs cache drop"
     said = f"{each.stored.name}: {len(each.bad_blocks)} bad blocks, to be fetched again"
     return said + ("; in use: a mount that has it open may serve them until it is closed" if each.stored.in_use else "")
 
 
-def _verdict_row(each: Verdict) -> dict[str, Any]:
+def _verdict_row(each: CheckedVersion) -> dict[str, Any]:
     row = {"checked_blocks": each.checked_blocks, "bad_blocks": each.bad_blocks, "md5": each.md5}
     return {"name": each.stored.name, "validator": each.stored.map.validator, "in_use": each.stored.in_use} | row
 
 
 @cache.command()
 @click.argument("place", required=False, metavar="[URL|PATH]")
-@click.option("--all", "everything", is_flag=True, help="Drop everything that nobody has open.")
+@click.option("--all", "everything", is_flag=True, help="Drop everything that is not in use.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_directory_options
 def drop(place: str | None, everything: bool, as_json: bool, cache_dir: Path | None, config: Path | None) -> None:
-    """Delete what is cached at and below URL, or at and below PATH in a mount.
+    """Delete cached files at and below URL, or at and below PATH in a mount.
 
-    What some process has open is kept and named; exit status 1 then, and where nothing of URL is cached. --all drops what earlier versions
-    of d7yfs have left, too. With PATH the daemon behind the mount does it, and the kernel drops
-    its pages too, so the next read comes from the store.
+    Files that a process has open are kept and listed. Exit status 1 if there are such, or if
+    nothing of URL is cached. --all also drops what earlier versions of d7yfs have left. With PATH,
+    the daemon of the mount drops them, and the kernel its pages, so the next read comes from the
+    store.
     """
     if (place is None) != everything:
         raise UsageError(
-            "drop needs a URL, a path in a mount or --all, one of them", hint="d7yfs cache ls shows the URLs"
+            "drop needs exactly one of a URL, a path in a mount, or --all", hint="d7yfs cache ls shows the URLs"
         )
     if place is not None and "://" not in place:
         point, below = mount_table.containing(Path(place))
         with daemons.naming(point):
-            answer = control_socket.outcome(control_socket.socket_path(point), "cache-drop", paths=[below])
+            answer = control_socket.run_to_end(control_socket.socket_path(point), "cache-drop", paths=[below])
     else:
         answer = _drop(_directory(cache_dir, config), place)
     if as_json:
@@ -205,8 +200,8 @@ def drop(place: str | None, everything: bool, as_json: bool, cache_dir: Path | N
 
 
 def _drop(directory: Path, url: str | None) -> dict[str, Any]:
-    """As the daemon answers `cache-drop`; None for everything."""
-    gone, kept = inspection.drop(_named(directory, url))
+    """Drop files at and below `url`, or everything; answers as the daemon to `cache-drop`."""
+    gone, kept = inspection.drop(_chosen(directory, url))
     dropped = earlier.Dropped()
     if url is None:
         inspection.drop_remains(directory)

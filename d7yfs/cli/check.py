@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import logging
 from dataclasses import asdict
-from functools import partial
 
 import click
 import trio
 from rich.console import Console
 
 from d7yfs.check.dry_run import check as findings_of
-from d7yfs.check.findings import Finding, Verdict
+from d7yfs.check.findings import Finding, Severity
+from d7yfs.cli import ungrouped
 from d7yfs.cli.as_json import print_list
-from d7yfs.cli.failures import ungrouped
 from d7yfs.cli.mount import split_arguments
 from d7yfs.cli.options import Command, Given, settings_options
 from d7yfs.config.sources import Settings
 
-_STYLE = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "red"}
+_STYLE = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.FAILED: "red"}
 
 
 @click.command(cls=Command)
@@ -28,29 +27,31 @@ _STYLE = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "red"}
     "--settings",
     "show_settings",
     is_flag=True,
-    help="Also print each setting and where it came from; with --json on stderr.",
+    help="Also print each setting and its source; with --json on stderr.",
 )
 @settings_options()
 @click.pass_context
 def check(ctx: click.Context, arguments: tuple[str, ...], as_json: bool, show_settings: bool, given: Given) -> None:
-    """Try everything a mount needs, without mounting: credentials, region, endpoint, listing, a ranged read, proxy, cache, FUSE.
+    """Test everything a mount needs, without mounting: credentials, region, endpoint, listing, a
+    ranged read, proxy, cache, FUSE.
 
-    Each line is ok, or says what is wrong and what to do. Exit status 1 when something would keep the mount from working.
+    Each line is ok, or says what is wrong and what to do. Exit status 1 if something would stop the
+    mount from working.
     """
     settings = given.load(*split_arguments(arguments))
-    # What would be warned of in a log is a finding here.
+    # The log's warnings are findings here.
     logging.getLogger("d7yfs").addHandler(logging.NullHandler())
     console = Console(soft_wrap=True, highlight=False)
     found: list[Finding] = []
     with ungrouped():
-        trio.run(partial(_run, settings, found, None if as_json else console))
+        trio.run(_run, settings, found, None if as_json else console)
     if as_json:
         print_list(asdict(each) | {"verdict": each.verdict.value} for each in found)
     if show_settings:
         console.stderr = as_json
-        for name, row in settings.describe().items():
+        for name, row in settings.explain().items():
             console.print(f"  {name} = {row['value']}  (from {row['from']})", markup=False)
-    ctx.exit(1 if any(each.verdict is Verdict.FAILED for each in found) else 0)
+    ctx.exit(1 if any(each.verdict is Severity.FAILED for each in found) else 0)
 
 
 async def _run(settings: Settings, found: list[Finding], console: Console | None) -> None:

@@ -1,4 +1,4 @@
-"""`d7yfs completion`: the completion script for a shell, made by the CLI library."""
+"""`d7yfs completion`: the completion script for a shell, made by click."""
 
 from __future__ import annotations
 

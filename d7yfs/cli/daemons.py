@@ -1,6 +1,8 @@
-"""The daemons behind a user's mounts, asked all at once: one that hangs costs its own answer, and not those of the others.
+"""The daemons behind a user's mounts, asked all at once: one that hangs costs its own answer, and
+not those of the others.
 
-Called by the commands that are about all mounts when none is named, and `naming` by the others too.
+Called by the commands that are about all mounts when none is named; the others call `naming` alone.
+A path on the command line may lie in a mount that hangs, so none is ever stat'ed.
 """
 
 from __future__ import annotations
@@ -8,47 +10,52 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
+import click
+
+from d7yfs.cli.as_json import print_list
 from d7yfs.control import control_socket
 from d7yfs.control.control_socket import NoAnswer, Reply
 from d7yfs.errors import MountError
 from d7yfs.host import mount_table
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """What came of asking."""
+class UntouchedPath(click.Path):
+    """A path that is never stat'ed, unlike one of click's own type; shells complete it."""
 
-    said: list[Reply]
-    """In the order of their mount points."""
-    failures: list[MountError]
-    """Of those who did not answer, or refused; each names its mount."""
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,  # noqa: ARG002
+        ctx: click.Context | None,  # noqa: ARG002
+    ) -> Path:
+        return Path(value)
 
 
 class Silent(MountError):
-    """The daemon of a mount does not answer; the message names the mount."""
+    """The failure of a daemon that does not answer; the message names its mount."""
 
 
 @contextmanager
 def naming(mount: object) -> Iterator[None]:
-    """Raises Silent for the NoAnswer of a socket, which names no mount."""
+    """Raise Silent in place of a socket's NoAnswer, which names no mount."""
     try:
         yield
     except NoAnswer as error:
         raise Silent(
             f"no daemon answers for {mount}: {error.reason}",
-            hint="if it is dead, d7yfs umount cleans up; if it hangs, d7yfs umount --force frees who waits there",
+            hint="if it is dead, d7yfs umount cleans up; if it hangs, d7yfs umount --force frees its readers",
         ) from error
 
 
-def of_mounts(mountpoint: Path | None) -> dict[Path, str]:
-    """The control socket of one mount, or of all mounts of this user, and how to call each. Looks at no mount.
+def find(mountpoint: Path | None) -> dict[Path, str]:
+    """The control socket of one mount, or of all mounts of this user, and how to call each. Looks
+    at no mount.
 
-    Of a mount whose daemon is dead the socket may be gone; asking it fails like asking one that hangs. Where a runtime directory is named,
-    mounts without a socket there are somebody else's.
+    The socket of a dead daemon may be gone; asking it fails like asking one that hangs. If a
+    runtime directory is named, mounts without a socket there belong to others.
     """
     if mountpoint is not None:
         point = mountpoint.absolute()
@@ -59,27 +66,47 @@ def of_mounts(mountpoint: Path | None) -> dict[Path, str]:
     named = {control_socket.socket_path(each.point): str(each.point) for each in own}
     if control_socket.RUNTIME_VARIABLE in os.environ:
         named = {path: name for path, name in named.items() if path.exists()}
-    return {path: f"the mount behind {path}" for path in control_socket.sockets()} | named
+    return {path: f"the mount behind {path}" for path in control_socket.find_sockets()} | named
 
 
-def ask(daemons: Mapping[Path, str], question: Callable[[Path], Reply]) -> Answers:
-    """What `question` of each socket returns; it may raise MountError."""
+def ask(
+    daemons: Mapping[Path, str], question: Callable[[Path], Reply], show: Callable[[Reply], None], *, as_json: bool
+) -> tuple[list[Reply], list[MountError]]:
+    """Ask `question` of each socket, and print the answers: as JSON, or each by `show`.
+
+    Returns them in the order of their mount points, and one failure for each daemon that did not
+    answer, or refused, or whose answer cannot be shown; each names its mount.
+    """
     said: dict[str, Reply] = {}
     failures: dict[str, MountError] = {}
 
-    def one(path: Path, name: str) -> None:
+    @contextmanager
+    def collected(name: str) -> Iterator[None]:
         try:
             with naming(name):
-                said[name] = question(path)
+                yield
         except Silent as error:
             failures[name] = error
         except MountError as error:
             failures[name] = MountError(f"{name}: {error.message}", hint=error.hint)
 
-    # They end with the process at the latest, so that Ctrl-C waits for none of them.
+    def one(path: Path, name: str) -> None:
+        with collected(name):
+            said[name] = question(path)
+
+    # Daemon threads, so that Ctrl-C waits for none of them.
     threads = [Thread(target=one, args=daemon, daemon=True) for daemon in daemons.items()]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return Answers([said[name] for name in sorted(said)], [failures[name] for name in sorted(failures)])
+    answers = [said[name] for name in sorted(said)]
+    if as_json:
+        print_list(answers)
+    else:
+        for name in sorted(said):
+            with collected(name):
+                show(said[name])
+        if not daemons:
+            click.echo("nothing is mounted")
+    return answers, [failures[name] for name in sorted(failures)]

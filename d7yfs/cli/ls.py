@@ -1,16 +1,15 @@
-"""`d7yfs ls`: look into a repository without mounting it, by the rules by which a mount would show it."""
+"""`d7yfs ls`: list a repository without mounting it, by the rules of a mount."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import click
 import trio
 
+from d7yfs.cli import ungrouped
 from d7yfs.cli.as_json import print_list
-from d7yfs.cli.failures import ungrouped
 from d7yfs.cli.options import Command, Given, settings_options
 from d7yfs.config.schema import DRAGONFLY, REPOSITORY
 from d7yfs.config.sources import Settings
@@ -27,11 +26,12 @@ from d7yfs.tree.visibility import in_words
 def ls(url: str, as_json: bool, given: Given) -> None:
     """List a repository without mounting it: sizes, dates, versions, names.
 
-    What a mount does not show, for its name or by --include, --exclude and --publish-marker, is counted on stderr.
+    Entries that a mount would not show, because of their names or --include, --exclude and
+    --publish-marker, are counted on stderr.
     """
     settings = given.load((url,), None)
     with ungrouped():
-        listing = trio.run(partial(_listing, settings))
+        listing = trio.run(_listing, settings)
     rows = [_row(name, version) for name, version in sorted(listing.entries.items())]
     if as_json:
         print_list(rows)

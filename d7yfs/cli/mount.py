@@ -10,13 +10,11 @@ from pathlib import Path
 
 import click
 
-from d7yfs.cli import exit_status, report
-from d7yfs.cli.failures import ungrouped
+from d7yfs.cli import exit_status, report, ungrouped
 from d7yfs.cli.options import Command, Given, settings_options
-from d7yfs.config.schema import Config
 from d7yfs.config.sources import Settings
 from d7yfs.errors import D7yfsError, MountError
-from d7yfs.host.launch import Failed, Readiness, launch
+from d7yfs.host.launch import Readiness, launch
 
 
 @click.command(cls=Command)
@@ -26,8 +24,9 @@ from d7yfs.host.launch import Failed, Readiness, launch
 def mount(ctx: click.Context, arguments: tuple[str, ...], given: Given) -> None:
     """Mount model repositories as a directory.
 
-    One URL becomes the directory itself; several, each as NAME=URL, become its top-level directories. Without --foreground the
-    command returns when the mount answers, or says why there is none.
+    One URL becomes the directory itself; several, each as NAME=URL, become its top-level
+    directories. Without --foreground, the command returns when the mount answers, or says why it
+    failed.
 
     \b
     URL: s3://bucket[/prefix], s3://host:port/bucket[/prefix] (plain http),
@@ -44,34 +43,31 @@ def mount(ctx: click.Context, arguments: tuple[str, ...], given: Given) -> None:
         settings = given.load(*split_arguments(arguments), quiet=readiness.in_background)
         settings.require_mountpoint()
     except D7yfsError as error:
-        readiness.failed(error, exit_status(error))
+        readiness.tell_failed(error)
         raise
     if settings.config.foreground or readiness.in_background:
-        # A daemon leaves its working directory, and relative paths mean what they meant.
+        # A daemon leaves its working directory; relative paths must keep their meaning.
         read_again = partial(given.load, *split_arguments(arguments), quiet=True, here=Path.cwd())
         ctx.exit(_serve(settings, readiness, read_again))
-    try:
-        said = launch(sys.argv[1:])
-    except Failed as failed:
-        report(failed.error)
-        ctx.exit(failed.status)
+    said = launch(sys.argv[1:])
     for warning in said["warnings"]:
         click.echo(f"d7yfs: warning: {warning}", err=True)
     click.echo(said["ready"])
 
 
 def split_arguments(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], Path | None]:
-    """Repositories first, the mount point last; either may come from elsewhere. Only a repository holds `://`."""
+    """Repositories first, the mount point last; only a repository contains `://`."""
     if arguments and "://" not in arguments[-1]:
         return arguments[:-1], Path(arguments[-1])
     return arguments, None
 
 
 def _serve(settings: Settings, readiness: Readiness, read_again: Callable[[], Settings]) -> int:
-    """Run the daemon in this process; the exit status."""
-    # Everything below costs start-up time that the waiting command need not pay.
+    """Run the daemon in this process; return the exit status."""
+    # These imports cost start-up time that the waiting command need not pay.
     import trio
 
+    from d7yfs import logs
     from d7yfs.control import control_socket
     from d7yfs.daemon import run
 
@@ -81,21 +77,15 @@ def _serve(settings: Settings, readiness: Readiness, read_again: Callable[[], Se
         if readiness.in_background:
             control_socket.prepare_runtime_directory()
             background = control_socket.socket_path(settings.require_mountpoint()).with_suffix(".log")
-        _configure_log(config, background)
+        try:
+            logs.configure(config.log_level, config.log_format, config.log_file, background=background)
+        except OSError as error:
+            raise MountError(
+                f"the log file {error.filename} cannot be written: {error.strerror}", hint="see --log-file"
+            ) from error
         with ungrouped():
             trio.run(lambda: run(settings, readiness, read_again, stderr=config.log_file or background))
     except D7yfsError as error:
-        readiness.failed(error, exit_status(error))
+        readiness.tell_failed(error)
         return exit_status(error) if readiness.in_background else report(error)
     return 0
-
-
-def _configure_log(config: Config, background: Path | None) -> None:
-    from d7yfs import logs
-
-    try:
-        logs.configure(config.log_level, config.log_format, config.log_file, background=background)
-    except OSError as error:
-        raise MountError(
-            f"the log file {error.filename} cannot be written: {error.strerror}", hint="see --log-file"
-        ) from error

@@ -1,11 +1,14 @@
-"""`mount.d7yfs`: what mount(8) and fstab call for `-t d7yfs`, translated into `d7yfs mount`.
+"""`mount.d7yfs`: the helper that mount(8) and fstab call for `-t d7yfs`; it translates their
+arguments into `d7yfs mount`.
 
-    mount.d7yfs SOURCE DIR [-sfnv] [-N NAMESPACE] [-t TYPE] -o OPTIONS          (mount(8), "External helpers")
+mount.d7yfs SOURCE DIR [-sfnv] [-N NAMESPACE] [-t TYPE] -o OPTIONS          (mount(8), "External
+helpers")
 
-SOURCE is what `d7yfs mount` takes, several repositories joined by `;`, or `none` with `-o config=FILE`. Every option of `d7yfs mount`
-is a mount option (`proxy=http://127.0.0.1:4001`, `allow_other`, `no_fallback`, `fallback=false`); those that fstab has for all file
-systems are accepted. Facts measured on util-linux 2.38: mount strips `defaults`, `noauto` and `x-*`, passes on quotes and
-backslashes unread, and passes `rw` to everybody who does not say `ro`, so that `rw` cannot be refused.
+SOURCE is as for `d7yfs mount`, several repositories joined by `;`, or `none` with `-o config=FILE`.
+Every option of `d7yfs mount` is a mount option (`proxy=http://127.0.0.1:4001`, `allow_other`,
+`no_fallback`, `fallback=false`); fstab's options for all file systems are accepted. Measured on
+util-linux 2.38: mount strips `defaults`, `noauto` and `x-*`, and passes on quotes and backslashes
+unread. It passes `rw` unless the user says `ro`, so `rw` cannot be an error.
 """
 
 from __future__ import annotations
@@ -16,42 +19,29 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from d7yfs.config.layers import spellings, suggestion
-from d7yfs.config.schema import OPTIONS, Option
+from d7yfs.config.schema import OPTIONS
 from d7yfs.config.sources import split_sources
 from d7yfs.errors import D7yfsError, UsageError
 
 _USAGE = "mount.d7yfs SOURCE DIR [-sfnv] [-o OPTION[,OPTION]…]"
 
-_IGNORED = {
-    *("defaults", "ro", "rw", "auto", "noauto", "nofail", "_netdev", "user", "nouser", "users", "owner", "group"),
-    *(
-        "suid",
-        "nosuid",
-        "dev",
-        "nodev",
-        "exec",
-        "noexec",
-        "sync",
-        "async",
-        "dirsync",
-        "silent",
-        "loud",
-        "mand",
-        "nomand",
-    ),
-    *("atime", "noatime", "relatime", "norelatime", "strictatime", "nostrictatime", "diratime", "nodiratime"),
-    *("lazytime", "nolazytime", "iversion", "noiversion", "comment"),
-}
+_OF_ALL_FILE_SYSTEMS = (
+    "defaults ro rw auto noauto nofail _netdev user nouser users owner group "
+    "suid nosuid dev nodev exec noexec sync async dirsync silent loud mand nomand "
+    "atime noatime relatime norelatime strictatime nostrictatime diratime nodiratime lazytime nolazytime "
+    "iversion noiversion comment"
+)
+_IGNORED = set(_OF_ALL_FILE_SYSTEMS.split())
 
 _REFUSED = {
-    "remount": "unmount it and mount it again",
-    "bind": "bind mounts need no file system type: mount --bind",
+    "remount": "unmount it, and mount it again",
+    "bind": "a bind mount needs no file system type: mount --bind",
     "foreground": "use `d7yfs mount --foreground`: mount(8) waits until its helper returns",
 }
 
 
 def translate(argv: Sequence[str]) -> list[str]:
-    """Arguments of `d7yfs` for the arguments of `mount.d7yfs`; empty when `-f` asks to change nothing. Raises UsageError."""
+    """Arguments of `d7yfs` for those of `mount.d7yfs`; none for `-f`. Raises UsageError."""
     try:
         switches, operands = getopt.gnu_getopt(list(argv), "sfnvN:t:o:")
     except getopt.GetoptError as error:
@@ -73,7 +63,7 @@ def translate(argv: Sequence[str]) -> list[str]:
 
 
 def split_options(text: str) -> Iterator[str]:
-    """The options of one `-o` list, unquoted: a comma in double quotes or after a backslash belongs to the value."""
+    """The options of one `-o` list, unquoted; a quoted or escaped comma belongs to the value."""
     for match in re.finditer(r'(?:[^,"\\]|\\.|"[^"]*"|["\\])+', text, re.DOTALL):
         yield re.sub(r'"([^"]*)"|\\([,"\\])', lambda part: part[1] if part[1] is not None else part[2], match[0])
 
@@ -88,7 +78,7 @@ def main() -> None:
     except D7yfsError as error:
         sys.exit(report(error))
     if arguments:
-        # The background daemon is started from sys.argv, so it must be d7yfs' own.
+        # The background daemon is started from sys.argv, so that must be d7yfs' own.
         sys.argv = ["d7yfs", *arguments]
         d7yfs(prog_name="d7yfs")
 
@@ -108,28 +98,19 @@ def _argument(item: str, *, sloppy: bool) -> list[str]:
         if not value:
             raise UsageError(f"mount option {name!r} needs a value", hint=f"write {name}={option.kind.metavar}")
         return [option.flag, value]
-    truth = _truth(key, option, value if separator else "true")
-    if truth:
-        return [truth]
-    if sloppy:
-        return []
-    known = {"config": "config", "torchserve_config": "torchserve_config", "ro": "ro"} | spellings(OPTIONS.values())
-    raise UsageError(f"mount option {name!r} is unknown", hint=suggestion(key, known))
-
-
-def _truth(key: str, option: Option | None, value: str) -> str:
-    """The flag for a true-or-false option in any of its spellings; empty when `key` is none."""
     negated = {
         spelling: candidate
         for candidate in OPTIONS.values()
         if candidate.off_flag
         for spelling in (candidate.off_flag[2:].replace("-", "_"), f"no{candidate.name}")
     }
-    holder = option or negated.get(key)
-    if holder is None:
-        return ""
-    try:
-        wanted = bool(holder.kind.parse(value))
-    except ValueError as error:
-        raise UsageError(f"mount option {key}={value!r} {error}") from None
-    return holder.flag if wanted is (option is not None) else holder.off_flag
+    if holder := option or negated.get(key):
+        try:
+            wanted = bool(holder.kind.parse(value if separator else "true"))
+        except ValueError as error:
+            raise UsageError(f"mount option {key}={value!r} {error}") from None
+        return [holder.flag if wanted is (option is not None) else holder.off_flag]
+    if sloppy:
+        return []
+    known = {"config": "config", "torchserve_config": "torchserve_config", "ro": "ro"} | spellings(OPTIONS.values())
+    raise UsageError(f"mount option {name!r} is unknown", hint=suggestion(key, known))

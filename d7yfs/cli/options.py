@@ -1,7 +1,9 @@
-"""Flags for the options of the schema: a command that wears `@settings_options(...)` has them all, and their help.
+"""Flags for the options of the schema: a command with `@settings_options(...)` has them all, and
+their help.
 
-Owns how an option looks on the command line. Values travel on unparsed, and the D7YFS_* variables are left alone: reading
-and ranking them is `d7yfs.config.sources`' business, which so knows where each setting came from.
+Owns how an option looks on the command line. Values are passed on unparsed, and the D7YFS_*
+variables are not read here: `d7yfs.config.sources` reads and ranks them, and so knows the source of
+each setting.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-from click.core import ParameterSource
 
 from d7yfs.config import kinds
 from d7yfs.config.schema import GROUPS, OPTIONS, Option
@@ -21,17 +22,18 @@ from d7yfs.config.sources import CONFIG_VARIABLE, TORCHSERVE_VARIABLE, Settings,
 
 
 class Given(NamedTuple):
-    """What the command line says about the configuration."""
+    """The part of the configuration that the command line gives."""
 
     flags: Mapping[str, object]
-    """By option name; only those that were given."""
+    """Values by option name; only those that were given."""
     config: Path | None
     torchserve_config: Path | None
 
     def load(
         self, sources: tuple[str, ...], mountpoint: Path | None, *, quiet: bool = False, here: Path | None = None
     ) -> Settings:
-        """Join it with all other layers. Warnings go to stderr unless `quiet`; `here` as in `load_settings`. Raises ConfigError."""
+        """Join it with all other layers. Warnings go to stderr unless `quiet`; `here` as for
+        `load_settings`. Raises ConfigError."""
         settings = load_settings(
             self.flags,
             sources,
@@ -47,7 +49,7 @@ class Given(NamedTuple):
 
 
 class Flag(click.Option):
-    """The flag of one schema option."""
+    """The command-line flag of one schema option."""
 
     def __init__(self, option: Option) -> None:
         self.option = option
@@ -57,7 +59,7 @@ class Flag(click.Option):
         else:
             rest = f"[{option.variable}={'false' if option.on_by_default else 'true'}]"
         super().__init__(
-            # click would otherwise name the parameter after the longer of the two spellings.
+            # Otherwise click names the parameter after the longer of the two spellings.
             [declaration, option.name],
             type=None if option.off_flag else _click_type(option.kind),
             metavar=option.kind.metavar or None,
@@ -66,7 +68,7 @@ class Flag(click.Option):
         )
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Of a pair of spellings, only the one that changes the default."""
+        """The help of a pair of spellings: only the one that changes the default."""
         if self.option.on_by_default is None:
             return super().get_help_record(ctx)
         return self.option.off_flag if self.option.on_by_default else self.option.flag, self.help or ""
@@ -89,9 +91,11 @@ class Command(click.Command):
 
 
 def settings_options(*groups: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a click command the flags of `groups` (all when none is named), `--config` and `--torchserve-config`.
+    """Give a click command the flags of `groups` (all when none is named), `--config` and
+    `--torchserve-config`.
 
-    The function gets them as one keyword argument `given`, a `Given`. To be used with `@click.command(cls=Command)`.
+    The function gets them as one keyword argument `given`, a `Given`. Use it with
+    `@click.command(cls=Command)`.
     """
     options = [option for option in OPTIONS.values() if not groups or option.group in groups]
     files = [
@@ -105,24 +109,18 @@ def settings_options(*groups: str) -> Callable[[Callable[..., Any]], Callable[..
             ["--torchserve-config", "torchserve_config"],
             type=click.Path(path_type=Path),
             metavar="FILE",
-            help="File of an earlier TorchServe plugin (S3 or Dragonfly endpoint): where the models lie, with which keys, by which "
-            f"proxy. [{TORCHSERVE_VARIABLE}]",
+            help="File of an earlier TorchServe plugin (S3 or Dragonfly endpoint): where the models are, and with which keys and "
+            f"proxy to read them. [{TORCHSERVE_VARIABLE}]",
         ),
     ]
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def wrapper(*args: Any, config: Path | None, torchserve_config: Path | None, **kwargs: Any) -> Any:
-            ctx = click.get_current_context()
-            values = {option.name: kwargs.pop(option.name) for option in options}
-            flags = {
-                name: value
-                for name, value in values.items()
-                if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
-            }
+            flags = {option.name: value for option in options if (value := kwargs.pop(option.name)) is not None}
             return function(*args, given=Given(flags, config, torchserve_config), **kwargs)
 
-        # The way click's own decorators do it: the list is in reverse order of the help.
+        # Like click's own decorators: the list is in reverse order of the help.
         parameters = list(getattr(function, "__click_params__", ()))
         wrapper.__click_params__ = [*map(Flag, reversed(options)), *reversed(files), *parameters]  # type: ignore[attr-defined]
         return wrapper
@@ -131,7 +129,7 @@ def settings_options(*groups: str) -> Callable[[Callable[..., Any]], Callable[..
 
 
 def _click_type(kind: kinds.Kind) -> click.ParamType[Any] | None:
-    """For shell completion; the value itself stays text."""
+    """The type for shell completion; the value itself stays text."""
     if kind.choices:
         return click.Choice(kind.choices, case_sensitive=False)
     return click.Path() if kind is kinds.PATH else click.STRING

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from d7yfs.cli.place import Place
+from d7yfs.cli.daemons import UntouchedPath
 from d7yfs.config.sources import load_settings
 from d7yfs.control import control_socket
 from d7yfs.errors import MountError, UsageError
@@ -17,19 +17,17 @@ from d7yfs.host import mount_table
 _END_TIMEOUT_S = 30.0
 _END_POLL_S = 0.05
 _ANSWER_TIMEOUT_S = 2.0
-"""How long a daemon is waited for whose mount is to be taken away by force."""
+"""How long to wait for a daemon whose mount is unmounted by force."""
 
 
 @click.command()
-@click.argument("mountpoint", type=Place(), required=False)
+@click.argument("mountpoint", type=UntouchedPath(), required=False)
 @click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="Unmount what this TOML file mounts.")
-@click.option(
-    "--lazy", is_flag=True, help="Take it away at once; who has files open there keeps them until the daemon ends."
-)
+@click.option("--lazy", is_flag=True, help="Unmount at once; open files stay readable until the daemon ends.")
 @click.option(
     "--force",
     is_flag=True,
-    help="Fail whoever reads there, and take it away: for a mount that hangs. Works on files in use.",
+    help="Fail all reads, and unmount: for a mount that hangs. Works with files in use.",
 )
 def umount(mountpoint: Path | None, config: Path | None, lazy: bool, force: bool) -> None:
     """Unmount, and end the daemon behind the mount. A mount whose daemon is dead is cleaned up."""
@@ -48,7 +46,7 @@ def umount(mountpoint: Path | None, config: Path | None, lazy: bool, force: bool
     try:
         mount_table.unmount(point, lazy=lazy or force)
     except MountError:
-        # A daemon whose connection was taken away unmounts by itself, and may be the first.
+        # A daemon whose connection was aborted unmounts by itself, and may be faster.
         if not force or mount_table.mounted_at(point) is not None:
             raise
     if pid is not None and not lazy and not _ended(pid):
@@ -56,36 +54,33 @@ def umount(mountpoint: Path | None, config: Path | None, lazy: bool, force: bool
 
 
 def _abort(point: Path) -> int | None:
-    """Free everybody who waits: by the daemon, whose pid is returned, if it answers, and in any case by the kernel."""
+    """Fail all waiting requests: by the daemon if it answers, and in any case by the kernel.
+    Returns the daemon's pid, if known."""
     try:
-        return int(
-            control_socket.ask(control_socket.socket_path(point), "end-by-force", timeout_s=_ANSWER_TIMEOUT_S)["pid"]
-        )
-    except MountError:
-        return None
+        return _pid_behind(point, "end-by-force", _ANSWER_TIMEOUT_S)
     finally:
         mount_table.abort(point)
 
 
-def _pid_behind(point: Path) -> int | None:
+def _pid_behind(point: Path, command: str = "status", timeout_s: float = control_socket.CLIENT_TIMEOUT_S) -> int | None:
+    """The pid of the daemon that answers `command`, if one does."""
     try:
-        return int(control_socket.ask(control_socket.socket_path(point), "status")["pid"])
+        return int(control_socket.ask(control_socket.socket_path(point), command, timeout_s=timeout_s)["pid"])
     except MountError:
         return None  # dead, or another user's
 
 
 def _ended(pid: int) -> bool:
-    """Wait for a process that is not our child; there is no event for that without privileges over it."""
+    """Wait for a process that is not our child. Its pidfd would tell its end only after that of a
+    thread that a frozen disk holds."""
     deadline = time.monotonic() + _END_TIMEOUT_S
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        if _is_zombie(pid):
-            return True
+    while not (is_over := _is_over(pid)) and time.monotonic() < deadline:
         time.sleep(_END_POLL_S)
-    return not Path(f"/proc/{pid}").exists()
+    return is_over
 
 
-def _is_zombie(pid: int) -> bool:
-    """Ended, and not yet waited for by its parent (proc_pid_stat(5), field 3)."""
+def _is_over(pid: int) -> bool:
+    """True if it has ended, perhaps without its parent having waited (proc_pid_stat(5), field 3)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:

@@ -1,1 +1,1 @@
-"""One validated, frozen configuration from flags, environment, TOML and Triton's files, and where each setting came from."""
+"""One frozen configuration from flags, environment, TOML and Triton's files, with its sources."""

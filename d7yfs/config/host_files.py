@@ -1,7 +1,8 @@
-"""Which of the files of Triton and TorchServe a host has, which of them are needed, and what they amount to.
+"""The files of Triton and TorchServe that a host has, which of them are needed, and the settings
+that they give.
 
-Owns the order among them, and the rule that a file which somebody names must be there and right, while one that merely lies there
-must not hinder who does not need it. Called by `sources`; the formats are `triton`'s and `torchserve`'s.
+Owns the order among them. A file that a user names must exist and be valid; one at its default path
+is read only if it is needed. Called by `sources`; the formats are `triton`'s and `torchserve`'s.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from d7yfs.config import torchserve, triton
-from d7yfs.config.layers import Value
-from d7yfs.config.schema import Credentials, CredentialsFile, ProviderChain, StaticKeys
+from d7yfs.config.layers import Found, Value
 from d7yfs.config.url import RepositoryUrl
 from d7yfs.errors import ConfigError
 
@@ -23,13 +23,13 @@ class PluginFile:
 
     path: Path | None
     chosen: bool = False
-    """Whether d7yfs was told to read it, rather than the plugin."""
+    """True if the user told d7yfs, rather than the plugin, to read it."""
     named: bool = False
     content: torchserve.TorchServeFile | None = None
 
     @classmethod
     def locate(cls, chosen: Path | None, environ: Mapping[str, str], default: Path) -> PluginFile:
-        """Where it is; one that was named is read. Raises ConfigError."""
+        """Find the file, and read it if it was named. Raises ConfigError."""
         if chosen is not None:
             return cls(chosen, chosen=True, named=True).read()
         path, named = triton.locate(environ, torchserve.ENDPOINT_VARIABLE, default)
@@ -37,45 +37,58 @@ class PluginFile:
         return file.read() if named else file
 
     def read(self) -> PluginFile:
-        """With its content. Raises ConfigError."""
+        """The same with its content. Raises ConfigError."""
         if self.path is None or self.content is not None:
             return self
         return replace(self, content=torchserve.read(self.path))
 
     @property
-    def storage(self) -> Value | None:
-        """Its object store."""
-        return Value(self.content.storage, str(self.path)) if self.content and self.content.storage else None
+    def storage(self) -> torchserve.ObjectStore | None:
+        """The object store that the file names."""
+        return self.content.storage if self.content else None
 
-    def storage_of(self, url: RepositoryUrl) -> Value | None:
-        """The same, if it is where `url` is."""
-        if self.storage is None:
+    def credentials_of(self, url: RepositoryUrl) -> Found | None:
+        """The credentials for `url`, and its bucket's place, if it lies in the file's object store."""
+        held = self.storage
+        # A user who names both the file and another address of the bucket means these keys for it:
+        # the S3 file cannot give an address.
+        if not held or not (held.is_bucket_of(url) if self.chosen else held.holds(url)):
             return None
-        held: torchserve.ObjectStore = self.storage.value
-        # Who names both the file and another address of the bucket means these keys for it: the S3 file has no word for an address.
-        return self.storage if (held.is_bucket_of(url) if self.chosen else held.holds(url)) else None
+        said = {"region": held.region, "endpoint_url": held.endpoint_url}
+        place = {name: Value(value, str(self.path)) for name, value in said.items() if value}
+        return Value(held.credentials, str(self.path)), place
 
     def check(self, urls: Collection[RepositoryUrl]) -> None:
-        """Raise ConfigError when d7yfs was told to read it, and it is for none of `urls`."""
-        if self.chosen and self.storage and not any(map(self.storage_of, urls)):
+        """Raise ConfigError when the user chose this file, and it is for none of `urls`."""
+        if self.chosen and self.storage and not any(map(self.credentials_of, urls)):
             said = ", ".join(map(str, urls))
             raise ConfigError(
-                f"{self.path} is for {self.storage.value.url}, not for {said}",
-                hint="leave the URL out, or name another file",
+                f"{self.path} is for {self.storage.url}, not for {said}",
+                hint="omit the URL, or name another file",
             )
 
 
 @dataclass(frozen=True, slots=True)
 class HostFiles:
-    """All that was found and needed."""
+    """The files that were found and are needed."""
 
     credentials: triton.CredentialFile | None
     dragonfly: triton.DragonflyFile | None
     plugin: PluginFile
 
+    def credentials_of(self, url: RepositoryUrl) -> Found | None:
+        """The credentials for `url` in Triton's file, if that has a section for it. Raises
+        ConfigError."""
+        file = self.credentials
+        if file is None or url.scheme not in file.sections:
+            return None
+        entry = file.match(url)
+        where = f'{file.path}, key "{entry.key}"'
+        return Value(entry.credentials, where), {"region": Value(entry.region, where)} if entry.region else {}
+
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Those of all files."""
+        """The warnings of all files."""
         files = (self.credentials, self.dragonfly, self.plugin.content)
         return tuple(text for file in files if file for text in file.warnings)
 
@@ -83,7 +96,8 @@ class HostFiles:
 def read_files(
     environ: Mapping[str, str], home: Path, plugin: PluginFile, *, credentials: bool, proxy: bool
 ) -> HostFiles:
-    """Read what is named, and of what lies at its default place what is needed: for `credentials`, for the `proxy`.
+    """Read the files that are named, and those at their default paths that are needed: for
+    `credentials`, for the `proxy`.
 
     `home` is Triton's. Raises ConfigError.
     """
@@ -97,20 +111,3 @@ def read_files(
     if endpoint and (plugin.chosen or (not dragonfly and (plugin.named or proxy))):
         dragonfly = endpoint
     return HostFiles(keys, dragonfly, plugin)
-
-
-def place_of(storage: Value) -> dict[str, Value]:
-    """The options that say where the bucket of a plugin's file is."""
-    said = {"region": storage.value.region, "endpoint_url": storage.value.endpoint_url}
-    return {name: Value(value, storage.where) for name, value in said.items() if value}
-
-
-def from_triton(entry: triton.KeyEntry | triton.GoogleEntry | triton.AzureEntry, account: str) -> Credentials:
-    """What an entry of Triton's file amounts to, for the storage `account` of an Azure URL."""
-    match entry:
-        case triton.KeyEntry():
-            return entry.credentials()
-        case triton.GoogleEntry(path=path):
-            return CredentialsFile(Path(path)) if path else ProviderChain(else_anonymous=True)
-        case triton.AzureEntry(account_str=named, account_key=key):
-            return StaticKeys(named.lower() or account, key) if key else ProviderChain()

@@ -1,7 +1,8 @@
-"""Typed access to one JSON file that somebody else's program defined.
+"""Typed access to one JSON file whose format another program defines.
 
-Every failure is a ConfigError that names the file and the key, never a value: these files hold secrets. What a format does not know is a
-warning, a wrong type an error. Called by the readers of each format (`triton`, `torchserve`).
+Every failure is a ConfigError that names the file and the key, never a value: these files hold
+secrets. An unknown key is a warning, a wrong type an error. Called by the readers of each format
+(`triton`, `torchserve`).
 """
 
 from __future__ import annotations
@@ -22,46 +23,50 @@ _TRAILING_COMMA = re.compile(rf"{_STRING}|,(?=\s*[}}\]])")
 
 @dataclass(frozen=True, slots=True)
 class JsonFile:
-    """One file and the warnings that reading it has collected."""
+    """One JSON file, and the warnings collected while it is read."""
 
     path: Path
     warnings: list[str] = field(default_factory=list)
 
     def load(self, *, relaxed: bool = False) -> Mapping[str, object]:
-        """The object that the file holds; `relaxed` takes `//` comments and trailing commas too. Raises ConfigError."""
+        """The object in the file; `relaxed` allows `//` and trailing commas. Raises ConfigError."""
         try:
             text = self.path.read_bytes().decode("utf-8-sig")
         except OSError as error:
-            raise self.error(f"cannot be read: {error.strerror}", "make it readable or unset what names it") from None
+            raise self.error(
+                f"cannot be read: {error.strerror}", "make it readable, or unset the setting that names it"
+            ) from None
         except UnicodeDecodeError:
             raise self.error("is not UTF-8") from None
         try:
-            root = json.loads(_strict(text) if relaxed else text, object_pairs_hook=self._unique)
+            root = json.loads(_strict(text) if relaxed else text, object_pairs_hook=self._require_unique_keys)
         except json.JSONDecodeError as error:
             place = f"{self.path}:{error.lineno}:{error.colno}"
-            raise ConfigError(f"{place}: not valid JSON: {error.msg}", hint="lines and columns count from 1") from None
+            raise ConfigError(
+                f"{place}: not valid JSON: {error.msg}", hint="line and column numbers start at 1"
+            ) from None
         except (RecursionError, ValueError):
             raise self.error("is no JSON that can be read: nested too deep or a number too long") from None
-        return self.mapping(root, "the file")
+        return self.require_object(root, "the file")
 
-    def mapping(self, value: object, where: str) -> Mapping[str, object]:
+    def require_object(self, value: object, where: str) -> Mapping[str, object]:
         """`value`, which must be an object. Raises ConfigError."""
         if not isinstance(value, dict):
             raise self.error(f"{where} has the wrong type", "allowed: an object {…}")
         return value
 
-    def text(self, value: object, where: str, *, allowed: str = "text in quotes") -> str:
+    def require_text(self, value: object, where: str, *, allowed: str = "text in quotes") -> str:
         """`value`, which must be text. Raises ConfigError."""
         if not isinstance(value, str):
             raise self.error(f"{where} has the wrong type", f"allowed: {allowed}")
         return value
 
     def warn(self, message: str) -> None:
-        """Note what is odd and does no harm."""
+        """Note something unusual that does no harm."""
         self.warnings.append(f"{self.path}: {message}")
 
     def warn_unknown(self, content: Mapping[str, object], known: tuple[str, ...], where: str) -> None:
-        """Note each key that the format does not know."""
+        """Warn of each key that the format does not know."""
         for key in content:
             if key not in known:
                 self.warn(f'unknown key "{key}" in {where} is ignored; known: {", ".join(known)}')
@@ -70,17 +75,17 @@ class JsonFile:
         """An error about this file."""
         return ConfigError(f"{self.path}: {what}", hint=hint)
 
-    def _unique(self, pairs: list[tuple[str, object]]) -> dict[str, object]:
+    def _require_unique_keys(self, pairs: list[tuple[str, object]]) -> dict[str, object]:
         content = dict(pairs)
         if len(content) < len(pairs):
             keys = [key for key, _ in pairs]
             twice = next(key for key in keys if keys.count(key) > 1)
-            raise self.error(f'key "{redact(twice)}" stands twice in one object', "keep one of them")
+            raise self.error(f'key "{redact(twice)}" appears twice in one object', "keep one of them")
         return content
 
 
 def _strict(text: str) -> str:
-    """`text` with spaces where it has comments and trailing commas, so that lines and columns of errors stay right."""
+    """`text` with spaces for comments and trailing commas, which keeps positions right."""
 
     def blank(match: re.Match[str]) -> str:
         found = match.group()

@@ -1,39 +1,135 @@
-"""The types of options: how each is read from text, the environment or TOML, and how it is shown again. Pure.
+"""The types of options: how each is read from text, the environment or TOML, and how it is shown
+again. Pure.
 
-A parser takes what a flag, a variable (text) or TOML (a typed value) holds. It raises ValueError whose message completes
-"VALUE …", says what is allowed and never repeats the value, which may hold a password.
+A parser takes the content of a flag, a variable (text) or TOML (a typed value). It raises a
+ValueError whose message completes "VALUE …", says what is allowed and never repeats the value,
+which may hold a password.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 
-from d7yfs.config import units
 from d7yfs.config.globs import Globs
 from d7yfs.config.markers import Markers
 from d7yfs.config.p2p import P2p
 from d7yfs.config.url import normal_endpoint
 
+SIZE_ALLOWED = (
+    "bytes, or a number with K, M, G or T (powers of 1024; KiB, MiB, GiB, TiB mean the same), such as 50GiB or 500M"
+)
+DURATION_ALLOWED = "seconds, or a number with ms, s, m, h or d, such as 30s or 5m"
+FOREVER = "forever"
+PERCENT_ALLOWED = "a number from 0 to 100, with or without %, such as 0.4%"
+
+_NUMBER = r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*"
+_SIZE = re.compile(_NUMBER + r"(?:([KMGT])i?)?B?", re.IGNORECASE)
+_DURATION = re.compile(_NUMBER + r"(ms|s|m|h|d)?", re.IGNORECASE)
+_PERCENT = re.compile(_NUMBER + "%?")
+_SIZE_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_DURATION_MS = {"ms": 1, "": 1000, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_MAX_SIZE_BYTES = 1 << 62
+_MAX_DURATION_S = 10 * 365 * 86400
+
+
+def _show(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else str(value)
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A type of option: how it is read from text or TOML, and how it is shown again."""
+    """A type of option: how its value is read from text or TOML, and how it is shown."""
 
     metavar: str
     parse: Callable[[object], object]
-    """Raises ValueError; the message completes "VALUE …" and says what is allowed. Never repeats the value."""
-    show: Callable[[object], str] = str
+    """Raises ValueError (see the module)."""
+    show: Callable[[object], str] = _show
+    unset: object = ""
+    """The default of its options that have no other."""
     choices: tuple[str, ...] = ()
 
 
-def _text(value: object) -> str:
+def parse_size(value: object) -> int:
+    """Bytes in an int or in text such as `20GiB`; part of a byte is dropped. Raises ValueError."""
+    match = _measure(_SIZE, value, f"a size; allowed: {SIZE_ALLOWED}")
+    size_bytes = int(Decimal(match[1]) * _SIZE_FACTORS[(match[2] or "").upper()])
+    if size_bytes > _MAX_SIZE_BYTES:
+        raise ValueError("is larger than any disk; allowed: up to 4194304T")
+    return size_bytes
+
+
+def parse_duration(value: object) -> float:
+    """Seconds in a number or in text such as `5m`. Raises ValueError."""
+    match = _measure(_DURATION, value, f"a duration; allowed: {DURATION_ALLOWED}")
+    duration_s = float(Decimal(match[1]) * _DURATION_MS[(match[2] or "").lower()] / 1000)
+    if duration_s > _MAX_DURATION_S:
+        raise ValueError("is longer than ten years; allowed: up to 3650d")
+    return duration_s
+
+
+def parse_lifetime(value: object) -> float:
+    """Seconds like `parse_duration`, or infinity for the word `forever`. Raises ValueError."""
+    if isinstance(value, str) and value.strip().lower() == FOREVER:
+        return math.inf
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise ValueError(f"{error}, or {FOREVER}") from None
+
+
+def parse_percent(value: object) -> float:
+    """Hundredths in a number or in text such as `0.4%`. Raises ValueError."""
+    what = f"a percentage; allowed: {PERCENT_ALLOWED}"
+    percent = float(_measure(_PERCENT, value, what)[1])
+    if percent > 100:
+        raise ValueError(f"is not {what}")
+    return percent
+
+
+def show_size(size_bytes: object) -> str:
+    """The shortest exact spelling that `parse_size` reads back: `50GiB`, `1000`; empty for None."""
+    if not isinstance(size_bytes, int):
+        return _show(size_bytes)
+    for unit in ("T", "G", "M", "K"):
+        if size_bytes and size_bytes % _SIZE_FACTORS[unit] == 0:
+            return f"{size_bytes // _SIZE_FACTORS[unit]}{unit}iB"
+    return str(size_bytes)
+
+
+def show_duration(duration_s: object) -> str:
+    """Seconds with their unit, as `parse_lifetime` reads them back: `60s`, `0.5s`, `forever`."""
+    assert isinstance(duration_s, float | int)
+    if math.isinf(duration_s):
+        return FOREVER
+    return f"{Decimal(repr(duration_s)).normalize():f}s"
+
+
+def show_percent(percent: object) -> str:
+    """The spelling that `parse_percent` reads back: `0.4%`."""
+    return f"{Decimal(repr(percent)).normalize():f}%"
+
+
+def _measure(pattern: re.Pattern[str], value: object, what: str) -> re.Match[str]:
+    """The match of a number or of text; the words of all else match nothing. Raises ValueError."""
+    text = f"{Decimal(repr(value)):f}" if isinstance(value, float) else str(value).strip()
+    match = pattern.fullmatch(text)
+    if match is None:
+        raise ValueError(f"is not {what}")
+    return match
+
+
+def _text(value: object, allowed: str = "text in quotes") -> str:
     if not isinstance(value, str):
-        raise ValueError("has the wrong type; allowed: text in quotes")
+        raise ValueError(f"has the wrong type; allowed: {allowed}")
     return value
 
 
@@ -50,22 +146,23 @@ def _integer(low: int, high: int, what: str) -> Callable[[object], int]:
     def parse(value: object) -> int:
         number = int(value) if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value) else value
         if not isinstance(number, int) or isinstance(number, bool) or not low <= number <= high:
-            raise ValueError(f"is no {what}; allowed: a whole number from {low} to {high}")
+            raise ValueError(f"is not a {what}; allowed: a whole number from {low} to {high}")
         return number
 
     return parse
 
 
 def _mode(value: object) -> int:
-    # TOML's 444 and 0o444 are different integers that look alike to whoever writes them, so only text is taken.
+    # TOML's 444 and 0o444 are different integers that look alike to a user, so only text is
+    # accepted.
     if not isinstance(value, str) or not re.fullmatch(r"(0o?)?[0-7]{3}", value):
-        raise ValueError('is no permission; allowed: three octal digits as text, such as "0444"')
+        raise ValueError('is not a permission; allowed: three octal digits as text, such as "0444"')
     return int(value, 8)
 
 
 def _path(value: object) -> Path:
     if not isinstance(value, str | os.PathLike) or not os.fspath(value) or "\0" in str(value):
-        raise ValueError("is no path; allowed: a path, where ~ is the home directory")
+        raise ValueError("is not a path; allowed: a path, where ~ is the home directory")
     try:
         return Path(value).expanduser()
     except RuntimeError:
@@ -77,17 +174,17 @@ def _endpoint(value: object) -> str:
     try:
         return normal_endpoint(text) if text else ""
     except ValueError as error:
-        raise ValueError(f"is no endpoint: it {error}; allowed: such as https://s3.example.com:9000") from None
+        raise ValueError(f"is not an endpoint: it {error}; allowed: such as https://s3.example.com:9000") from None
 
 
 def _proxies(value: object) -> str:
-    """Addresses in order of preference, with a comma between them."""
+    """Addresses in order of preference, separated by commas."""
     text = _text(value)
     if text.strip().lower() in ("", "none"):
         return ""
     addresses = [parse_proxy(each.strip()) for each in text.split(",")]
     if not all(addresses):
-        raise ValueError("has a comma and no proxy address beside it; allowed: http://host:port,http://host:port")
+        raise ValueError("has a comma without a proxy address next to it; allowed: http://host:port,http://host:port")
     return ",".join(dict.fromkeys(addresses))
 
 
@@ -101,12 +198,13 @@ def _http_proxy(value: object) -> str:
     try:
         address = normal_endpoint(text if "://" in text else f"http://{text}")
     except ValueError as error:
-        raise ValueError(f"is no proxy address: it {error}; {_PROXY_ALLOWED}") from None
+        raise ValueError(f"is not a proxy address: it {error}; {_PROXY_ALLOWED}") from None
     return address
 
 
 def parse_proxy(value: object) -> str:
-    """dfdaemon's address as `http://host[:port]`; `host:port` means http, `none` and the empty text mean no proxy.
+    """dfdaemon's address as `http://host[:port]`; `host:port` means http, `none` and the empty text
+    mean no proxy.
 
     Raises ValueError (see `Kind.parse`).
     """
@@ -114,9 +212,9 @@ def parse_proxy(value: object) -> str:
     if not address:
         return ""
     if not address.startswith("http://"):
-        raise ValueError(f"is no proxy address: dfdaemon's proxy speaks plain http; {_PROXY_ALLOWED}")
+        raise ValueError(f"is not a proxy address: dfdaemon's proxy speaks plain http; {_PROXY_ALLOWED}")
     if address.count("/") > 2 or ("://" not in text and ":" not in text.rpartition("]")[2]):
-        raise ValueError(f"is no proxy address; {_PROXY_ALLOWED}")
+        raise ValueError(f"is not a proxy address; {_PROXY_ALLOWED}")
     return address
 
 
@@ -126,7 +224,7 @@ def _socket(value: object) -> str:
         return ""
     path = text.removeprefix("unix://")
     if not path.startswith("/") or "\0" in path or path.endswith("/"):
-        raise ValueError("is no address of a socket; allowed: unix:///absolute/path, /absolute/path, or none")
+        raise ValueError("is not the address of a socket; allowed: unix:///absolute/path, /absolute/path, or none")
     return f"unix://{path}"
 
 
@@ -145,15 +243,16 @@ def _p2p_priority(value: object) -> int:
 
 
 def _piece_length(value: object) -> int:
-    # dfdaemon answers 400 to less. Its own are powers of two up to 64 MiB, which is why no other is asked of it.
-    length_bytes = units.parse_size(value)
+    # dfdaemon answers 400 to less. Its own lengths are powers of two up to 64 MiB, so no other is
+    # requested.
+    length_bytes = parse_size(value)
     if not (4 << 20 <= length_bytes <= 64 << 20 and length_bytes.bit_count() == 1):
-        raise ValueError("is no piece length; allowed: 4MiB, 8MiB, 16MiB, 32MiB, 64MiB")
+        raise ValueError("is not a piece length; allowed: 4MiB, 8MiB, 16MiB, 32MiB, 64MiB")
     return length_bytes
 
 
 def _listen(value: object) -> str:
-    """`IP:PORT`, or nothing."""
+    """`IP:PORT`, or the empty text."""
     text = _text(value).strip()
     if text.lower() in ("", "none"):
         return ""
@@ -164,7 +263,7 @@ def _listen(value: object) -> str:
         _integer(0, 65535, "port")(port)
     except ValueError:
         raise ValueError(
-            "is no address to listen on; allowed: 127.0.0.1:7717, 0.0.0.0:7717, [::]:7717, or none"
+            "is not an address to listen on; allowed: 127.0.0.1:7717, 0.0.0.0:7717, [::]:7717, or none"
         ) from None
     return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
 
@@ -172,7 +271,7 @@ def _listen(value: object) -> str:
 def _host(value: object) -> str:
     text = _text(value).lower().strip(".")
     if text and not re.fullmatch(r"[a-z0-9-]+(\.[a-z0-9-]+)*", text):
-        raise ValueError("is no domain; allowed: such as core.chinacloudapi.cn")
+        raise ValueError("is not a domain; allowed: such as core.chinacloudapi.cn")
     return text
 
 
@@ -182,74 +281,48 @@ def _at_least(
     def checked(value: object) -> float:
         number = parse(value)
         if number < low:
-            raise ValueError(f"is too little; allowed: {shown} or more")
+            raise ValueError(f"is too small; allowed: {shown} or more")
         return number
 
     return checked
 
 
 def one_of(*choices: str) -> Kind:
-    """A word out of `choices`."""
+    """The kind of an option that is one of `choices`; by default the first."""
 
     def parse(value: object) -> str:
         if not isinstance(value, str) or value.lower() not in choices:
-            raise ValueError(f"is not known; allowed: {', '.join(choices)}")
+            raise ValueError(f"is unknown; allowed: {', '.join(choices)}")
         return value.lower()
 
-    return Kind("|".join(choices), parse, choices=choices)
-
-
-def _show_number(value: object) -> str:
-    return "" if value is None else str(value)
-
-
-def _show_size(value: object) -> str:
-    return units.show_size(value) if isinstance(value, int) else _show_number(value)
-
-
-def _show_duration(value: object) -> str:
-    return units.show_duration(value) if isinstance(value, float) else str(value)
-
-
-def _show_percent(value: object) -> str:
-    return units.show_percent(value) if isinstance(value, float) else str(value)
-
-
-def _show_mode(value: object) -> str:
-    return f"{value:04o}" if isinstance(value, int) else str(value)
-
-
-def _show_truth(value: object) -> str:
-    return "true" if value else "false"
-
-
-def _show_path(value: object) -> str:
-    return "" if value is None else str(value)
+    return Kind("|".join(choices), parse, unset=choices[0], choices=choices)
 
 
 TEXT = Kind("TEXT", _text)
-TRUTH = Kind("", _truth, _show_truth)
-PATH = Kind("PATH", _path, _show_path)
+TRUTH = Kind("", _truth, unset=False)
+PATH = Kind("PATH", _path, unset=None)
 ENDPOINT = Kind("URL", _endpoint)
 PROXIES = Kind("URL[,URL…]", _proxies)
 HEADER_TEXT = Kind("TEXT", _header_text)
-P2P_PRIORITY = Kind("N", _p2p_priority, _show_number)
-PIECE_LENGTH = Kind("SIZE", _piece_length, _show_size)
+P2P_PRIORITY = Kind("N", _p2p_priority, unset=None)
+PIECE_LENGTH = Kind("SIZE", _piece_length, show_size, unset=None)
 SOCKET = Kind("URL", _socket)
 HTTP_PROXY = Kind("URL", _http_proxy)
 HOST = Kind("DOMAIN", _host)
 LISTEN = Kind("IP:PORT", _listen, lambda value: str(value) or "none")
 MODELS = Kind("N", _integer(0, 10_000, "number of models"))
-SIZE = Kind("SIZE", units.parse_size, _show_size)
-BUFFER_SIZE = Kind("SIZE", _at_least(16 << 20, units.parse_size, "16MiB"), _show_size)
-LIFETIME = Kind("TIME", units.parse_lifetime, _show_duration)
-TIMEOUT = Kind("TIME", _at_least(0.1, units.parse_duration, "0.1s"), _show_duration)
-PERCENT = Kind("PERCENT", units.parse_percent, _show_percent)
-P2P = Kind("MODES", P2p.parse)
-GLOBS = Kind("GLOB[,GLOB…]", Globs.parse)
-MARKERS = Kind("[DIRGLOB/]NAME", Markers.parse)
+SIZE = Kind("SIZE", parse_size, show_size)
+BUFFER_SIZE = Kind("SIZE", _at_least(16 << 20, parse_size, "16MiB"), show_size)
+LIFETIME = Kind("TIME", parse_lifetime, show_duration)
+TIMEOUT = Kind("TIME", _at_least(0.1, parse_duration, "0.1s"), show_duration)
+PERCENT = Kind("PERCENT", parse_percent, show_percent)
+P2P = Kind("MODES", lambda value: P2p.parse(_text(value)), unset=P2p())
+GLOBS = Kind(
+    "GLOB[,GLOB…]", lambda value: Globs.parse(_text(value, "text in quotes, globs separated by commas")), unset=Globs()
+)
+MARKERS = Kind("[DIRGLOB/]NAME", lambda value: Markers.parse(_text(value)), unset=Markers())
 INODES = Kind("N", _integer(1000, 1_000_000_000, "number of inodes"))
 COUNT = Kind("N", _integer(1, 1_000_000_000, "number of objects"))
 CONNECTIONS = Kind("N", _integer(1, 1024, "number of connections"))
 NUMERIC_ID = Kind("ID", _integer(0, (1 << 32) - 2, "numeric user or group id"))
-MODE = Kind("MODE", _mode, _show_mode)
+MODE = Kind("MODE", _mode, "{:04o}".format)

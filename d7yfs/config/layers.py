@@ -1,4 +1,4 @@
-"""One layer of the configuration: option values with the place they come from, and how a raw value becomes one."""
+"""One layer of the configuration: option values with their source, read from raw values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from d7yfs.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A setting and who set it."""
+    """The value of a setting, and the source that set it."""
 
     value: Any
     """Of the type of the option's field."""
@@ -26,12 +26,16 @@ class Value:
 Layer = Mapping[str, Value]
 """Values by option name."""
 
+Found = tuple[Value, Layer]
+"""Credentials, and the options that the same source gives with them."""
+
 
 def parse_value(option: Option, raw: object, where: str, key: str, base: Path) -> Value:
-    """Read what a layer holds; `where` names the layer and `key` the setting in it, where the layer's name does not say it.
+    """Read one value of a layer; `where` names the layer, and `key` the setting in it unless
+    `where` says it already.
 
-    `base` is what a relative path is relative to: the working directory, or the folder of the file that holds it.
-    Raises ConfigError.
+    A relative path is relative to `base`: the working directory, or the folder of the file that
+    holds it. Raises ConfigError.
     """
     try:
         value = option.kind.parse(raw)
@@ -43,18 +47,18 @@ def parse_value(option: Option, raw: object, where: str, key: str, base: Path) -
 
 
 def first(name: str, layers: Iterable[Layer]) -> Value | None:
-    """The value of the highest layer that has one; layers come highest first."""
+    """The value of the highest layer that has one; `layers` come highest first."""
     return next((layer[name] for layer in layers if name in layer), None)
 
 
 def spellings(options: Collection[Option]) -> dict[str, str]:
-    """What people write for each option, and what they should: `no_fallback` (they know the flag) is `fallback=false`."""
+    """The right spelling for each that people try: `no_fallback` (the flag) is `fallback=false`."""
     right = {option.name: option.name for option in options}
     off = {option.off_flag[2:].replace("-", "_"): f"{option.name}=false" for option in options if option.off_flag}
     return right | off
 
 
 def suggestion(wrong: str, known: Mapping[str, str]) -> str:
-    """A hint: the known spelling nearest to `wrong`, or else all that are allowed."""
+    """A hint: the known spelling nearest to `wrong`, else all allowed ones."""
     close = difflib.get_close_matches(wrong, known, 1)
     return f"did you mean {known[close[0]]}?" if close else f"allowed: {', '.join(k for k in known if known[k] == k)}"

@@ -1,7 +1,8 @@
-"""Which files go through Dragonfly, and how strictly: the option `p2p`. Pure.
+"""The option `p2p`: which files go through Dragonfly, and how strictly. Pure.
 
-Its text is a comma list of GLOB=MODE, the first match wins, and at most one bare MODE for all other files (`auto` when there is none):
-`*.json=never,*.safetensors=always,auto`. `globs` says what a glob is about.
+Its text is a comma-separated list of GLOB=MODE, where the first match wins, and at most one bare
+MODE for all other files (else `auto`): `*.json=never,*.safetensors=always,auto`. `globs` says what
+a glob matches.
 
 Called by `schema` (as the option's type) and, once per opened version, by `daemon`.
 """
@@ -20,11 +21,11 @@ class Mode(Enum):
     """How much of a file's data goes through dfdaemon, where one is configured."""
 
     AUTO = "auto"
-    """Files over 4 MiB do, but for a bounded part that a reader waits for."""
+    """Files over 4 MiB, except for a bounded part that a reader waits for."""
     ALWAYS = "always"
-    """Every byte does, small files and what a reader waits for included."""
+    """Every byte, even of small files and of the part that a reader waits for."""
     NEVER = "never"
-    """None does, as if no dfdaemon were configured."""
+    """Nothing, as if no dfdaemon were configured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +33,15 @@ class P2p:
     """The option's value; `str` is its normal form, which `parse` reads back."""
 
     rules: tuple[tuple[str, Mode], ...] = ()
-    """(glob, mode); the first that matches counts."""
+    """(glob, mode); the first match counts."""
     default: Mode = Mode.AUTO
 
     @classmethod
-    def parse(cls, value: object) -> P2p:
+    def parse(cls, text: str) -> P2p:
         """Read the option. The empty text is the default. Raises ValueError (see `Kind.parse`)."""
-        if isinstance(value, P2p):
-            return value
-        if not isinstance(value, str):
-            raise ValueError("has the wrong type; allowed: text in quotes")
         rules: list[tuple[str, Mode]] = []
         bare: list[Mode] = []
-        for part in filter(None, map(str.strip, value.split(","))):
+        for part in filter(None, map(str.strip, text.split(","))):
             glob, separator, word = part.rpartition("=")
             mode = _mode(word)
             if not separator:
@@ -58,7 +55,7 @@ class P2p:
         return cls(tuple(rules), *bare)
 
     def mode_of(self, path: str) -> Mode:
-        """The mode of the file at `path`, relative to the repository's directory, without a slash at its beginning."""
+        """The mode of the file at `path`, relative to the repository's directory."""
         for glob, mode in self.rules:
             if matches(glob, path):
                 return mode
@@ -72,4 +69,4 @@ def _mode(word: str) -> Mode:
     try:
         return Mode(word.strip().lower())
     except ValueError:
-        raise ValueError(f"names a mode that is not known; {ALLOWED}") from None
+        raise ValueError(f"names an unknown mode; {ALLOWED}") from None

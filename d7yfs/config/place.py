@@ -1,19 +1,23 @@
-"""A place in a store, and its spelling as a URL: what `d7yfs cache ls` prints, `drop` and `verify` read back as that very object.
+"""A place in a store, and its spelling as a URL. `d7yfs cache ls` prints it; `drop` and `verify`
+read it back as the same object.
 
-Owns which store a URL names, so that origins, the cache and the command line agree on it: a provider is one store whatever its endpoint
-(`oss://https://oss-cn-hangzhou.aliyuncs.com/b` is `oss://b`), and an Azure account is its address.
+Owns which store a URL names, so that origins, the cache and the command line agree. A provider is
+one store, whatever its endpoint (`oss://https://oss-cn-hangzhou.aliyuncs.com/b` is `oss://b`), and
+an Azure account is its address.
 
 A place has two spellings:
 
-    as://account/container/key                                   the grammar of `url`, wherever it can say exactly this
+    as://account/container/key                                   the grammar of `url`, where it can express the place
     s3+encoded://ENDPOINT/bucket/key                             everything else, each part percent-encoded in UTF-8
     as+encoded://ENDPOINT/account/container/key
 
-`ENDPOINT` is `StoreIdentity.endpoint`, a URL or the provider's own name. The encoded spelling is for keys with control characters, lone
-surrogates, slashes at an end or `.` segments, and for endpoints with a path. Slashes around an encoded key are dropped as in the other
-spelling; a key's own are written `%2F`. It names what is cached, and is no source of a mount.
+`ENDPOINT` is `StoreIdentity.endpoint`, a URL or the provider's own name. The encoded spelling is
+for keys with control characters, lone surrogates, slashes at an end or `.` segments, and for
+endpoints with a path. Slashes around an encoded key are dropped as in the other spelling; a key's
+own are written `%2F`. It names cached objects, and cannot be mounted.
 
-Invariant: `Place.parse(str(place)) == place`. Pure. Called by origins, the cache, `filesystem` and the command line.
+Invariant: `Place.parse(str(place)) == place`. Pure. Called by origins, the cache, `filesystem` and
+the command line.
 """
 
 from __future__ import annotations
@@ -31,11 +35,11 @@ GS_ENDPOINT = "https://storage.googleapis.com"
 OSS_HOST = re.compile(
     r"(?:s3\.)?oss-(?P<region>[a-z0-9-]+?)(?P<internal>-internal)?\.(?P<domain>[a-z0-9-]+(?:\.[a-z0-9-]+)+)"
 )
-"""The host of an endpoint of OSS's own."""
+"""The host of one of OSS's own endpoints."""
 OBS_HOST = re.compile(
     r"obs(?:\.(?P<region>[a-z0-9]+(?:-[a-z0-9]+)+)|(?=\.myhuaweicloud\.com))\.(?P<domain>[a-z0-9-]+(?:\.[a-z0-9-]+)+)"
 )
-"""The host of an endpoint of OBS's: a region's, or the global one, which sends on to the bucket's region."""
+"""The host of an endpoint of OBS: a region's, or the global one, which redirects to a region's."""
 OSS_DOMAIN = "aliyuncs.com"
 OBS_DOMAIN = "myhuaweicloud.com"
 
@@ -47,15 +51,15 @@ _ENCODED = "+encoded"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An object and all that lies below it; the whole store when `key` is empty."""
+    """An object with everything below it; the whole store when `key` is empty."""
 
     store: StoreIdentity
     key: str = ""
-    """Of the object, or a prefix that ends where a path segment does."""
+    """The object's key, or a prefix that ends at a path segment's end."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read either spelling. Raises ConfigError that repeats no credentials."""
+        """Read either spelling. Raises ConfigError, which repeats no credentials."""
         named, _, rest = text.partition("://")
         scheme = named.lower().removesuffix(_ENCODED)
         if scheme != named.lower() and scheme in SCHEMES:
@@ -70,7 +74,8 @@ class Place:
     def __str__(self) -> str:
         plain = str(_plain(self))
         try:
-            # A name is one line of a terminal that it does not control, and survives being copied.
+            # A name must be one line, free of a terminal's control characters, and survive being
+            # copied.
             if plain.isprintable() and plain == plain.strip() and self.parse(plain) == self:
                 return plain
         except ConfigError:
@@ -87,28 +92,28 @@ class Place:
 
 
 def store_of(url: RepositoryUrl) -> StoreIdentity:
-    """The store that `url` names by itself: settings may put a mount's endpoint elsewhere."""
+    """The store that `url` alone names; a mount's settings may give another endpoint."""
     if url.scheme == "as":
         return StoreIdentity("as", azure_account_url(url.account, url.endpoint_url), url.bucket, url.account)
     return StoreIdentity(url.scheme, endpoint_name(url.scheme, url.endpoint_url), url.bucket)
 
 
 def endpoint_name(scheme: str, endpoint_url: str) -> str:
-    """`StoreIdentity.endpoint` for an endpoint's URL in normal form, empty for the provider's own; not for Azure."""
+    """`StoreIdentity.endpoint` of an endpoint's normal URL, empty for its own; not for Azure."""
     if not endpoint_url or (scheme == "gs" and endpoint_url == GS_ENDPOINT):
         return _OWN_NAMES[scheme]
     return provider_domain(scheme, endpoint_url) or endpoint_url
 
 
 def provider_domain(scheme: str, endpoint_url: str) -> str:
-    """`aliyuncs.com` of an endpoint of OSS's own, OBS's likewise; empty for another, and for the other providers."""
+    """The domain of one of OSS's (`aliyuncs.com`) or OBS's own endpoints; else empty."""
     hosts = _OWN_HOSTS.get(scheme)
     named = hosts.fullmatch(urlsplit(endpoint_url).hostname or "") if hosts else None
     return named["domain"] if named else ""
 
 
 def azure_account_url(account: str, endpoint_url: str, suffix: str = AZURE_SUFFIX) -> str:
-    """Where the account's containers are: its own host, or its name as the last part of the endpoint's path."""
+    """The URL of the account's containers: its own host, or the endpoint with its name."""
     if not endpoint_url:
         return f"https://{account}.blob.{suffix}"
     parts = urlsplit(endpoint_url)
@@ -118,7 +123,7 @@ def azure_account_url(account: str, endpoint_url: str, suffix: str = AZURE_SUFFI
 
 
 def _plain(place: Place) -> RepositoryUrl:
-    """The place in the other grammar, or something else where that cannot say it."""
+    """The place in the other grammar; another place where that cannot express this one."""
     store = place.store
     endpoint_url = store.endpoint if "://" in store.endpoint else ""
     if store.scheme == "as":
@@ -146,4 +151,4 @@ def _quoted(text: str, safe: str = "") -> str:
 
 
 def _refused(text: str, what: str) -> ConfigError:
-    return ConfigError(f"URL {redact(text)!r}: {what}", hint="copy it from what d7yfs cache ls prints")
+    return ConfigError(f"URL {redact(text)!r}: {what}", hint="copy it from the output of d7yfs cache ls")

@@ -1,27 +1,29 @@
-"""What can be configured: each option once, with its type, default and help. Frozen, and free of secrets.
+"""The options: each one once, with its type, default and help. Frozen, and free of secrets.
 
-A field of `RepositoryConfig` or `Config` that carries an `Opt` is an option. Its name is the field's without the unit
-(`cache_size_bytes` is the option `cache_size`); the flag `--cache-size`, the variable `D7YFS_CACHE_SIZE` and the TOML key
-`cache_size` all follow from it. Options of `RepositoryConfig` may differ between the repositories of one mount.
+A field of `RepositoryConfig` or `Config` that `_option` makes is an option. Its name is the field's
+without the unit (`cache_size_bytes` is the option `cache_size`). The flag `--cache-size`, the
+variable `D7YFS_CACHE_SIZE` and the TOML key `cache_size` all follow from it. Options of
+`RepositoryConfig` may differ between the repositories of one mount.
 
-Secrets live in `Credentials`, apart from `Config`, so that a `Config` can be shown, logged and dumped whole.
+Secrets live in `Credentials`, apart from `Config`, so that a whole `Config` can be shown and
+logged.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf, PlainSerializer, SecretStr
+from typing import Any
 
 from d7yfs.config import kinds
 from d7yfs.config.globs import Globs
 from d7yfs.config.markers import Markers
 from d7yfs.config.p2p import P2p
 from d7yfs.config.url import RepositoryUrl
+from d7yfs.objects import SecretStr
 
 REPOSITORY = "Repository"
 DRAGONFLY = "Dragonfly"
@@ -34,532 +36,29 @@ GROUPS = (REPOSITORY, DRAGONFLY, CACHE, READING, MOUNT, PROCESS, MONITORING)
 
 
 @dataclass(frozen=True, slots=True)
-class Opt:
-    """Marks a field as an option."""
-
-    kind: kinds.Kind
-    group: str
-    help: str
-    """What `--help` says; for an option that is true by default, what turning it off does: its flag is the one to do so."""
-    default: str = ""
-    """Words for a default that depends on the host or says too little by itself."""
-    off_flag: str = ""
-    """Spelling of the flag that turns a true option off; `--no-NAME` when empty."""
-    schemes: tuple[str, ...] = ()
-    """Where it means anything; empty for everywhere."""
-
-
-def default_cache_dir(environ: Mapping[str, str], *, root: bool) -> Path:
-    """`/var/cache/d7yfs` for root, else `d7yfs` in the user's cache directory (XDG base directory specification)."""
-    if root:
-        return Path("/var/cache/d7yfs")
-    # The specification says that a relative path is to be ignored.
-    xdg = Path(environ.get("XDG_CACHE_HOME", ""))
-    return (xdg if xdg.is_absolute() else Path(environ.get("HOME") or Path.home()) / ".cache") / "d7yfs"
-
-
-def _is_root() -> bool:
-    return os.geteuid() == 0
-
-
-class RepositoryConfig(BaseModel):
-    """One repository of a mount, with the options that may differ between repositories."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str = ""
-    """Name of its top-level directory; empty when the repository is the root of the mount."""
-    url: Annotated[InstanceOf[RepositoryUrl], PlainSerializer(str, return_type=str)]
-
-    endpoint_url: Annotated[
-        str,
-        Opt(
-            kinds.ENDPOINT,
-            REPOSITORY,
-            "Address of the store's service, such as https://minio.example.com:9000. An endpoint inside the URL "
-            "(s3://host:port/bucket) wins over it.",
-            default="the provider's own",
-        ),
-    ] = ""
-    endpoint_suffix: Annotated[
-        str,
-        Opt(
-            kinds.HOST,
-            REPOSITORY,
-            "Domain of the provider's services in a sovereign or private cloud, such as core.chinacloudapi.cn, "
-            "aliyuncs.com.example or myhuaweicloud.eu.",
-            default="the public cloud's",
-            schemes=("as", "oss", "obs"),
-        ),
-    ] = ""
-    region: Annotated[
-        str,
-        Opt(
-            kinds.TEXT,
-            REPOSITORY,
-            "Region of the bucket.",
-            default="from the provider's own configuration",
-            schemes=("s3", "oss", "obs"),
-        ),
-    ] = ""
-    internal_endpoint: Annotated[
-        bool,
-        Opt(
-            kinds.TRUTH,
-            REPOSITORY,
-            "Go to the region's -internal endpoint: from inside the provider's network, without traffic charges.",
-            schemes=("oss",),
-        ),
-    ] = False
-    dual_stack: Annotated[
-        bool, Opt(kinds.TRUTH, REPOSITORY, "Go to AWS's endpoints that speak IPv6 too.", schemes=("s3",))
-    ] = False
-    accelerate: Annotated[
-        bool,
-        Opt(kinds.TRUTH, REPOSITORY, "Go to S3 Transfer Acceleration, which the bucket must have on.", schemes=("s3",)),
-    ] = False
-    profile: Annotated[
-        str,
-        Opt(
-            kinds.TEXT,
-            REPOSITORY,
-            "Take the credentials from this profile of the provider's own configuration (~/.aws/config, "
-            "~/.alibabacloud/credentials.ini).",
-            default="the provider's own chain: environment, profile, SSO, web identity, instance metadata",
-            schemes=("s3", "oss"),
-        ),
-    ] = ""
-    credentials_file: Annotated[
-        Path | None,
-        Opt(
-            kinds.PATH,
-            REPOSITORY,
-            "Take the credentials from this file of Google's: a service account, a user, or workload identity federation.",
-            default="the provider's own chain",
-            schemes=("gs",),
-        ),
-    ] = None
-    anonymous: Annotated[bool, Opt(kinds.TRUTH, REPOSITORY, "Send unsigned requests: for public buckets.")] = False
-    addressing_style: Annotated[
-        str,
-        Opt(
-            kinds.one_of("auto", "path", "virtual"),
-            REPOSITORY,
-            "Whether the bucket stands in the path or in the host name; auto means path for your own endpoint, "
-            "virtual for the provider's.",
-            schemes=("s3", "oss", "obs"),
-        ),
-    ] = "auto"
-    signature: Annotated[
-        str,
-        Opt(
-            kinds.one_of("v4", "v1"),
-            REPOSITORY,
-            "How requests are signed; v1 for stores that know nothing newer.",
-            schemes=("oss",),
-        ),
-    ] = "v4"
-    versioned: Annotated[
-        bool,
-        Opt(
-            kinds.TRUTH,
-            REPOSITORY,
-            "Read each file by its version's id, so that it can be read on after it was replaced; needs a bucket with "
-            "versioning and the right to read versions, and costs one request more per file.",
-            schemes=("s3", "as", "oss", "obs"),
-        ),
-    ] = False
-    requester_pays: Annotated[
-        bool,
-        Opt(
-            kinds.TRUTH,
-            REPOSITORY,
-            "Agree to be charged for requests and traffic by a bucket whose owner does not pay for them.",
-            schemes=("s3", "gs", "oss"),
-        ),
-    ] = False
-    billing_project: Annotated[
-        str,
-        Opt(
-            kinds.TEXT,
-            REPOSITORY,
-            "Project that pays for a requester-pays bucket.",
-            default="the credentials' own project",
-            schemes=("gs",),
-        ),
-    ] = ""
-    verify_tls: Annotated[
-        bool,
-        Opt(
-            kinds.TRUTH,
-            REPOSITORY,
-            "Do not check the store's TLS certificate: whoever is on the way can then read and change everything.",
-            off_flag="--insecure-skip-tls-verify",
-        ),
-    ] = True
-    ca_bundle: Annotated[
-        Path | None,
-        Opt(
-            kinds.PATH,
-            REPOSITORY,
-            "PEM file with the authorities that may sign the store's certificate.",
-            default="the system's",
-        ),
-    ] = None
-    include: Annotated[
-        InstanceOf[Globs],
-        PlainSerializer(str, return_type=str),
-        Opt(
-            kinds.GLOBS,
-            REPOSITORY,
-            "Show only these files, such as *.onnx,*.pbtxt (held against names) or resnet/*,bert/* (against paths; * matches slashes "
-            "too), and the directories that may hold such.",
-            default="all",
-        ),
-    ] = Globs()
-    exclude: Annotated[
-        InstanceOf[Globs],
-        PlainSerializer(str, return_type=str),
-        Opt(
-            kinds.GLOBS,
-            REPOSITORY,
-            "Hide these files, and these directories with all below them, such as *.tmp,.ipynb_checkpoints,staging/*; it wins "
-            "over include.",
-            default="none",
-        ),
-    ] = Globs()
-    publish_marker: Annotated[
-        InstanceOf[Markers],
-        PlainSerializer(str, return_type=str),
-        Opt(
-            kinds.MARKERS,
-            REPOSITORY,
-            "Show a directory only once it holds the object NAME, which is uploaded last: READY for each one at the top, */*/READY for "
-            "version directories, both with a comma between them.",
-            default="none",
-        ),
-    ] = Markers()
-    control_proxy: Annotated[
-        str,
-        Opt(
-            kinds.HTTP_PROXY,
-            REPOSITORY,
-            "HTTP proxy for listings, credentials and the like, such as http://proxy.example.com:3128; file data does not "
-            "go through it.",
-            default="none; HTTP_PROXY and the like are not heeded",
-        ),
-    ] = ""
-
-    proxy: Annotated[
-        str,
-        Opt(
-            kinds.PROXIES,
-            DRAGONFLY,
-            "Fetch file data through dfdaemon's proxy, such as http://127.0.0.1:4001; of several, with commas between them, the "
-            "first one that answers is asked. none turns off one that is configured elsewhere.",
-            default="no proxy, reads go straight to the store",
-        ),
-    ] = ""
-    fallback: Annotated[
-        bool,
-        Opt(
-            kinds.TRUTH,
-            DRAGONFLY,
-            "Fail reads while the proxy is down, instead of reading straight from the store; only files of at most 4 MiB "
-            "still come from there.",
-        ),
-    ] = True
-    p2p_tag: Annotated[
-        str,
-        Opt(
-            kinds.HEADER_TEXT,
-            DRAGONFLY,
-            "Tag of what is read, as dfdaemon's and the scheduler's metrics show it.",
-            default="none",
-        ),
-    ] = ""
-    p2p_application: Annotated[
-        str,
-        Opt(
-            kinds.HEADER_TEXT,
-            DRAGONFLY,
-            "Application that reads, as dfdaemon's and the scheduler's metrics show it.",
-            default="none",
-        ),
-    ] = ""
-    p2p_priority: Annotated[
-        int | None,
-        Opt(
-            kinds.P2P_PRIORITY,
-            DRAGONFLY,
-            "Who goes to the store when no host has a file: 4, 5 or 6 a seed, 3 the host that asks, 2 nobody; 0 leaves it to the "
-            "manager's settings for the application.",
-            default="6, dfdaemon's own",
-        ),
-    ] = None
-    p2p_piece_length_bytes: Annotated[
-        int | None,
-        Opt(
-            kinds.PIECE_LENGTH,
-            DRAGONFLY,
-            "Size of the pieces that hosts exchange, from 4MiB on; must be equal on all hosts.",
-            default="4MiB to 64MiB, by the file's size",
-        ),
-    ] = None
-    dfdaemon_socket: Annotated[
-        str,
-        Opt(
-            kinds.SOCKET,
-            DRAGONFLY,
-            "Have dfdaemon hand whole files over through this socket of its own, such as unix:///var/run/dragonfly/dfdaemon.sock: "
-            "it links them into the cache, which must be on its file system and under the same path there. Where that does not "
-            "work they come by the proxy, or from the store. Needs d7yfs[dragonfly]; none turns off one that is configured elsewhere.",
-            default="no socket",
-        ),
-    ] = ""
-    p2p_verify: Annotated[
-        str,
-        Opt(
-            kinds.one_of("first-use", "sampled", "off"),
-            DRAGONFLY,
-            "Which pieces that dfdaemon hands over are compared with its own CRC32 of them before they can be read: each, one of "
-            "sixteen, or none.",
-        ),
-    ] = "first-use"
-    p2p: Annotated[
-        InstanceOf[P2p],
-        PlainSerializer(str, return_type=str),
-        Opt(
-            kinds.P2P,
-            DRAGONFLY,
-            "Which files go through Dragonfly: auto (those over 4 MiB, but for a bounded part that a reader waits for), always "
-            "(every byte, small files too), never; for some files as GLOB=MODE, such as "
-            "*.json=never,*.safetensors=always,auto, where the first match wins.",
-        ),
-    ] = P2p()
-    p2p_direct_percent: Annotated[
-        float,
-        Opt(
-            kinds.PERCENT,
-            DRAGONFLY,
-            "Where p2p is auto: how much of a file may come straight from the store, so that a reader need not wait; 4 MiB may "
-            "in any case.",
-        ),
-    ] = 0.4
-
-    listing: Annotated[
-        str,
-        Opt(
-            kinds.one_of("auto", "whole", "directory", "exact"),
-            READING,
-            "How names are learnt: whole (one listing of the whole repository), directory (one listing of each directory in use), exact "
-            "(each name is asked for, which needs no right to list); auto means whole up to listing_limit, else directory, and exact "
-            "where listing is denied.",
-        ),
-    ] = "auto"
-    listing_limit: Annotated[
-        int,
-        Opt(
-            kinds.COUNT,
-            READING,
-            "Most objects of a repository that auto lists whole, and most entries of a directory that are kept; in larger ones each "
-            "name is asked for.",
-        ),
-    ] = 20_000
-    revalidate_on_open: Annotated[
-        InstanceOf[Globs],
-        PlainSerializer(str, return_type=str),
-        Opt(
-            kinds.GLOBS,
-            READING,
-            "Ask the store, whenever one of these files is opened or looked at, whether it is still the newest, such as config.pbtxt or "
-            "*/1/*.json, and when it is not about its whole directory: two requests each time. For hosts that cannot call d7yfs refresh.",
-            default="none",
-        ),
-    ] = Globs()
-
-
-class Config(BaseModel):
-    """The whole configuration of one daemon or command."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    repositories: tuple[RepositoryConfig, ...]
-    mountpoint: Path | None = None
-    """Absolute; None for a command that mounts nothing."""
-
-    cache_dir: Annotated[
-        Path,
-        Opt(
-            kinds.PATH,
-            CACHE,
-            "Directory of the cache; several mounts of one user may share it.",
-            default="/var/cache/d7yfs for root, else ~/.cache/d7yfs",
-        ),
-    ] = Field(default_factory=lambda: default_cache_dir(os.environ, root=_is_root()))
-    cache_size_bytes: Annotated[
-        int, Opt(kinds.SIZE, CACHE, "Evict the least recently used files above this size, such as 200GiB.")
-    ] = 50 << 30
-    cache_min_free_bytes: Annotated[
-        int, Opt(kinds.SIZE, CACHE, "Space that the cache leaves free on its file system, whatever its size.")
-    ] = 2 << 30
-    memory_buffer_bytes: Annotated[
-        int, Opt(kinds.BUFFER_SIZE, CACHE, "Memory for data that does not fit into the cache.")
-    ] = 64 << 20
-    max_inodes: Annotated[
-        int,
-        Opt(
-            kinds.INODES,
-            CACHE,
-            "Files and directories that are known at once, at some 0.6 KiB each; those that were used longest ago make room, and "
-            "are asked for again.",
-        ),
-    ] = 200_000
-    verify: Annotated[
-        str,
-        Opt(
-            kinds.one_of("off", "checksum", "full"),
-            CACHE,
-            "Compare files over 4 MiB, once they are cached whole, with the CRC32C that the store recorded at their upload; "
-            "full also takes the MD5, which costs reading each file again, and smaller files. Wrong bytes are fetched anew.",
-        ),
-    ] = "checksum"
-
-    metadata_ttl_s: Annotated[
-        float,
-        Opt(
-            kinds.LIFETIME,
-            READING,
-            "How long a listing counts as fresh: a change in the store shows up after it at the latest. 0 asks every time, forever "
-            "only when d7yfs refresh does.",
-        ),
-    ] = 60.0
-    negative_ttl_s: Annotated[
-        float, Opt(kinds.LIFETIME, READING, "How long a name that does not exist is remembered as such.")
-    ] = 5.0
-    read_timeout_s: Annotated[
-        float, Opt(kinds.TIMEOUT, READING, "Retry a read for so long without progress, then fail it with EIO.")
-    ] = 60.0
-    connect_timeout_s: Annotated[
-        float, Opt(kinds.TIMEOUT, READING, "Give up one attempt to connect after this time.")
-    ] = 5.0
-    max_connections: Annotated[int, Opt(kinds.CONNECTIONS, READING, "Most connections for file data to one store.")] = (
-        32
-    )
-
-    allow_other: Annotated[
-        bool,
-        Opt(
-            kinds.TRUTH,
-            MOUNT,
-            "Let other users read the mount (a model server often is one).",
-            default="yes for root, else no",
-        ),
-    ] = Field(default_factory=_is_root)
-    allow_empty: Annotated[
-        bool,
-        Opt(
-            kinds.TRUTH,
-            MOUNT,
-            "Mount a prefix with nothing under it; otherwise refused, for it is nearly always a typo.",
-        ),
-    ] = False
-    require_all: Annotated[
-        bool,
-        Opt(
-            kinds.TRUTH,
-            MOUNT,
-            "Refuse to mount when one of several repositories cannot be reached; otherwise it is an empty directory until "
-            "it can.",
-        ),
-    ] = False
-    uid: Annotated[int, Opt(kinds.NUMERIC_ID, MOUNT, "Owner of all files.", default="the user who mounts")] = Field(
-        default_factory=os.getuid
-    )
-    gid: Annotated[int, Opt(kinds.NUMERIC_ID, MOUNT, "Group of all files.", default="that user's group")] = Field(
-        default_factory=os.getgid
-    )
-    file_mode: Annotated[int, Opt(kinds.MODE, MOUNT, "Permissions of files, in octal.")] = 0o444
-    dir_mode: Annotated[int, Opt(kinds.MODE, MOUNT, "Permissions of directories, in octal.")] = 0o555
-    xattr: Annotated[
-        bool,
-        Opt(
-            kinds.TRUTH,
-            MOUNT,
-            "Show ETag, version, URL, route and Dragonfly's task as extended attributes user.d7yfs.*; ls -l then asks twice per file.",
-        ),
-    ] = False
-
-    fuse_helper: Annotated[
-        Path | None,
-        Opt(
-            kinds.PATH,
-            MOUNT,
-            "Have the mount made by the d7yfs fuse-helper that listens on this socket; then no privilege is needed here.",
-            default="mount by itself",
-        ),
-    ] = None
-
-    foreground: Annotated[
-        bool,
-        Opt(
-            kinds.TRUTH,
-            PROCESS,
-            "Stay in the foreground (systemd, containers) instead of returning when the mount answers.",
-        ),
-    ] = False
-    # Docker and Kubernetes' smallest settings kill 10 s after SIGTERM: the unmount must be over by then.
-    shutdown_timeout_s: Annotated[
-        float, Opt(kinds.TIMEOUT, PROCESS, "Let running reads finish for so long when asked to stop.")
-    ] = 8.0
-    log_level: Annotated[
-        str, Opt(kinds.one_of("debug", "info", "warning", "error"), PROCESS, "Least level that is logged.")
-    ] = "info"
-    log_format: Annotated[
-        str, Opt(kinds.one_of("text", "json"), PROCESS, "Lines for people, or one JSON object per line.")
-    ] = "text"
-    log_file: Annotated[
-        Path | None,
-        Opt(kinds.PATH, PROCESS, "Append the log to this file.", default="stderr"),
-    ] = None
-
-    metrics_listen: Annotated[
-        str,
-        Opt(
-            kinds.LISTEN,
-            MONITORING,
-            "Where Prometheus finds /metrics, /healthz and /readyz, such as 0.0.0.0:7717; none for nowhere. Anybody who can connect may "
-            "read them. Where the port is taken, by another mount, say, the mount does without.",
-        ),
-    ] = "127.0.0.1:7717"
-    metrics_per_model: Annotated[
-        int,
-        Opt(
-            kinds.MODELS,
-            MONITORING,
-            "How many models (top-level directories) of each repository have metrics of their own; the others share one, called other.",
-        ),
-    ] = 50
-
-
-@dataclass(frozen=True, slots=True)
 class Option:
     """One option, as the layers of the configuration and the command line see it."""
 
-    name: str
-    field: str
-    """Attribute of RepositoryConfig or Config, with its unit."""
-    per_repository: bool
     kind: kinds.Kind
     group: str
     help: str
-    default: str
-    """Words for the default."""
-    off_flag: str
-    on_by_default: bool | None
-    """For a true-or-false option; None when the default depends on the host, and for other options."""
+    """The text of `--help`; for an option that is true by default, what turning it off does."""
+    default: str = ""
+    """The default in words, given where it depends on the host or says too little by itself."""
+    off_flag: str = ""
+    """Spelling of the flag that turns a true option off; `--no-NAME` unless given."""
     schemes: tuple[str, ...] = ()
-    """Where it means anything; empty for everywhere."""
+    """The providers that have it; empty for all."""
+    live: bool = False
+    """True if `d7yfs reload` changes it in a running mount; others wait for the next mount."""
+    names_credentials: bool = False
+    """True if it says which credentials to use: of these options, a layer may give one."""
+    name: str = ""
+    field: str = ""
+    """Attribute of RepositoryConfig or Config, with its unit."""
+    per_repository: bool = False
+    on_by_default: bool | None = None
+    """None when the default depends on the host, and for options that are not true or false."""
 
     @property
     def flag(self) -> str:
@@ -570,27 +69,345 @@ class Option:
         return f"D7YFS_{self.name.upper()}"
 
     def means_something_for(self, scheme: str) -> bool:
-        """Whether repositories of this scheme heed it."""
+        """True if repositories of this scheme have it."""
         return not self.schemes or scheme in self.schemes
+
+
+def _option(group: str, kind: kinds.Kind, help: str, value: Any = None, **more: Any) -> Any:
+    """A field that is an `Option`; `value` is its default, or a function that gives it, where the
+    kind's own will not do."""
+    metadata = {"option": Option(kind, group, help, **more)}
+    if callable(value):
+        return field(default_factory=value, metadata=metadata)
+    return field(default=kind.unset if value is None else value, metadata=metadata)
+
+
+_repository, _dragonfly, _cache, _reading, _mount, _process, _monitoring = (partial(_option, group) for group in GROUPS)
+
+
+def default_cache_dir(environ: Mapping[str, str], *, root: bool) -> Path:
+    """`/var/cache/d7yfs` for root, else `d7yfs` in the user's cache directory (XDG)."""
+    if root:
+        return Path("/var/cache/d7yfs")
+    # The specification says to ignore a relative path.
+    xdg = Path(environ.get("XDG_CACHE_HOME", ""))
+    return (xdg if xdg.is_absolute() else Path(environ.get("HOME") or Path.home()) / ".cache") / "d7yfs"
+
+
+def _is_root() -> bool:
+    return os.geteuid() == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepositoryConfig:
+    """One repository of a mount, with the options that may differ between repositories."""
+
+    name: str = ""
+    """Name of its top-level directory; empty when the repository is the root of the mount."""
+    url: RepositoryUrl
+
+    endpoint_url: str = _repository(
+        kinds.ENDPOINT,
+        "Address of the store's service, such as https://minio.example.com:9000. An endpoint inside the URL "
+        "(s3://host:port/bucket) wins over it.",
+        default="the provider's own",
+    )
+    endpoint_suffix: str = _repository(
+        kinds.HOST,
+        "Domain of the provider's services in a sovereign or private cloud, such as core.chinacloudapi.cn, "
+        "aliyuncs.com.example or myhuaweicloud.eu.",
+        default="the public cloud's",
+        schemes=("as", "oss", "obs"),
+    )
+    region: str = _repository(
+        kinds.TEXT,
+        "Region of the bucket.",
+        default="from the provider's own configuration",
+        schemes=("s3", "oss", "obs"),
+    )
+    internal_endpoint: bool = _repository(
+        kinds.TRUTH,
+        "Use the region's -internal endpoint: from inside the provider's network, without traffic charges.",
+        schemes=("oss",),
+    )
+    dual_stack: bool = _repository(kinds.TRUTH, "Use AWS's dual-stack endpoints, which have IPv6 too.", schemes=("s3",))
+    accelerate: bool = _repository(
+        kinds.TRUTH, "Use S3 Transfer Acceleration, which must be enabled on the bucket.", schemes=("s3",)
+    )
+    profile: str = _repository(
+        kinds.TEXT,
+        "Take the credentials from this profile of the provider's own configuration (~/.aws/config, "
+        "~/.alibabacloud/credentials.ini).",
+        default="the provider's own chain: environment, profile, SSO, web identity, instance metadata",
+        schemes=("s3", "oss"),
+        names_credentials=True,
+    )
+    credentials_file: Path | None = _repository(
+        kinds.PATH,
+        "Take the credentials from this file of Google's: a service account, a user, or workload identity federation.",
+        default="the provider's own chain",
+        schemes=("gs",),
+        names_credentials=True,
+    )
+    anonymous: bool = _repository(kinds.TRUTH, "Send unsigned requests: for public buckets.", names_credentials=True)
+    addressing_style: str = _repository(
+        kinds.one_of("auto", "path", "virtual"),
+        "Where requests name the bucket: in the path or in the host name. auto means path for your own endpoint, "
+        "virtual for the provider's.",
+        schemes=("s3", "oss", "obs"),
+    )
+    signature: str = _repository(
+        kinds.one_of("v4", "v1"),
+        "Version of request signatures; v1 for stores that know nothing newer.",
+        schemes=("oss",),
+    )
+    versioned: bool = _repository(
+        kinds.TRUTH,
+        "Read each file by its version's id, so that open files stay readable after they were replaced. Needs a bucket with "
+        "versioning and the right to read versions, and costs one more request per file.",
+        schemes=("s3", "as", "oss", "obs"),
+    )
+    requester_pays: bool = _repository(
+        kinds.TRUTH,
+        "Accept the charges for requests and traffic of a requester-pays bucket.",
+        schemes=("s3", "gs", "oss"),
+    )
+    billing_project: str = _repository(
+        kinds.TEXT,
+        "Project that pays for a requester-pays bucket.",
+        default="the credentials' own project",
+        schemes=("gs",),
+    )
+    verify_tls: bool = _repository(
+        kinds.TRUTH,
+        "Do not check the store's TLS certificate. Anybody on the network path can then read and change everything.",
+        True,
+        off_flag="--insecure-skip-tls-verify",
+    )
+    ca_bundle: Path | None = _repository(
+        kinds.PATH, "PEM file with the authorities that may sign the store's certificate.", default="the system's"
+    )
+    include: Globs = _repository(
+        kinds.GLOBS,
+        "Show only these files, such as *.onnx,*.pbtxt (matched with names) or resnet/*,bert/* (with paths; * matches slashes "
+        "too), and the directories that may contain them.",
+        default="all",
+    )
+    exclude: Globs = _repository(
+        kinds.GLOBS,
+        "Hide these files, and these directories with everything below them, such as *.tmp,.ipynb_checkpoints,staging/*. It wins "
+        "over include.",
+    )
+    publish_marker: Markers = _repository(
+        kinds.MARKERS,
+        "Show a directory only once it has the object NAME, which you upload last. READY is for each directory at the top, "
+        "*/*/READY for version directories; separate both by a comma.",
+    )
+    control_proxy: str = _repository(
+        kinds.HTTP_PROXY,
+        "HTTP proxy for listings, credentials and other control requests, such as http://proxy.example.com:3128; file data does "
+        "not go through it.",
+        default="none; HTTP_PROXY and the like are ignored",
+    )
+
+    proxy: str = _dragonfly(
+        kinds.PROXIES,
+        "Fetch file data through dfdaemon's proxy, such as http://127.0.0.1:4001. Of several, separated by commas, the "
+        "first that answers is used. none turns off a proxy that is configured elsewhere.",
+        default="no proxy, reads go directly to the store",
+    )
+    fallback: bool = _dragonfly(
+        kinds.TRUTH,
+        "Fail reads while the proxy is down, instead of reading directly from the store. Files of at most 4 MiB "
+        "still come from the store.",
+        True,
+    )
+    p2p_tag: str = _dragonfly(kinds.HEADER_TEXT, "Tag of the downloads in the metrics of dfdaemon and the scheduler.")
+    p2p_application: str = _dragonfly(
+        kinds.HEADER_TEXT, "Application of the downloads in the metrics of dfdaemon and the scheduler."
+    )
+    p2p_priority: int | None = _dragonfly(
+        kinds.P2P_PRIORITY,
+        "The host that fetches from the store when no host has a file: 4, 5 or 6 a seed, 3 the host that asks, 2 none. 0 leaves it "
+        "to the manager's settings for the application.",
+        default="6, dfdaemon's own",
+    )
+    p2p_piece_length_bytes: int | None = _dragonfly(
+        kinds.PIECE_LENGTH,
+        "Size of the pieces that hosts exchange, at least 4MiB; must be the same on all hosts.",
+        default="4MiB to 64MiB, by the file's size",
+    )
+    dfdaemon_socket: str = _dragonfly(
+        kinds.SOCKET,
+        "Have dfdaemon hand over whole files through this socket of its own, such as unix:///var/run/dragonfly/dfdaemon.sock. "
+        "It links them into the cache, which must be on its file system and under the same path there. Where that fails, "
+        "they come through the proxy, or from the store. Needs d7yfs[dragonfly]; none turns off a socket that is configured "
+        "elsewhere.",
+        default="no socket",
+    )
+    p2p_verify: str = _dragonfly(
+        kinds.one_of("first-use", "sampled", "off"),
+        "Which pieces from dfdaemon are compared with its own CRC32 before they can be read: all, one of "
+        "sixteen, or none.",
+    )
+    p2p: P2p = _dragonfly(
+        kinds.P2P,
+        "Which files go through Dragonfly: auto (those over 4 MiB, except for a bounded part that a reader waits for), always "
+        "(every byte, small files too), never. For some files write GLOB=MODE, such as "
+        "*.json=never,*.safetensors=always,auto, where the first match wins.",
+    )
+    p2p_direct_percent: float = _dragonfly(
+        kinds.PERCENT,
+        "Where p2p is auto: how much of a file may come directly from the store, so that a reader need not wait. 4 MiB are "
+        "always allowed.",
+        0.4,
+    )
+
+    listing: str = _reading(
+        kinds.one_of("auto", "whole", "directory", "exact"),
+        "How d7yfs learns names: whole (one listing of the repository), directory (one of each directory in use), "
+        "exact (one request for each name, which needs no right to list). auto means whole up to listing_limit, else directory, "
+        "and exact where listing is denied.",
+    )
+    listing_limit: int = _reading(
+        kinds.COUNT,
+        "Most objects of a repository that auto lists whole, and most entries of a directory that are kept. In larger ones each "
+        "name needs a request.",
+        20_000,
+        live=True,
+    )
+    revalidate_on_open: Globs = _reading(
+        kinds.GLOBS,
+        "Ask the store, whenever one of these files is opened or stat'ed, whether it is still the newest, such as config.pbtxt or "
+        "*/1/*.json. If not, its directory is listed again: two requests each time. For hosts that cannot call d7yfs refresh.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The whole configuration of one daemon or command."""
+
+    repositories: tuple[RepositoryConfig, ...]
+    mountpoint: Path | None = None
+    """Absolute; None for a command that mounts nothing."""
+
+    cache_dir: Path = _cache(
+        kinds.PATH,
+        "Directory of the cache; several mounts of one user may share it.",
+        lambda: default_cache_dir(os.environ, root=_is_root()),
+        default="/var/cache/d7yfs for root, else ~/.cache/d7yfs",
+    )
+    cache_size_bytes: int = _cache(
+        kinds.SIZE, "Evict the least recently used files above this size, such as 200GiB.", 50 << 30, live=True
+    )
+    cache_min_free_bytes: int = _cache(
+        kinds.SIZE, "Space that the cache leaves free on its file system, whatever its size.", 2 << 30, live=True
+    )
+    memory_buffer_bytes: int = _cache(
+        kinds.BUFFER_SIZE, "Memory for data that does not fit into the cache.", 64 << 20, live=True
+    )
+    max_inodes: int = _cache(
+        kinds.INODES,
+        "Most files and directories that are known at once, at about 0.6 KiB each. The least recently used make room, and "
+        "are looked up again.",
+        200_000,
+        live=True,
+    )
+    verify: str = _cache(
+        kinds.one_of("off", "checksum", "full"),
+        "Compare files over 4 MiB, once they are cached whole, with the CRC32C that the store recorded at their upload. "
+        "full also compares the MD5, which reads each file again, and smaller files. Wrong bytes are fetched again.",
+        "checksum",
+    )
+
+    metadata_ttl_s: float = _reading(
+        kinds.LIFETIME,
+        "How long a listing stays fresh: a change in the store shows up within this time. 0 asks every time, forever "
+        "only at d7yfs refresh.",
+        60.0,
+        live=True,
+    )
+    negative_ttl_s: float = _reading(
+        kinds.LIFETIME, "How long d7yfs remembers that a name does not exist.", 5.0, live=True
+    )
+    read_timeout_s: float = _reading(
+        kinds.TIMEOUT, "Retry a read that makes no progress for this long, then fail it with EIO.", 60.0
+    )
+    connect_timeout_s: float = _reading(kinds.TIMEOUT, "Give up one attempt to connect after this time.", 5.0)
+    max_connections: int = _reading(kinds.CONNECTIONS, "Most connections for file data to one store.", 32, live=True)
+
+    allow_other: bool = _mount(
+        kinds.TRUTH,
+        "Let other users read the mount (a model server often is one).",
+        _is_root,
+        default="yes for root, else no",
+    )
+    allow_empty: bool = _mount(
+        kinds.TRUTH,
+        "Mount a prefix with nothing under it. Otherwise that is an error, because it is nearly always a typo.",
+    )
+    require_all: bool = _mount(
+        kinds.TRUTH,
+        "Fail to mount if one of several repositories cannot be reached. Otherwise it is an empty directory until "
+        "it can.",
+    )
+    uid: int = _mount(kinds.NUMERIC_ID, "Owner of all files.", os.getuid, default="the user who mounts")
+    gid: int = _mount(kinds.NUMERIC_ID, "Group of all files.", os.getgid, default="that user's group")
+    file_mode: int = _mount(kinds.MODE, "Permissions of files, in octal.", 0o444)
+    dir_mode: int = _mount(kinds.MODE, "Permissions of directories, in octal.", 0o555)
+    xattr: bool = _mount(
+        kinds.TRUTH,
+        "Show ETag, version, URL, route and Dragonfly's task as extended attributes user.d7yfs.*; ls -l then asks twice for each file.",
+    )
+
+    fuse_helper: Path | None = _mount(
+        kinds.PATH,
+        "Have the d7yfs fuse-helper that listens on this socket make the mount, so that this process needs no privilege.",
+        default="mount directly",
+    )
+
+    foreground: bool = _process(
+        kinds.TRUTH, "Stay in the foreground (systemd, containers) instead of returning when the mount answers."
+    )
+    # Docker and Kubernetes' smallest settings kill 10 s after SIGTERM: the unmount must be done by
+    # then.
+    shutdown_timeout_s: float = _process(
+        kinds.TIMEOUT, "How long running reads may take to finish after a request to stop.", 8.0, live=True
+    )
+    log_level: str = _process(
+        kinds.one_of("debug", "info", "warning", "error"), "Lowest level that is logged.", "info", live=True
+    )
+    log_format: str = _process(kinds.one_of("text", "json"), "Lines for people, or one JSON object per line.")
+    log_file: Path | None = _process(kinds.PATH, "Append the log to this file.", default="stderr")
+
+    metrics_listen: str = _monitoring(
+        kinds.LISTEN,
+        "Address for /metrics (Prometheus), /healthz and /readyz, such as 0.0.0.0:7717; none for none. Anybody who can connect may "
+        "read them. If the port is taken, by another mount for example, the mount does without.",
+        "127.0.0.1:7717",
+    )
+    metrics_per_model: int = _monitoring(
+        kinds.MODELS,
+        "How many models (top-level directories) of each repository have their own metrics; the others share one, called other.",
+        50,
+        live=True,
+    )
 
 
 def _options() -> dict[str, Option]:
     found = {}
     for model in (RepositoryConfig, Config):
-        for field, info in model.model_fields.items():
-            for opt in (item for item in info.metadata if isinstance(item, Opt)):
-                name = field.removesuffix("_bytes").removesuffix("_percent").removesuffix("_s")
-                found[name] = Option(
+        for each in fields(model):
+            if one := each.metadata.get("option"):
+                name = each.name.removesuffix("_bytes").removesuffix("_percent").removesuffix("_s")
+                found[name] = replace(
+                    one,
                     name=name,
-                    field=field,
+                    field=each.name,
                     per_repository=model is RepositoryConfig,
-                    kind=opt.kind,
-                    group=opt.group,
-                    help=opt.help,
-                    default=opt.default or opt.kind.show(info.default),
-                    off_flag=opt.off_flag or f"--no-{name.replace('_', '-')}" if opt.kind is kinds.TRUTH else "",
-                    on_by_default=info.default if isinstance(info.default, bool) else None,
-                    schemes=opt.schemes,
+                    default=one.default or one.kind.show(each.default) or "none",
+                    off_flag=one.off_flag or f"--no-{name.replace('_', '-')}" if one.kind is kinds.TRUTH else "",
+                    on_by_default=each.default if isinstance(each.default, bool) else None,
                 )
     return found
 
@@ -601,10 +418,9 @@ OPTIONS: Mapping[str, Option] = _options()
 
 @dataclass(frozen=True, slots=True)
 class Anonymous:
-    """Unsigned requests."""
+    """The choice of unsigned requests."""
 
-    def describe(self) -> str:
-        """In words without secrets; the same for all credentials."""
+    def __str__(self) -> str:
         return "anonymous"
 
 
@@ -614,8 +430,7 @@ class Profile:
 
     name: str
 
-    def describe(self) -> str:
-        """In words."""
+    def __str__(self) -> str:
         return f"profile {self.name!r}"
 
 
@@ -627,8 +442,8 @@ class StaticKeys:
     secret_key: SecretStr
     session_token: SecretStr | None = None
 
-    def describe(self) -> str:
-        """The end of the key's id tells keys apart; the id as a whole is nobody's business."""
+    def __str__(self) -> str:
+        # The end of the key's id tells keys apart; the whole id is not for everybody.
         end = f" …{self.key_id[-4:]}" if len(self.key_id) >= 16 else ""
         return f"access key{end}" + (" with session token" if self.session_token else "")
 
@@ -639,8 +454,7 @@ class SasToken:
 
     token: SecretStr
 
-    def describe(self) -> str:
-        """In words."""
+    def __str__(self) -> str:
         return "shared access signature"
 
 
@@ -650,22 +464,21 @@ class CredentialsFile:
 
     path: Path
 
-    def describe(self) -> str:
-        """In words."""
+    def __str__(self) -> str:
         return f"file {self.path}"
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderChain:
-    """Whatever the provider's SDK finds by itself."""
+    """The credentials that the provider's SDK detects by itself."""
 
     else_anonymous: bool = False
-    """Whether requests go unsigned where it finds nothing (Triton's way with `gs`)."""
+    """True if requests go unsigned where it finds nothing (Triton's way with `gs`)."""
 
-    def describe(self) -> str:
-        """In words."""
+    def __str__(self) -> str:
         return "the provider's own chain"
 
 
 Credentials = Anonymous | Profile | StaticKeys | SasToken | CredentialsFile | ProviderChain
-"""StaticKeys are an access key and its secret; on Azure the account and its key; on GCS an HMAC key."""
+"""`str` says in words, without secrets, which they are. StaticKeys are an access key and its
+secret; on Azure the account and its key; on GCS an HMAC key."""

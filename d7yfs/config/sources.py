@@ -1,14 +1,16 @@
-"""Where settings come from: flags > D7YFS_* variables > TOML > files of Triton and TorchServe > defaults, and the record of who won.
+"""The sources of settings: flags > D7YFS_* variables > TOML > files of Triton and TorchServe >
+defaults, and which one won.
 
-Owns the precedence and the provenance; every command calls `load_settings` once. A value is read by its
-option's `Kind` as soon as it is met, so a wrong one is refused even in a layer that a higher one overrides.
+Owns the precedence and the provenance; every command calls `load_settings` once. Each value is read
+at once by its option's `Kind`, so a wrong one is an error even in a layer that a higher one
+overrides.
 
-One source supplies a whole credential: when flags, variables or TOML say `anonymous` or `profile`, Triton's credential file
-is not consulted for that repository at all, its region included.
+One source supplies a whole credential. Where flags, variables or TOML say `anonymous` or `profile`,
+nothing of Triton's credential file is used for that repository, not even its region.
 
-Without an explicit path (`--config`, `D7YFS_CONFIG`) no TOML file is read. A file of TorchServe's earlier plugins that is named on
-purpose (`--torchserve-config`) comes before Triton's files, one that DRAGONFLY_ENDPOINT_CONFIG names or that lies at its default place
-after them.
+Without an explicit path (`--config`, `D7YFS_CONFIG`) no TOML file is read. A file of TorchServe's
+earlier plugins comes before Triton's files if the user names it (`--torchserve-config`). It comes
+after them if DRAGONFLY_ENDPOINT_CONFIG names it or it lies at its default path.
 """
 
 from __future__ import annotations
@@ -20,10 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import SecretStr
-
-from d7yfs.config import azure, torchserve, triton
-from d7yfs.config.host_files import HostFiles, PluginFile, from_triton, place_of, read_files
+from d7yfs.config import azure, torchserve
+from d7yfs.config.host_files import HostFiles, PluginFile, read_files
 from d7yfs.config.layers import Layer, Value, first, parse_value, spellings, suggestion
 from d7yfs.config.schema import (
     OPTIONS,
@@ -40,6 +40,7 @@ from d7yfs.config.schema import (
 from d7yfs.config.toml import Source, TomlFile, check_name, read_toml
 from d7yfs.config.url import RepositoryUrl
 from d7yfs.errors import ConfigError
+from d7yfs.objects import SecretStr
 
 DEFAULT = "default"
 COMMAND_LINE = "the command line"
@@ -49,16 +50,15 @@ SOURCE_VARIABLE = "D7YFS_SOURCE"
 MOUNTPOINT_VARIABLE = "D7YFS_MOUNTPOINT"
 TORCHSERVE_VARIABLE = "D7YFS_TORCHSERVE_CONFIG"
 RUNTIME_VARIABLE = "D7YFS_RUNTIME_DIR"
-"""No setting of a mount's: `control_socket` finds every mount by it."""
+"""Not a setting of one mount: `control_socket` finds every mount by it."""
 
-# Kubernetes sets these in every pod that runs beside a service called d7yfs.
+# Kubernetes sets these in every pod of a namespace with a service called d7yfs.
 _SERVICE_LINKS = re.compile(r"D7YFS_(SERVICE|PORT)(_.*)?")
 
-_CREDENTIALS = ("profile", "credentials_file", "anonymous")
-"""Options that say which credentials to use, of which a layer may give one."""
+_CREDENTIALS = tuple(option.name for option in OPTIONS.values() if option.names_credentials)
 
 _Stack = Sequence[Layer]
-"""The layers that hold for one repository, highest first."""
+"""The layers that apply to one repository, highest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,13 @@ class Settings:
     headers: Mapping[str, SecretStr]
     """For requests through dfdaemon's proxy only."""
     filter: tuple[str, ...]
-    """Names of query parameters that are no part of a Dragonfly task's identity, beside those of the signature."""
+    """Query parameters that are no part of a Dragonfly task's identity, besides the signature's."""
     provenance: Mapping[str, str]
     """Source of each setting, in words; settings of a named repository as `NAME.region`."""
     warnings: tuple[str, ...]
 
     def require_mountpoint(self) -> Path:
-        """The mount point. Raises ConfigError when no source gave one."""
+        """The mount point. Raises ConfigError if no source gave one."""
         if self.config.mountpoint is None:
             raise ConfigError(
                 "no mount point is given",
@@ -85,32 +85,22 @@ class Settings:
             )
         return self.config.mountpoint
 
-    def describe(self) -> dict[str, dict[str, str]]:
-        """`{setting: {"value": …, "from": …}}` in the order of the help, in words and without secrets."""
-        rows: dict[str, dict[str, str]] = {}
-
-        def add(setting: str, value: str) -> None:
-            rows[setting] = {"value": value, "from": self.provenance.get(setting, DEFAULT)}
-
-        if self.config.mountpoint:
-            add("mountpoint", str(self.config.mountpoint))
+    def explain(self) -> dict[str, dict[str, str]]:
+        """`{setting: {"value": …, "from": …}}` in the order of the help, without secrets."""
+        shown = {"mountpoint": str(self.config.mountpoint)} if self.config.mountpoint else {}
         for repository in self.config.repositories:
-            add(_qualified(repository.name, "url"), str(repository.url))
-            add(_qualified(repository.name, "credentials"), self.credentials[repository.name].describe())
+            shown[_qualified(repository.name, "url")] = str(repository.url)
+            shown[_qualified(repository.name, "credentials")] = str(self.credentials[repository.name])
             for option in OPTIONS.values():
-                # The others are said by the credentials.
-                if (
-                    option.per_repository
-                    and option.means_something_for(repository.url.scheme)
-                    and option.name not in _CREDENTIALS
-                ):
-                    add(_qualified(repository.name, option.name), _shown(option, repository))
+                # The row of the credentials covers the others.
+                meant = option.per_repository and option.means_something_for(repository.url.scheme)
+                if meant and not option.names_credentials:
+                    shown[_qualified(repository.name, option.name)] = _shown(option, repository)
         for option in OPTIONS.values():
             if not option.per_repository:
-                add(option.name, _shown(option, self.config))
-        add("header", ", ".join(self.headers) or "none")
-        add("filter", ", ".join(self.filter) or "none")
-        return rows
+                shown[option.name] = _shown(option, self.config)
+        shown |= {"header": ", ".join(self.headers) or "none", "filter": ", ".join(self.filter) or "none"}
+        return {name: {"value": value, "from": self.provenance.get(name, DEFAULT)} for name, value in shown.items()}
 
 
 def load_settings(
@@ -127,24 +117,23 @@ def load_settings(
 ) -> Settings:
     """Join all layers into one validated configuration.
 
-    `flags` holds option names with what the user gave (None: not given), `sources` each `URL` or `NAME=URL`. Relative paths are below
-    `here`, the working directory unless it is given. Raises ConfigError
-    (naming file or flag, key and what is allowed) for anything unknown, malformed or contradictory in any layer.
+    `flags` holds option names with what the user gave (None: not given), `sources` each `URL` or
+    `NAME=URL`. Relative paths are below `here`, by default the working directory. Raises
+    ConfigError for anything unknown, malformed or contradictory in any layer; it names the file or
+    flag, the key and what is allowed.
     """
     here = here or Path.cwd()
     warnings: list[str] = []
-    if toml_path is None and environ.get(CONFIG_VARIABLE):
-        toml_path = Path(environ[CONFIG_VARIABLE])
-    toml = read_toml(here / toml_path) if toml_path else TomlFile({}, (), None)
+    named = toml_path or environ.get(CONFIG_VARIABLE)
+    toml = read_toml(here / named) if named else TomlFile({}, (), None)
     flag_layer = _flag_layer(flags, here)
     environ_layer = _environ_layer(environ, here, warnings)
 
-    if torchserve_path is None and environ.get(TORCHSERVE_VARIABLE):
-        torchserve_path = Path(environ[TORCHSERVE_VARIABLE])
-    plugin = PluginFile.locate(here / torchserve_path if torchserve_path else None, environ, endpoint_file)
+    plugin_path = torchserve_path or environ.get(TORCHSERVE_VARIABLE)
+    plugin = PluginFile.locate(here / plugin_path if plugin_path else None, environ, endpoint_file)
     if not (sources or environ.get(SOURCE_VARIABLE) or toml.sources):
         plugin = plugin.read()
-    chosen = _choose_sources(sources, environ, toml, plugin.storage, warnings)
+    chosen = _choose_sources(sources, environ, toml, plugin, warnings)
     plugin.check([source.url for source in chosen])
     stacks = [
         [_meant_for(source.url.scheme, layer) for layer in (flag_layer, environ_layer, source.layer, toml.layer)]
@@ -170,13 +159,13 @@ def load_settings(
     if place:
         values["mountpoint"] = place.value
         provenance["mountpoint"] = place.where
-    for one in resolved:
-        provenance |= {_qualified(one.config.name, setting): where for setting, where in one.provenance.items()}
+    for repository, _, places in resolved:
+        provenance |= {_qualified(repository.name, setting): where for setting, where in places.items()}
     if files.dragonfly:
         provenance |= dict.fromkeys(("header", "filter"), str(files.dragonfly.path))
     return Settings(
-        config=Config(repositories=tuple(one.config for one in resolved), **values),
-        credentials={one.config.name: one.credentials for one in resolved},
+        config=Config(repositories=tuple(repository for repository, _, _ in resolved), **values),
+        credentials={repository.name: credential.value for repository, credential, _ in resolved},
         headers=files.dragonfly.headers if files.dragonfly else {},
         filter=files.dragonfly.filter if files.dragonfly else (),
         provenance=provenance,
@@ -186,7 +175,7 @@ def load_settings(
 
 def parse_source(text: str) -> tuple[str, RepositoryUrl]:
     """Name (empty when there is none) and URL of `URL` or `NAME=URL`. Raises ConfigError."""
-    # A '=' inside a URL's prefix is no separator: the name, if there is one, stands before the scheme.
+    # A '=' inside a URL's prefix is no separator: a name comes before the scheme.
     name, separator, url = text.partition("=")
     if not separator or "://" in name:
         return "", RepositoryUrl.parse(text)
@@ -195,8 +184,9 @@ def parse_source(text: str) -> tuple[str, RepositoryUrl]:
 
 
 def split_sources(text: str) -> list[str]:
-    """The sources of a mount's one `SOURCE`, as fstab and the mount table have it: `URL`, or several `NAME=URL` with `;` between."""
-    # A ';' may be part of a prefix: it separates only where another NAME=SCHEME:// follows.
+    """The sources in a mount's one `SOURCE`, as fstab and the mount table have it: `URL`, or
+    several `NAME=URL` separated by `;`."""
+    # A ';' may be part of a prefix: it separates only if another NAME=SCHEME:// follows.
     return re.split(r";(?=[^;/:=]+=[a-z0-9]+://)", text)
 
 
@@ -213,7 +203,7 @@ def _flag_layer(flags: Mapping[str, object], here: Path) -> Layer:
 
 
 def _environ_layer(environ: Mapping[str, str], here: Path, warnings: list[str]) -> Layer:
-    """Empty variables count as absent, the way containers pass on what is not set."""
+    """The options in `D7YFS_*` variables; empty ones count as absent, as containers pass them."""
     options = {option.variable: option for option in OPTIONS.values()}
     others = (CONFIG_VARIABLE, SOURCE_VARIABLE, MOUNTPOINT_VARIABLE, TORCHSERVE_VARIABLE, RUNTIME_VARIABLE)
     layer = {}
@@ -223,13 +213,13 @@ def _environ_layer(environ: Mapping[str, str], here: Path, warnings: list[str]) 
             if environ[variable]:
                 layer[option.name] = parse_value(option, environ[variable], variable, "", here)
         elif variable not in others and not _SERVICE_LINKS.fullmatch(variable):
-            # Not refused: the environment belongs to others too.
+            # A warning, not an error: the environment belongs to others too.
             known = {
                 f"D7YFS_{wrong.upper()}": f"D7YFS_{right.upper()}"
                 for wrong, right in spellings(OPTIONS.values()).items()
             }
             hint = suggestion(variable, known | {other: other for other in others})
-            warnings.append(f"variable {variable} is unknown and ignored; {hint}")
+            warnings.append(f"variable {variable} is unknown and is ignored; {hint}")
     return layer
 
 
@@ -237,7 +227,7 @@ def _choose_sources(
     sources: Sequence[str],
     environ: Mapping[str, str],
     toml: TomlFile,
-    storage: Value | None,
+    plugin: PluginFile,
     warnings: list[str],
 ) -> tuple[Source, ...]:
     chosen = toml.sources
@@ -249,11 +239,11 @@ def _choose_sources(
         except ConfigError as error:
             raise ConfigError(f"{SOURCE_VARIABLE}: {error.message}", hint=error.hint) from None
         chosen = tuple(Source(name, url, SOURCE_VARIABLE) for name, url in pairs)
-    elif not chosen and storage:
-        chosen = (Source("", storage.value.url, storage.where),)
+    elif not chosen and plugin.storage:
+        chosen = (Source("", plugin.storage.url, str(plugin.path)),)
     if chosen is not toml.sources:
         warnings += [
-            f"{source.where} does not count, because {chosen[0].where} names the repositories"
+            f"{source.where} is ignored, because {chosen[0].where} names the repositories"
             for source in toml.sources
             if source.layer
         ]
@@ -265,11 +255,13 @@ def _choose_sources(
         )
     if len(names) > 1 and "" in names:
         raise ConfigError(
-            "several repositories need a name each", hint="write NAME=URL NAME=URL: each NAME is a directory"
+            "several repositories need a name each", hint="write NAME=URL NAME=URL: each NAME becomes a directory"
         )
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"repository name {name!r} is given twice", hint="each NAME is a directory of its own")
+            raise ConfigError(
+                f"repository name {name!r} is given twice", hint="each NAME becomes a directory of its own"
+            )
     return chosen
 
 
@@ -281,40 +273,27 @@ def _choose_mountpoint(argument: Path | None, environ: Mapping[str, str], toml: 
     return toml.mountpoint
 
 
-@dataclass(frozen=True, slots=True)
-class _Resolved:
-    config: RepositoryConfig
-    credentials: Credentials
-    provenance: Mapping[str, str]
-
-
-def _resolve(source: Source, stack: _Stack, files: HostFiles, environ: Mapping[str, str]) -> _Resolved:
-    """One repository's options and credentials out of its layers, the provider's variables and the files of Triton and TorchServe."""
+def _resolve(
+    source: Source, stack: _Stack, files: HostFiles, environ: Mapping[str, str]
+) -> tuple[RepositoryConfig, Value, Mapping[str, str]]:
+    """One repository's options from its layers, variables and files, its credentials, and where
+    each came from."""
     below: dict[str, Value] = {}
     if files.dragonfly:
         below["proxy"] = Value(files.dragonfly.proxy, str(files.dragonfly.path))
     credential = _explicit_credentials(stack)
-    storage = files.plugin.storage_of(source.url)
-    if storage and (files.plugin.chosen or source.where == storage.where):
-        below |= place_of(storage)
-        if files.plugin.chosen:
-            credential = credential or Value(storage.value.credentials, storage.where)
-    if credential is None and source.url.scheme == "as":
-        variables = azure.from_environ(environ, source.url.account)
-        if variables is not None:
-            credential = Value(variables.credentials, variables.where)
-            places = {"endpoint_url": variables.endpoint_url, "endpoint_suffix": variables.endpoint_suffix}
-            below |= {name: Value(place, variables.where) for name, place in places.items() if place}
-    if credential is None and files.credentials and source.url.scheme in files.credentials.sections:
-        entry = files.credentials.match(source.url)
-        where = f'{files.credentials.path}, key "{entry.key}"'
-        credential = Value(from_triton(entry.value, source.url.account), where)
-        if isinstance(entry.value, triton.KeyEntry) and entry.value.region:
-            below["region"] = Value(entry.value.region, where)
-    if credential is None and storage:
-        credential = Value(storage.value.credentials, storage.where)
-        below |= place_of(storage)
-    credential = credential or Value(ProviderChain(), DEFAULT)
+    held, chosen = files.plugin.credentials_of(source.url), files.plugin.chosen
+    if held and (chosen or source.where == str(files.plugin.path)):
+        below |= held[1]
+    if credential is None:
+        credential, more = (
+            (held if chosen else None)
+            or (azure.from_environ(environ, source.url.account) if source.url.scheme == "as" else None)
+            or files.credentials_of(source.url)
+            or held
+            or (Value(ProviderChain(), DEFAULT), {})
+        )
+        below |= more
     _check_schemes(source)
 
     found = {
@@ -324,41 +303,33 @@ def _resolve(source: Source, stack: _Stack, files: HostFiles, environ: Mapping[s
     }
     if source.url.endpoint_url:
         found["endpoint_url"] = Value(source.url.endpoint_url, "the URL")
-    # So that nothing else in the program has to ask which layer's words about credentials count.
-    profile = credential.value.name if isinstance(credential.value, Profile) else ""
-    found["profile"] = Value(profile, credential.where)
-    found["anonymous"] = Value(isinstance(credential.value, Anonymous), credential.where)
-    file = credential.value.path if isinstance(credential.value, CredentialsFile) else None
-    found["credentials_file"] = Value(file, credential.where)
     bundle = found.get("ca_bundle")
     if bundle and not bundle.value.is_file():
-        raise ConfigError(f"{bundle.where}: ca_bundle {str(bundle.value)!r} is no file", hint="allowed: a PEM file")
-    return _Resolved(
-        RepositoryConfig(
-            name=source.name, url=source.url, **{OPTIONS[name].field: value.value for name, value in found.items()}
-        ),
-        credential.value,
-        {"url": source.where, "credentials": credential.where} | {name: value.where for name, value in found.items()},
-    )
+        raise ConfigError(f"{bundle.where}: ca_bundle {str(bundle.value)!r} is not a file", hint="allowed: a PEM file")
+    values = {OPTIONS[name].field: value.value for name, value in found.items()}
+    provenance = {"url": source.where, "credentials": credential.where}
+    provenance |= {name: value.where for name, value in found.items()}
+    return RepositoryConfig(name=source.name, url=source.url, **values), credential, provenance
 
 
 def _meant_for(scheme: str, layer: Layer) -> Layer:
-    """What of `layer` means anything for a repository of `scheme`: flags and variables speak to all repositories at once."""
+    """The options of `layer` that `scheme` has: flags and variables are for all repositories."""
     return {name: value for name, value in layer.items() if OPTIONS[name].means_something_for(scheme)}
 
 
 def _check_schemes(source: Source) -> None:
-    """Refuse what a repository's own table sets and its provider has not. Raises ConfigError."""
+    """Raise ConfigError for an option in a repository's table that its provider does not have."""
     for name, value in source.layer.items():
         if not OPTIONS[name].means_something_for(source.url.scheme):
             meant = ", ".join(f"{scheme}://" for scheme in OPTIONS[name].schemes)
             raise ConfigError(
-                f"{value.where}: {name} means nothing for {source.url.scheme}://", hint=f"it is for {meant}: remove it"
+                f"{value.where}: {name} means nothing for {source.url.scheme}://",
+                hint=f"remove it: only {meant} has it",
             )
 
 
 def _explicit_credentials(stack: _Stack) -> Value | None:
-    """What flags, variables or TOML say, as a whole; None when they say nothing or only `anonymous = false`."""
+    """The credentials that layers choose; None for none, or only `anonymous = false`."""
     signed = False
     for layer in stack:
         given = {name: layer[name] for name in _CREDENTIALS if name in layer and layer[name].value}

@@ -1,4 +1,5 @@
-"""The TOML file: options by name, the repositories, the mount point. Unknown keys and wrong values are refused.
+"""The TOML file: options by name, the repositories, the mount point. Unknown keys and wrong values
+are errors.
 
     source = "s3://models/triton"         # one repository, or a table for each:
     mountpoint = "/mnt/models"
@@ -30,7 +31,7 @@ _OTHER_KEYS = ("source", "mountpoint", "repositories")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One repository to mount, from whichever layer names it."""
+    """A repository to mount, as one layer names it."""
 
     name: str
     """Name of its top-level directory; empty when it is the root."""
@@ -42,7 +43,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class TomlFile:
-    """What one file says; all empty for no file."""
+    """The content of one file; all empty for no file."""
 
     layer: Layer
     sources: tuple[Source, ...]
@@ -50,7 +51,7 @@ class TomlFile:
 
 
 def read_toml(path: Path) -> TomlFile:
-    """Parse and validate the whole file. Raises ConfigError that names file, key and what is allowed."""
+    """Parse and validate the file. Raises ConfigError: the file, the key, what is allowed."""
     try:
         content = tomllib.loads(path.read_bytes().decode())
     except OSError as error:
@@ -64,16 +65,11 @@ def read_toml(path: Path) -> TomlFile:
     except RecursionError:
         raise ConfigError(f"{path}: is nested too deep") from None
     content = _normal_keys(content, str(path))
-    layer = {}
-    for key, raw in content.items():
-        if key in OPTIONS:
-            layer[key] = parse_value(OPTIONS[key], raw, str(path), key, path.parent)
-        elif key not in _OTHER_KEYS:
-            known = spellings(OPTIONS.values()) | {other: other for other in _OTHER_KEYS}
-            raise ConfigError(f"{path}: unknown key {key!r}", hint=suggestion(key, known))
+    known = spellings(OPTIONS.values()) | {other: other for other in _OTHER_KEYS}
+    layer = _read_options(path, str(path), content, known)
     mountpoint = content.get("mountpoint")
     if mountpoint is not None and (not isinstance(mountpoint, str) or not mountpoint):
-        raise ConfigError(f"{path}: mountpoint is no path; allowed: a path in quotes")
+        raise ConfigError(f"{path}: mountpoint is not a path; allowed: a path in quotes")
     place = Value(path.parent / mountpoint, str(path)) if mountpoint else None
     return TomlFile(layer, tuple(_toml_sources(path, content)), place)
 
@@ -84,7 +80,7 @@ def _toml_sources(path: Path, content: Mapping[str, object]) -> Iterable[Source]
         raise ConfigError(f"{path}: repositories has the wrong type; allowed: tables [repositories.NAME]")
     if "source" in content:
         if tables:
-            raise ConfigError(f"{path}: both source and [repositories] are given", hint="write one of them")
+            raise ConfigError(f"{path}: both source and [repositories] are given", hint="keep one of them")
         yield Source("", _toml_url(f"{path}: source", content["source"]), str(path))
     for name, raw in tables.items():
         where = f"{path}: [repositories.{name}]"
@@ -94,16 +90,24 @@ def _toml_sources(path: Path, content: Mapping[str, object]) -> Iterable[Source]
         table = _normal_keys(raw, where)
         if "url" not in table:
             raise ConfigError(f"{where} has no url", hint='write url = "s3://bucket/prefix"')
-        url = _toml_url(f"{where} url", table.pop("url"))
-        layer = {}
-        for key, value in table.items():
-            if key in OPTIONS and not OPTIONS[key].per_repository:
-                raise ConfigError(f"{where}: {key} holds for the whole mount", hint="write it before the first [table]")
-            if key not in OPTIONS:
-                known = {"url": "url"} | spellings([option for option in OPTIONS.values() if option.per_repository])
-                raise ConfigError(f"{where}: unknown key {key!r}", hint=suggestion(key, known))
-            layer[key] = parse_value(OPTIONS[key], value, where, key, path.parent)
-        yield Source(name, url, where, layer)
+        url = _toml_url(f"{where} url", table["url"])
+        known = {"url": "url"} | spellings([option for option in OPTIONS.values() if option.per_repository])
+        if misplaced := next((key for key in table if key in OPTIONS and key not in known), ""):
+            raise ConfigError(
+                f"{where}: {misplaced} applies to the whole mount", hint="write it before the first [table]"
+            )
+        yield Source(name, url, where, _read_options(path, where, table, known))
+
+
+def _read_options(path: Path, where: str, table: Mapping[str, object], known: Mapping[str, str]) -> Layer:
+    """The options in a table. Raises ConfigError for a key that is not `known` in its right
+    spelling."""
+    for key in table:
+        if known.get(key) != key:
+            raise ConfigError(f"{where}: unknown key {key!r}", hint=suggestion(key, known))
+    return {
+        key: parse_value(OPTIONS[key], raw, where, key, path.parent) for key, raw in table.items() if key in OPTIONS
+    }
 
 
 def _toml_url(where: str, raw: object) -> RepositoryUrl:
@@ -116,7 +120,7 @@ def _toml_url(where: str, raw: object) -> RepositoryUrl:
 
 
 def _normal_keys(table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The table with `cache-size` spelled `cache_size`."""
+    """The table with each `cache-size` spelled `cache_size`."""
     normal: dict[str, Any] = {}
     for key, value in table.items():
         name = key.replace("-", "_")

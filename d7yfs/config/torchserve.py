@@ -1,8 +1,11 @@
-"""The files of a host set up for TorchServe with one of the earlier Dragonfly plugins, read unchanged.
+"""The files of a host that is set up for TorchServe with an earlier Dragonfly plugin, read
+unchanged.
 
-Owns two formats, told apart by their keys: the endpoint plugin's `config.json` (`addr`, `header`, `filter`, `object_storage`; the
-dragonfly-endpoint project's documentation), and the S3 plugin's flat JSON (`accessKeyId`, …, `load_model`, `minWorker`), whose published
-sample has `//` comments and a comma too many. Which layer wins is the business of `sources`; what to register, of `d7yfs.servers`.
+Owns two formats, told apart by their keys. One is the endpoint plugin's `config.json` (`addr`,
+`header`, `filter`, `object_storage`; the dragonfly-endpoint project's documentation). The other is
+the S3 plugin's flat JSON (`accessKeyId`, …, `load_model`, `minWorker`), whose published sample has
+`//` comments and a comma too many. `sources` decides which layer wins, `d7yfs.servers` what to
+register.
 """
 
 from __future__ import annotations
@@ -13,18 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pydantic import SecretStr
-
 from d7yfs.config.json_file import JsonFile
 from d7yfs.config.schema import Credentials, CredentialsFile, ProviderChain, StaticKeys
 from d7yfs.config.triton import DragonflyFile, proxy_address, proxy_filter, proxy_headers
 from d7yfs.config.url import RepositoryUrl, normal_endpoint
 from d7yfs.errors import ConfigError
+from d7yfs.objects import SecretStr
 
 ENDPOINT_VARIABLE = "DRAGONFLY_ENDPOINT_CONFIG"
 ENDPOINT_FILE = Path("/etc/dragonfly-endpoint/config.json")
 _ENDPOINT_PORT = 65001
-"""What the endpoint's plugin takes where its file names none: the old client's proxy."""
+"""The endpoint plugin's own default: the old client's proxy."""
 
 _S3_KEYS = ("accessKeyId", "secretAccessKey", "region", "bucketName", "key", "load_model", "minWorker")
 _SCHEMES = {"s3": "s3", "gcs": "gs", "oss": "oss", "abs": "as"}
@@ -38,7 +40,7 @@ _STORAGE_KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class ObjectStore:
-    """Where a file says that the models lie, and with what to read them."""
+    """The place of the models that a file gives, and the credentials to read them."""
 
     url: RepositoryUrl
     """Without an endpoint."""
@@ -47,17 +49,17 @@ class ObjectStore:
     endpoint_url: str = ""
 
     def holds(self, url: RepositoryUrl) -> bool:
-        """Whether `url` lies in this bucket, of this very service."""
+        """True if `url` lies in this bucket of this service."""
         return self.is_bucket_of(url) and url.endpoint_url in ("", self.endpoint_url)
 
     def is_bucket_of(self, url: RepositoryUrl) -> bool:
-        """Whether the bucket's name is that of `url`, wherever it is."""
+        """True if `url` has the same bucket's name, on any service."""
         return (url.scheme, url.account, url.bucket) == (self.url.scheme, self.url.account, self.url.bucket)
 
 
 @dataclass(frozen=True, slots=True)
 class TorchServeFile:
-    """What one of the files says; None or empty for what it does not."""
+    """The content of one of the files; None or empty for what it does not say."""
 
     path: Path
     storage: ObjectStore | None
@@ -65,7 +67,7 @@ class TorchServeFile:
     models: tuple[str, ...]
     """`load_model`: names, or only `all`."""
     initial_workers: int | None
-    """`minWorker`; 0 where an S3 file does not say."""
+    """`minWorker`; 0 for an S3 file without it."""
     warnings: tuple[str, ...]
 
 
@@ -77,9 +79,9 @@ def read(path: Path) -> TorchServeFile:
 
 
 def _read_endpoint(reader: JsonFile, root: Mapping[str, object]) -> TorchServeFile:
-    """An address is used as it is written; without a port it means 65001."""
+    """Read the endpoint plugin's format; an address without a port means port 65001."""
     reader.warn_unknown(root, ("addr", "header", "filter", "object_storage"), "the file")
-    text = reader.text(root.get("addr", ""), '"addr"')
+    text = reader.require_text(root.get("addr", ""), '"addr"')
     if not text:
         raise reader.error("gives no proxy address", 'allowed: {"addr": "http://host:port"}')
     text = text if "://" in text else f"http://{text}"
@@ -87,7 +89,7 @@ def _read_endpoint(reader: JsonFile, root: Mapping[str, object]) -> TorchServeFi
     if urlsplit(text).port is None:
         address += f":{_ENDPOINT_PORT}"
     headers, names = proxy_headers(reader, root), proxy_filter(reader, root)
-    storage = _storage(reader, reader.mapping(root.get("object_storage", {}), '"object_storage"'))
+    storage = _storage(reader, reader.require_object(root.get("object_storage", {}), '"object_storage"'))
     dragonfly = DragonflyFile(reader.path, address, headers, names, ())
     return TorchServeFile(reader.path, storage, dragonfly, (), None, tuple(reader.warnings))
 
@@ -95,13 +97,13 @@ def _read_endpoint(reader: JsonFile, root: Mapping[str, object]) -> TorchServeFi
 def _storage(reader: JsonFile, content: Mapping[str, object]) -> ObjectStore | None:
     if not content:
         return None
-    kind = reader.text(content.get("type", ""), "object_storage.type")
+    kind = reader.require_text(content.get("type", ""), "object_storage.type")
     if kind not in _SCHEMES:
-        raise reader.error("object_storage.type is not known", f"allowed: {', '.join(_SCHEMES)}")
+        raise reader.error("object_storage.type is unknown", f"allowed: {', '.join(_SCHEMES)}")
     place = "container_name" if kind == "abs" else "bucket_name"
     known = ("type", place, *_STORAGE_KEYS[kind])
     reader.warn_unknown(content, known, "object_storage")
-    text = {key: reader.text(content.get(key, ""), f"object_storage.{key}") for key in known}
+    text = {key: reader.require_text(content.get(key, ""), f"object_storage.{key}") for key in known}
     account = text.get("account_name", "").lower()
     credentials: Credentials = ProviderChain()
     match kind:
@@ -119,11 +121,11 @@ def _storage(reader: JsonFile, content: Mapping[str, object]) -> ObjectStore | N
 
 def _read_s3(reader: JsonFile, root: Mapping[str, object]) -> TorchServeFile:
     reader.warn_unknown(root, _S3_KEYS, "the file")
-    text = {key: reader.text(root.get(key, ""), f'"{key}"') for key in _S3_KEYS if key != "minWorker"}
+    text = {key: reader.require_text(root.get(key, ""), f'"{key}"') for key in _S3_KEYS if key != "minWorker"}
     credentials = _keys(reader, text, "accessKeyId", "secretAccessKey")
     storage = None
     if text["bucketName"]:
-        # The plugin's `key` is an object or a prefix; what can be mounted of an archive is the directory that it lies in.
+        # The plugin's `key` is an object or a prefix; of an archive, its directory can be mounted.
         prefix = text["key"].rpartition("/")[0] if text["key"].endswith(".mar") else text["key"]
         url = _url(reader, "s3", "", f"{text['bucketName']}/{prefix}", '"bucketName" and "key"')
         storage = ObjectStore(url, credentials, text["region"])
@@ -135,14 +137,16 @@ def _read_s3(reader: JsonFile, root: Mapping[str, object]) -> TorchServeFile:
 def _workers(reader: JsonFile, value: object) -> int:
     number = int(value) if isinstance(value, str) and re.fullmatch("[0-9]{1,6}", value.strip()) else value
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-        raise reader.error('"minWorker" is no number of workers', 'allowed: such as 1 or "1"')
+        raise reader.error('"minWorker" is not a number of workers', 'allowed: such as 1 or "1"')
     return number
 
 
 def _keys(reader: JsonFile, text: Mapping[str, str], key_id: str, secret: str) -> Credentials:
     if bool(text[key_id]) != bool(text[secret]):
         there, lacking = (key_id, secret) if text[key_id] else (secret, key_id)
-        raise reader.error(f'gives "{there}" without "{lacking}"', "give both, or neither for the provider's own chain")
+        raise reader.error(
+            f'gives "{there}" without "{lacking}"', "give both, or neither to use the provider's own chain"
+        )
     return StaticKeys(text[key_id], SecretStr(text[secret])) if text[key_id] else ProviderChain()
 
 
@@ -151,7 +155,7 @@ def _url(reader: JsonFile, scheme: str, account: str, place: str, where: str) ->
         url = RepositoryUrl.parse(f"{scheme}://{account}/{place}" if scheme == "as" else f"{scheme}://{place}")
     except ConfigError:
         raise reader.error(
-            f"{where} name no place in a bucket", "allowed: a bucket's name, a key's beginning"
+            f"{where} do not name a place in a bucket", "allowed: a bucket's name, the beginning of a key"
         ) from None
     if url.endpoint_url:
         raise reader.error(f"{where} holds an address", "allowed: a bucket's name")

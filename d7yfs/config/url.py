@@ -1,27 +1,28 @@
-"""Repository URLs: every spelling that Triton, the Dragonfly agent and people use, and one normal form for each repository.
+"""Repository URLs: every spelling that Triton, the Dragonfly agent and users have, and one normal
+form for each repository.
 
-Owns the grammar. Two URLs name the same repository exactly when their `RepositoryUrl`s are equal. The parser reads schemes
-that this release cannot mount too, because credential files are keyed by URLs of every provider; whether a scheme can be
-opened is the origin registry's word.
+Owns the grammar. Two URLs name the same repository exactly when their `RepositoryUrl`s are equal.
+The origin registry has a module for each scheme.
 
     s3://bucket[/prefix]                      the provider's own endpoint
     s3://host:port/bucket[/prefix]            an S3-compatible store, plain http (Triton's form): the port tells it from a bucket
     s3://http://host[:port]/bucket[/prefix]   the same with the scheme written out
     s3://https://host[:port]/bucket[/prefix]  over TLS
 
-The same three forms with gs://, oss:// and obs://; oss://bucket.endpoint/prefix is the OSS tools' spelling. On Azure an account comes
-before the container, and decides the address:
+The same three forms exist with gs://, oss:// and obs://; oss://bucket.endpoint/prefix is the OSS
+tools' spelling. On Azure an account comes before the container, and decides the address:
 
     as://account/container[/prefix]                               Triton's form; also az://
     as://account.blob.core.windows.net/container[/prefix]         another suffix than this becomes the endpoint
     abfs://container@account.dfs.core.windows.net[/prefix]        Hadoop's; also abfss://
     as://http://host:port/account/container[/prefix]              an emulator, or a gateway with the account in the path
 
-Keys are opaque: nothing is percent-decoded, case and an inner `//` are kept (on S3, `a//b` and `a/b` are two keys). Slashes
-around the prefix are dropped. Segments `.` and `..` are refused, because HTTP software on the way may resolve them and so
-reach another bucket. Credentials in a URL are refused, and no message repeats them.
+Keys are opaque: nothing is percent-decoded, case and an inner `//` are kept (on S3, `a//b` and
+`a/b` are two keys). Slashes around the prefix are dropped. Segments `.` and `..` are refused,
+because HTTP software on the way may resolve them and so reach another bucket. Credentials in a URL
+are refused, and no message repeats them.
 
-Of what is cached there is another spelling too, for keys that these forms cannot write: `place`.
+Cached objects have another spelling too, for keys that these forms cannot write: `place`.
 """
 
 from __future__ import annotations
@@ -34,10 +35,7 @@ from typing import Self
 from d7yfs.errors import ConfigError
 
 SCHEMES = ("s3", "gs", "as", "oss", "obs")
-"""Schemes that parse."""
-
-MOUNTABLE_SCHEMES = ("s3", "gs", "as", "oss", "obs")
-"""Schemes that the origin registry can open: what an error recommends."""
+"""Schemes that parse, and that the origin registry can open."""
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -55,21 +53,21 @@ _AZURE_FORMS = "as://account/container/prefix"
 
 @dataclass(frozen=True, slots=True)
 class RepositoryUrl:
-    """Where a model repository lies; equal for every spelling of the same place. `str()` is the normal form."""
+    """The place of a model repository; equal for every spelling of it. `str` is the normal form."""
 
     scheme: str
     """One of SCHEMES."""
     endpoint_url: str
-    """`http://host[:port]` or `https://host[:port]` without a default port; empty for the provider's own endpoint."""
+    """`http[s]://host[:port]` without a default port; empty for the provider's own endpoint."""
     bucket: str
     prefix: str
     """Without leading or trailing slash; empty for the whole bucket."""
     account: str = ""
-    """The storage account that an Azure container (`bucket`) belongs to; empty for the other schemes."""
+    """The storage account of an Azure container (`bucket`); empty for the other schemes."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read one URL. Raises ConfigError that names what is wrong, never the credentials a URL may hold."""
+        """Read one URL. Raises ConfigError, which never repeats credentials in the URL."""
         url = cls.parse_prefix(text)
         if url.scheme == "as" and not (url.account and url.bucket):
             raise _error(text, f"names no {'container' if url.account else 'account'}", f"write {_AZURE_FORMS}")
@@ -79,8 +77,8 @@ class RepositoryUrl:
 
     @classmethod
     def parse_prefix(cls, text: str) -> Self:
-        """Like `parse`, but the bucket may be absent (`s3://`, `s3://host:port`): a key of a credential file covers every
-        URL that it is a prefix of. Raises ConfigError."""
+        """Like `parse`, but the bucket may be absent (`s3://`, `s3://host:port`): a key of a
+        credential file covers every URL that begins with it. Raises ConfigError."""
         scheme, rest = _split_scheme(text)
         if any(ord(char) < 0x20 or ord(char) == 0x7F or 0xD800 <= ord(char) < 0xE000 for char in text):
             raise _error(text, "holds a control character or is not UTF-8", f"write {_FORMS}")
@@ -93,16 +91,19 @@ class RepositoryUrl:
         if scheme == "oss" and not endpoint_url and (named := _OSS_HOST.fullmatch(bucket)):
             endpoint_url, bucket = f"https://{named['endpoint']}", named["bucket"]
         if bucket and not _BUCKET.fullmatch(bucket):
-            raise _error(text, f"{bucket!r} is no bucket name", "letters, digits, '.', '-' and '_' make a bucket name")
+            raise _error(
+                text, f"{bucket!r} is not a bucket name", "a bucket name has letters, digits, '.', '-' and '_'"
+            )
         if not {".", ".."}.isdisjoint(prefix.split("/")):
-            raise _error(text, "has a '.' or '..' segment in its prefix", "write the prefix as the keys have it")
+            raise _error(text, "has a '.' or '..' segment in its prefix", "write the prefix as it is in the keys")
         if not bucket and prefix.strip("/"):
             raise _error(text, "names no bucket before its prefix", f"write {_FORMS}")
         return cls(scheme, endpoint_url, bucket, prefix.strip("/"), account)
 
     def covers(self, other: RepositoryUrl) -> bool:
-        """Whether `other` is this place or lies below it: the prefix must end on a path boundary, `s3://b/mo` does not
-        cover `s3://b/models` (stricter than Triton, which compares characters)."""
+        """True if `other` is this place or lies below it. The prefix must end at a path boundary:
+        `s3://b/mo` does not cover `s3://b/models` (stricter than Triton, which compares
+        characters)."""
         if self.scheme != other.scheme:
             return False
         if self.account and self.account != other.account:
@@ -120,9 +121,11 @@ class RepositoryUrl:
 
 
 def normal_endpoint(text: str) -> str:
-    """The normal form of `http[s]://host[:port][/path]`: host in lower case, no default port, no slash at the end.
+    """The normal form of `http[s]://host[:port][/path]`: host in lower case, no default port, no
+    slash at the end.
 
-    Raises ValueError whose message completes "… is refused: it" and never repeats the text, which may hold a password.
+    Raises a ValueError whose message completes "… is refused: it" and never repeats the text, which
+    may hold a password.
     """
     scheme, separator, rest = text.partition("://")
     scheme = scheme.lower()
@@ -138,7 +141,7 @@ def normal_endpoint(text: str) -> str:
 
 
 def redact(text: str) -> str:
-    """`text` fit for a message: without what stands before an `@` or after a `?`, where people put credentials."""
+    """`text` without the parts before an `@` or after a `?`, where people put credentials."""
     shown = re.sub(r"\A(\w+://)?.*@", r"\1…@", text, flags=re.DOTALL)
     head, question, _ = shown.partition("?")
     return f"{head}?…" if question else head
@@ -146,7 +149,7 @@ def redact(text: str) -> str:
 
 def _split_scheme(text: str) -> tuple[str, str]:
     match = _SCHEME.match(text)
-    mountable = ", ".join(f"{scheme}://" for scheme in MOUNTABLE_SCHEMES)
+    mountable = ", ".join(f"{scheme}://" for scheme in SCHEMES)
     if not match:
         raise _error(text, f"has no scheme; supported: {mountable}", f"write {_FORMS}")
     scheme = _SPELLINGS.get(match[1].lower(), match[1].lower())
@@ -162,7 +165,7 @@ def _split_scheme(text: str) -> tuple[str, str]:
 
 
 def _split_endpoint(text: str, rest: str) -> tuple[str, str]:
-    """Endpoint in normal form (empty when there is none) and the path after it."""
+    """Endpoint in normal form (empty for none), and the path after it."""
     inner = _SCHEME.match(rest)
     if inner and inner[1].lower() not in _DEFAULT_PORTS:
         raise _error(
@@ -170,9 +173,7 @@ def _split_endpoint(text: str, rest: str) -> tuple[str, str]:
         )
     authority, _, path = rest[inner.end() if inner else 0 :].partition("/")
     if "@" in authority:
-        raise _error(
-            text, "holds credentials", "use --profile, the environment or a credential file; keep them out of URLs"
-        )
+        raise _error(text, "holds credentials", "use --profile, the environment or a credential file instead")
     if not inner and ":" not in authority and not authority.startswith("["):
         return "", rest
     try:
@@ -187,10 +188,11 @@ def _split_account(text: str, rest: str) -> tuple[str, str, str]:
     authority, _, path = rest.partition("/")
     container, at, host = authority.partition("@")
     if at:
-        # Hadoop's form has the container where a URL has its user; anything else before an @ may be a password.
+        # Hadoop's form has the container in the place of the user; anything else before an @ may be
+        # a password.
         named = _AZURE_HOST.fullmatch(host.lower())
         if not named or not _BUCKET.fullmatch(container):
-            raise _error(text, "holds credentials", f"keep them out of URLs; write {_AZURE_FORMS}")
+            raise _error(text, "holds credentials", f"a URL must not have them; write {_AZURE_FORMS}")
         return _azure_endpoint(named), named["account"], f"{container}/{path}"
     if named := _AZURE_HOST.fullmatch(authority.lower()):
         return _azure_endpoint(named), named["account"], path.lstrip("/")
@@ -198,8 +200,8 @@ def _split_account(text: str, rest: str) -> tuple[str, str, str]:
     account, _, path = path.partition("/")
     account = account.lower()
     if account and not _ACCOUNT.fullmatch(account):
-        hint = f"3 to 24 letters and digits make an account; write {_AZURE_FORMS}"
-        raise _error(text, f"{account!r} is no storage account", hint)
+        hint = f"an account has 3 to 24 letters and digits; write {_AZURE_FORMS}"
+        raise _error(text, f"{account!r} is not a storage account", hint)
     return endpoint_url, account, path.lstrip("/")
 
 

@@ -1,1 +1,1 @@
-"""What a running mount answers on its control socket. Knows no FUSE binding."""
+"""The control socket of a running mount, and the commands that it answers. Knows no FUSE."""

@@ -1,9 +1,9 @@
 """The control socket: how `d7yfs status`, `stat`, `warm` and `umount` talk to a running daemon.
 
-One Unix socket per mount, in a directory of the user's own (0700; the socket 0600): root's daemons answer root, a user's their user. One
-JSON object with a `command` goes in, one JSON object comes out, or, from a command that reports, one per line as it goes on; then the
-connection ends. A report ends with the connection too: who asked and left wants no more of it. Each reply carries `schema`. No reply holds
-a secret.
+There is one Unix socket per mount, in a directory of the user's own (0700; the socket 0600): root's
+daemons answer root, a user's their user. A request is one JSON object with a `command`. The reply
+is one JSON object, or, from a command that reports, one per line as it goes on; then the connection
+ends. A report ends when its client leaves. Each reply carries `schema`. No reply holds a secret.
 
 The server runs in `daemon`'s nursery; the client functions are synchronous, for the command line.
 """
@@ -30,7 +30,8 @@ from d7yfs.errors import D7yfsError, MountError, UsageError
 log = logging.getLogger(__name__)
 
 SCHEMA = 1
-"""Of what commands print with `--json`: raised when a field changes its meaning or goes; new ones may come without."""
+"""Version of what commands print with `--json`: raised when a field changes its meaning or goes,
+not when one is added."""
 
 RUNTIME_VARIABLE = "D7YFS_RUNTIME_DIR"
 
@@ -44,7 +45,7 @@ _CREDENTIALS = struct.Struct("3i")
 """struct ucred: pid, uid, gid."""
 
 REPORT_PERIOD_S = 0.5
-"""How often a report should give a line: much less than a client waits for one."""
+"""Pause between two lines of a report: much less than a client waits for one."""
 
 Reply = dict[str, Any]
 Handler = Callable[[Mapping[str, Any]], Awaitable[Reply] | AsyncGenerator[Reply, None]]
@@ -52,7 +53,7 @@ Handler = Callable[[Mapping[str, Any]], Awaitable[Reply] | AsyncGenerator[Reply,
 
 
 def runtime_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where sockets and logs without another place go: D7YFS_RUNTIME_DIR, else /run/d7yfs for root, else under XDG_RUNTIME_DIR."""
+    """D7YFS_RUNTIME_DIR, else /run/d7yfs for root, else a directory under XDG_RUNTIME_DIR."""
     if (named := environ.get(RUNTIME_VARIABLE, "")).startswith("/"):
         return Path(named)
     if os.geteuid() == 0:
@@ -76,7 +77,7 @@ def prepare_runtime_directory() -> None:
 
 
 def socket_path(mountpoint: Path) -> Path:
-    """The control socket of the mount at `mountpoint`. A digest, because a socket's path has at most 107 bytes (unix(7))."""
+    """The socket of a mount: a digest, because its path has at most 107 bytes (unix(7))."""
     digest = hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:16]
     return runtime_directory() / f"{digest}.sock"
 
@@ -84,7 +85,7 @@ def socket_path(mountpoint: Path) -> Path:
 async def serve(
     path: Path, handlers: Mapping[str, Handler], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Answer commands on `path` until cancelled; started when it listens. Raises MountError when the socket cannot be made."""
+    """Answer commands on `path` until cancelled; started when it listens. Raises MountError."""
     listener = await _listen(path)
     task_status.started()
     try:
@@ -100,7 +101,7 @@ async def serve(
 async def _listen(path: Path) -> trio.socket.SocketType:
     prepare_runtime_directory()
     try:
-        # It gets its name when it listens: `sockets` takes one that refuses connections for a dead daemon's.
+        # It gets its name once it listens: `find_sockets` removes one that refuses connections.
         fresh = path.with_suffix(".new")
         fresh.unlink(missing_ok=True)
         listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -147,7 +148,7 @@ async def _send(stream: trio.SocketStream, reply: Reply) -> None:
 
 
 async def _report(stream: trio.SocketStream, replies: AsyncGenerator[Reply, None]) -> None:
-    """Send what `replies` yields until it ends or the client has gone. Raises what it raises."""
+    """Send each of `replies` until they end or the client has gone. Raises their errors."""
 
     async def until_gone(scope: trio.CancelScope) -> None:
         with contextlib.suppress(trio.BrokenResourceError):
@@ -169,7 +170,7 @@ async def _report(stream: trio.SocketStream, replies: AsyncGenerator[Reply, None
 
 
 def paths_of(request: Mapping[str, Any], what: str) -> list[str]:
-    """The paths, below the mount, that a request names; at least one. Raises UsageError, which says that `what` needs them."""
+    """The paths below the mount that a request names. Raises UsageError if there is none."""
     paths = request.get("paths")
     if not isinstance(paths, list) or not paths or not all(isinstance(path, str) for path in paths):
         raise UsageError(f"{what} needs a list of paths")
@@ -177,9 +178,10 @@ def paths_of(request: Mapping[str, Any], what: str) -> list[str]:
 
 
 async def reporting(nursery: trio.Nursery, work: Callable[[], Awaitable[Reply]]) -> AsyncGenerator[Reply, None]:
-    """A report of work that may take long: that it runs, as long as it does, and what it returns, as `outcome`; each with its `state`.
+    """Report on `work` that may take long: its `state` while it runs, and at the end its result as
+    `outcome`.
 
-    It is done to its end in `nursery`, though its client has left. Raises D7yfsError as it does.
+    The work is done to its end in `nursery` even if the client leaves. Raises its D7yfsError.
     """
     ended = trio.Event()
     outcome: Reply | D7yfsError = {}
@@ -190,7 +192,7 @@ async def reporting(nursery: trio.Nursery, work: Callable[[], Awaitable[Reply]])
             outcome = await work()
         except D7yfsError as error:
             outcome = error
-        except Exception as error:  # it must not end the mount
+        except Exception as error:  # a bug in a command must not end the mount
             log.exception("control: a command failed unexpectedly")
             outcome = MountError(f"unexpected {type(error).__name__}; see the log")
         ended.set()
@@ -217,7 +219,7 @@ async def _line(stream: trio.SocketStream) -> bytes:
 
 
 class NoAnswer(MountError):
-    """Nobody answers on a control socket, or not in time; `reason` is what the system calls that."""
+    """The failure of a control socket to answer in time; `reason`: the system's words."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"no answer from the daemon behind {path}: {reason}")
@@ -227,16 +229,17 @@ class NoAnswer(MountError):
 def ask(path: Path, command: str, /, *, timeout_s: float = CLIENT_TIMEOUT_S, **arguments: Any) -> Reply:
     """Send one command to the daemon behind the socket `path` and return its reply.
 
-    Raises NoAnswer when nobody answers in time, MountError with the daemon's own words, UsageError when the request is too large.
+    Raises NoAnswer if no daemon answers in time, MountError with the daemon's own words, UsageError
+    if the request is too large.
     """
     with contextlib.closing(follow(path, command, timeout_s=timeout_s, **arguments)) as replies:
         return next(replies)
 
 
-def outcome(path: Path, command: str, /, **arguments: Any) -> Reply:
-    """What came of a command that reports by `reporting`.
+def run_to_end(path: Path, command: str, /, **arguments: Any) -> Reply:
+    """Send a command that reports by `reporting`, and return its outcome.
 
-    Raises as `follow`, and MountError when the daemon ended before.
+    Raises as `follow`, and MountError if the daemon ended before.
     """
     with contextlib.closing(follow(path, command, **arguments)) as replies:
         *_, last = replies
@@ -248,9 +251,10 @@ def outcome(path: Path, command: str, /, **arguments: Any) -> Reply:
 def follow(
     path: Path, command: str, /, *, timeout_s: float = CLIENT_TIMEOUT_S, **arguments: Any
 ) -> Generator[Reply, None, None]:
-    """As `ask`, for a command that reports: each of its lines, as it comes. Close the generator to have it stopped.
+    """Send a command that reports, and yield each of its lines as it comes. Close the generator to
+    stop the command.
 
-    Raises as `ask`, and NoAnswer when it falls silent.
+    Raises as `ask`, and NoAnswer if the daemon falls silent.
     """
     request = json.dumps({"command": command, **arguments}).encode() + b"\n"
     if len(request) > REQUEST_BYTES:
@@ -279,20 +283,20 @@ def follow(
             raise NoAnswer(path, getattr(error, "strerror", None) or str(error)) from error
 
 
-def sockets() -> list[Path]:
-    """The control sockets of this user's mounts; those that a killed daemon left behind are removed. Waits for nobody."""
+def find_sockets() -> list[Path]:
+    """The sockets of this user's mounts; those of dead daemons are removed. Waits for no answer."""
     return [path for path, _ in _listeners()]
 
 
 def is_abandoned(path: Path) -> bool:
-    """True if a daemon has left its socket at `path` behind: no process listens there. Waits for no answer."""
+    """True if a dead daemon left its socket at `path`: no process listens. Waits for no answer."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.setblocking(False)
         return client.connect_ex(str(path)) == errno.ECONNREFUSED
 
 
-def socket_of(pid: int) -> Path:
-    """The control socket on which the process `pid` listens, whether it answers or not. Raises MountError when there is none."""
+def find_socket(pid: int) -> Path:
+    """The socket on which process `pid` listens, even if it hangs. Raises MountError if none."""
     found = next((path for path, listener in _listeners() if listener == pid), None)
     if found is None:
         raise MountError(f"process {pid} is no daemon of yours behind a mount", hint="d7yfs status lists the mounts")
@@ -300,7 +304,7 @@ def socket_of(pid: int) -> Path:
 
 
 def _listeners() -> Generator[tuple[Path, int], None, None]:
-    """Sockets, and who listens on them; 0 where it has not taken up so many connections that it cannot be told."""
+    """The sockets, each with the pid of its listener; 0 if its queue of connections is full."""
     for path in sorted(runtime_directory().glob("*.sock")):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
             client.setblocking(False)
@@ -313,6 +317,6 @@ def _listeners() -> Generator[tuple[Path, int], None, None]:
             except OSError:
                 continue
             else:
-                # Whoever called listen(2): SO_PEERCRED in unix(7).
+                # The process that called listen(2): SO_PEERCRED in unix(7).
                 credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
                 yield path, _CREDENTIALS.unpack(credentials)[0]

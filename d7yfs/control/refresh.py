@@ -1,115 +1,85 @@
-"""`d7yfs refresh`: what is known of some paths is asked for again now, and the kernel told what has changed, before the answer goes out.
+"""`d7yfs refresh`: some paths are listed again now, and the kernel is told of the changes before
+the answer goes out.
 
-Owns which directories a path stands for, and the account of what they turned out to hold. Built by `daemon`; `commands`
-hands `Refreshes.report` to the control socket. Trio thread only.
+Owns which directories a path stands for, and the account of their changes. Built by `daemon`;
+`commands` hands `Refreshes.refresh` to the control socket. Trio thread only.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import trio
 
-from d7yfs.control.control_socket import paths_of, reporting
+from d7yfs.control.control_socket import paths_of
 from d7yfs.errors import D7yfsError, VersionGone
-from d7yfs.tree.answers import Changes
-from d7yfs.tree.nodes import Directory
+from d7yfs.tree.nodes import Directory, NameChanges
 from d7yfs.tree.question import Refreshed
 from d7yfs.tree.tree import Tree
 
 _NAMES = 100
-"""So many changed paths of a kind are named; the others are only counted."""
+"""Most changed paths of a kind that are named; the others are counted."""
 
 
-class Asks(Protocol):
-    """The part of `Lister` that this needs."""
+class RefreshLister(Protocol):
+    """The part of `Refresher` that a refresh needs."""
 
     async def refresh(self, directory: Directory) -> Refreshed:
-        """Ask now for all that is known of a directory and below it. Raises D7yfsError."""
+        """Ask the store now for all that is known at and below a directory. Raises D7yfsError."""
 
-    async def refresh_entry(self, directory: Directory, name: str) -> Changes:
-        """Ask now for one name. Raises D7yfsError."""
+    async def refresh_entry(self, directory: Directory, name: str) -> NameChanges:
+        """Ask the store now for one name. Raises D7yfsError."""
 
 
 class Notices(Protocol):
-    """The notices of one mount to its kernel, as a refresh needs them: `fuse.notices.Invalidator`."""
+    """The part of `fuse.notices.Invalidator` that a refresh needs."""
 
     def changed(self, directory: int, names: Iterable[str]) -> None:
-        """Have the kernel forget these names of a directory, by its inode."""
+        """Make the kernel forget these names of a directory, by its inode."""
 
     def waiting(self) -> list[int]:
-        """The inodes of the directories of whose names the kernel must still hear."""
+        """The inodes of the directories whose names the kernel has still to forget."""
 
     async def told(self, directories: Collection[int]) -> None:
-        """Return once the kernel has heard of all of these directories."""
+        """Return once the kernel was told of all of these directories."""
 
 
 @dataclass(slots=True)
 class RefreshResult:
-    """What a refresh found, for its client."""
+    """The changes that a refresh found, for its client."""
 
     directories: int = 0
     added: int = 0
     removed: int = 0
     replaced: int = 0
     names: dict[str, list[str]] = field(default_factory=lambda: {"added": [], "removed": [], "replaced": []})
-    """Some of them, by what happened to them: paths below the mount."""
+    """The first hundred of each kind: paths below the mount."""
 
-    def add(self, path: str, changes: Changes) -> None:
-        """Take account of what has changed in the directory at `path`."""
-        self.added += len(changes.added)
-        self.removed += len(changes.removed)
-        self.replaced += len(changes.replaced)
-        kinds = {"added": changes.added, "removed": changes.removed, "replaced": changes.replaced}
-        for kind, names in kinds.items():
-            room = _NAMES - len(self.names[kind])
-            self.names[kind] += [f"{path}/{name}".lstrip("/") for name in names[:room]]
+    def add(self, path: str, changes: NameChanges) -> None:
+        """Add the changes in the directory at `path`."""
+        for kind, named in self.names.items():
+            names = getattr(changes, kind)
+            setattr(self, kind, getattr(self, kind) + len(names))
+            named += [f"{path}/{name}".lstrip("/") for name in names[: _NAMES - len(named)]]
 
 
 class Refreshes:
-    """Those of one mount; several may run at once. `nursery` runs them: what was asked for is done though its client left."""
+    """The refreshes of one mount."""
 
-    def __init__(self, tree: Tree, listers: Mapping[str, Asks], notices: Notices, nursery: trio.Nursery) -> None:
+    def __init__(self, tree: Tree, listers: Mapping[str, RefreshLister], notices: Notices) -> None:
         self._tree = tree
         self._listers = listers
         self._notices = notices
-        self._nursery = nursery
 
-    def report(self, request: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """Refresh what `request` names (`paths`, below the mount); tell that it runs, and at its end what it found.
+    async def refresh(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Refresh the `paths` of `request`, below the mount; returns the changes.
 
-        At that end the kernel knows too. Raises UsageError, and what asking raises.
+        By then the kernel knows them too. Raises UsageError, and the errors of the stores.
         """
         directories = self._directories(paths_of(request, "a refresh"))
-        return reporting(self._nursery, lambda: self._run(directories))
-
-    def _directories(self, paths: Iterable[str]) -> list[Directory]:
-        """What the paths stand for, without what lies below another of them: a directory for itself, else the nearest known above."""
-        found: dict[int, Directory] = {}
-        for path in paths:
-            nearest = self._nearest(path)
-            for each in [nearest] if nearest.repository is not None else map(self._tree.top, self._listers):
-                found[each.inode] = each
-        outermost: list[Directory] = []
-        # By their prefixes what lies below a directory comes right behind it.
-        for each in sorted(found.values(), key=lambda each: each.identity):
-            above = outermost[-1] if outermost else None
-            if above is None or above.repository != each.repository or not each.prefix.startswith(above.prefix):
-                outermost.append(each)
-        return outermost
-
-    def _nearest(self, path: str) -> Directory:
-        names = [name for name in path.split("/") if name]
-        while True:
-            node = self._tree.resolve("/".join(names))
-            if isinstance(node, Directory):
-                return node
-            names.pop()
-
-    async def _run(self, directories: list[Directory]) -> dict[str, Any]:
         began_at = trio.current_time()
         outcome = RefreshResult()
         errors: list[D7yfsError] = []
@@ -129,14 +99,37 @@ class Refreshes:
         names = {kind: sorted(some) for kind, some in outcome.names.items()}
         return asdict(outcome) | {"names": names, "elapsed_s": round(trio.current_time() - began_at, 3)}
 
+    def _directories(self, paths: Iterable[str]) -> list[Directory]:
+        """The outermost directories of the paths, or the nearest known above a path."""
+        found: dict[int, Directory] = {}
+        for path in paths:
+            nearest = self._nearest(path)
+            for each in [nearest] if nearest.repository is not None else map(self._tree.top, self._listers):
+                found[each.inode] = each
+        outermost: list[Directory] = []
+        # Sorted by prefix, a directory comes right before those below it.
+        for each in sorted(found.values(), key=lambda each: each.identity):
+            above = outermost[-1] if outermost else None
+            if above is None or above.repository != each.repository or not each.prefix.startswith(above.prefix):
+                outermost.append(each)
+        return outermost
+
+    def _nearest(self, path: str) -> Directory:
+        names = [name for name in path.split("/") if name]
+        while True:
+            node = self._tree.resolve("/".join(names))
+            if isinstance(node, Directory):
+                return node
+            names.pop()
+
     async def _refresh(self, directory: Directory, outcome: RefreshResult) -> None:
-        """One directory, or where it is none any more the nearest above it that still is. Raises D7yfsError."""
+        """Refresh one directory, or the nearest above it that still exists. Raises D7yfsError."""
         repository = directory.repository
         assert repository is not None
         lister, top = self._listers[repository], self._tree.top(repository)
         while directory is not top:
             prefix, _, name = directory.prefix[:-1].rpartition("/")
-            above = self._tree.at(repository, f"{prefix}/" if prefix else "")
+            above = self._tree.find_directory(repository, f"{prefix}/" if prefix else "")
             if above is None:
                 raise VersionGone(f"{directory.prefix} is not known any more", hint="refresh the directory above it")
             outcome.add(self._path(repository, above.prefix), await lister.refresh_entry(above, name))
@@ -147,11 +140,11 @@ class Refreshes:
         outcome.directories += refreshed.directories
         for prefix, changes in refreshed.changes:
             outcome.add(self._path(repository, prefix), changes)
-        for inode, names in self._tree.strays(directory).items():
+        for inode, names in self._tree.find_strays(directory).items():
             self._notices.changed(inode, names)
 
     def _waiting(self, repositories: set[str | None]) -> list[int]:
-        """Where the kernel must still hear of changes, be they this refresh's or of a moment before; others' trouble is not waited for."""
+        """The directories of `repositories` that the kernel was not told of yet, by any cause."""
         waiting = []
         for inode in self._notices.waiting():
             with suppress(D7yfsError):
@@ -160,5 +153,5 @@ class Refreshes:
         return waiting
 
     def _path(self, repository: str, prefix: str) -> str:
-        """Of the directory that lists `prefix`, below the mount."""
+        """The path, below the mount, of the directory that lists `prefix`."""
         return f"{repository}/{prefix.removeprefix(self._tree.top(repository).prefix)}".strip("/")

@@ -1,13 +1,15 @@
-"""Warming up: whole files below given paths are brought into the cache before anybody waits for them.
+"""Warm-ups: whole files below given paths are brought into the cache before readers ask for them.
 
-Owns the walk, the arithmetic of what fits, and the warm-ups that run. Files come by whatever way their repository has, behind what readers
-wait for, and what is cached already is not fetched again: so a warm-up that was stopped goes on when it is asked for again.
+Owns the walk, the arithmetic of what fits, and the warm-ups that run. Files come by the way of
+their repository, with less priority than readers. Cached bytes are not fetched again, so a warm-up
+that was stopped can be resumed.
 
-There are two walks. The first adds up, so that totals are known and what will not fit is said before a byte moves; the second brings.
-Neither remembers the files it has seen, however many there are: of a tree it holds one directory's entries, and the directories to come.
+There are two walks. The first adds up sizes, so that the client hears the totals, and whether they
+fit, before a byte moves; the second brings the files. Neither remembers the files it has seen: it
+holds one directory's entries, and the directories to come.
 
-A warm-up never pushes out of the cache what it has itself brought: it takes files in the order of the walk as long as all of them, those
-that were there before included, fit below the mark at which eviction stops.
+A warm-up never evicts its own files: it takes files in the order of the walk as long as all of
+them, those that were cached before included, fit below the mark at which eviction stops.
 
 Built by `daemon`; `commands` hands `WarmUps.report` to the control socket. Trio thread only.
 """
@@ -18,7 +20,7 @@ import itertools
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Any
@@ -31,26 +33,27 @@ from d7yfs.control.control_socket import REPORT_PERIOD_S, paths_of
 from d7yfs.errors import CacheFull, D7yfsError, Stopped, UsageError
 from d7yfs.fs.filesystem import Filesystem
 from d7yfs.objects import PART_BYTES
+from d7yfs.stats.status import WarmUpStatus, as_json, blank
 from d7yfs.tree.nodes import Directory, File
 
 log = logging.getLogger(__name__)
 
 _FILES_AT_ONCE = 32
-"""Enough to hide the round trips of small files; each has two descriptors."""
+"""Files under way: enough to hide the round trips of small ones; each has two descriptors."""
 _LARGE_FILES_AT_ONCE = 4
-"""Of these: one alone may fill the link, and what is finished survives being stopped."""
+"""Large files among these: one alone may fill the link, and finished files survive a stop."""
 _ADDED_UP_AT_ONCE = 256
-"""Files whose maps are looked at in one go: a change of threads costs more than a look."""
+"""Files whose maps are read in one go: a change of threads costs more than a read."""
 _NAMED_PATHS = 100
 _NAMED_FAILURES = 100
-"""The others are counted, and in the log."""
+"""Most failures that are named; the others are counted, and in the log."""
 
 Found = tuple[str, File]
 """A file and its path below the mount."""
 
 
 class State(StrEnum):
-    """Where a warm-up stands; the last two are its ends."""
+    """The states of a warm-up; the last two are its ends."""
 
     PLANNING = "planning"
     RUNNING = "running"
@@ -58,58 +61,10 @@ class State(StrEnum):
     STOPPED = "stopped"
 
 
-@dataclass(slots=True)
-class Plan:
-    """What the first walk found. Pure."""
-
-    files: int = 0
-    size_bytes: int = 0
-    missing_bytes: int = 0
-    footprint_bytes: int = 0
-    """On disk, when all of it is there."""
-
-    def add(self, sizes: Sequence[int], cached_bytes: int) -> None:
-        """More files, of which so much is cached."""
-        self.files += len(sizes)
-        self.size_bytes += sum(sizes)
-        self.missing_bytes += sum(sizes) - cached_bytes
-        self.footprint_bytes += sum(map(footprint_bytes, sizes))
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """A snapshot of a warm-up for its client and for `status`."""
-
-    id: int
-    paths: tuple[str, ...]
-    """The first hundred."""
-    background: bool
-    state: State
-    files: int
-    files_done: int
-    """Whole in the cache, whoever brought them."""
-    size_bytes: int
-    missing_bytes: int
-    """What was not in the cache at the beginning."""
-    fetched_bytes: int
-    fits: bool
-    """Whether all of it can be in the cache at once."""
-    room_bytes: int
-    files_left_out: int
-    """For want of room, or because the warm-up was stopped; only at the end."""
-    files_failed: int
-    failures: Mapping[str, str]
-    """Reasons by path, of the first hundred."""
-    elapsed_s: float
-    rate_bytes_s: float
-    eta_s: float | None
-    """None while nothing has come to judge it by."""
-
-
 def outermost(paths: Iterable[str]) -> tuple[str, ...]:
-    """`paths` in normal form, relative to the mount, without those that lie below another. Raises UsageError for one that leaves it."""
+    """Normalise `paths` and drop those below another. Raises UsageError for one with `..`."""
     kept: list[PurePosixPath] = []
-    # By their parts what lies below a path comes right behind it.
+    # Sorted by parts, a path comes right before those below it.
     for path in sorted({PurePosixPath(path.strip("/")) for path in paths}, key=lambda path: path.parts):
         if ".." in path.parts:
             raise UsageError(f"{path}: a path to warm must not leave the mount")
@@ -121,9 +76,10 @@ def outermost(paths: Iterable[str]) -> tuple[str, ...]:
 async def walk(
     filesystem: Filesystem, paths: Iterable[str], failed: Callable[[str, D7yfsError], None]
 ) -> AsyncGenerator[Found, None]:
-    """Every file at and below `paths`; `failed` hears of directories that cannot be listed.
+    """Yield every file at and below `paths`; `failed` is called for directories that cannot be
+    listed.
 
-    Raises NotFound for a path that is not there, and what its listings raise.
+    Raises NotFound for a path that does not exist, and the errors of its listing.
     """
     tree = filesystem.tree
     pending: list[tuple[str, Directory]] = []
@@ -146,7 +102,7 @@ async def walk(
                                 if isinstance(child, File):
                                     files.append((below, child))
                                 else:
-                                    # Remembered before anything is awaited, lest the tree drops it to make room.
+                                    # Remembered at once, so that the tree does not drop it.
                                     tree.remember(child.inode)
                                     pending.append((below, child))
                             for found in files:
@@ -164,53 +120,54 @@ class WarmUp:
     """One warm-up, from `run` to its end."""
 
     def __init__(self, number: int, paths: tuple[str, ...], filesystem: Filesystem, *, background: bool) -> None:
-        self.state = State.PLANNING
         self.ended = trio.Event()
         self.planned = trio.Event()
         self.refusal: D7yfsError | None = None
-        """Why there was nothing to begin with."""
-        self._number = number
+        """Why it could not begin."""
+        self._planned_bytes = 0
+        """Bytes on disk once all of it is cached."""
+        self._status = blank(
+            WarmUpStatus,
+            id=number,
+            paths=paths[:_NAMED_PATHS],
+            background=background,
+            state=State.PLANNING,
+            room_bytes=filesystem.keepable_bytes,
+        )
         self._paths = paths
         self._filesystem = filesystem
-        self._background = background
-        self._plan = Plan()
-        self._room_bytes = filesystem.keepable_bytes
-        self._footprint_bytes = 0
         self._no_room = False
-        self._files_begun = self._files_done = self._fetched_bytes = 0
-        self._failures: dict[str, str] = {}
-        self._files_failed = 0
         self._under_way: dict[File, tuple[CachedVersion, int]] = {}
-        """With what was cached of each when its turn came."""
+        """The files under way, with the bytes that were cached when each began."""
         self._large = trio.CapacityLimiter(_LARGE_FILES_AT_ONCE)
         self._began_at = self._ended_at = trio.current_time()
         self._scope = trio.CancelScope()
 
     async def run(self) -> None:
-        """Plan and bring; whatever happens, `ended` is set at the end."""
+        """Plan and bring; `ended` is set at the end in any case."""
         try:
             with self._scope:
                 await self._add_up()
                 self._began_at = trio.current_time()
-                self.state = State.RUNNING
+                self._status.state = State.RUNNING
                 self.planned.set()
                 await self._bring_all()
-                self.state = State.DONE
+                self._status.state = State.DONE
         except D7yfsError as error:
             self.refusal = error
         except Exception:
-            log.exception("warm-up %d failed unexpectedly", self._number)
+            log.exception("warm-up %d failed unexpectedly", self._status.id)
             self.refusal = Stopped("the warm-up failed unexpectedly; see the log")
         finally:
-            if self.state is not State.DONE:
-                self.state = State.STOPPED
+            if self._status.state != State.DONE:
+                self._status.state = State.STOPPED
             self._ended_at = trio.current_time()
             self.planned.set()
             self.ended.set()
-            log.info("warm-up %d: %s", self._number, said(self.progress()))
+            log.info("warm-up %d: %s", self._status.id, summarize(self.describe()))
 
     def stop(self) -> None:
-        """Bring no more; what has come stays."""
+        """Bring no more; cached bytes stay."""
         self._scope.cancel()
 
     async def _add_up(self) -> None:
@@ -224,7 +181,12 @@ class WarmUp:
         await self._add(batch)
 
     async def _add(self, files: Sequence[File]) -> None:
-        self._plan.add([file.size_bytes for file in files], await self._filesystem.cached_bytes(files))
+        cached_bytes = await self._filesystem.describer.cached_bytes(files)
+        sizes = [file.size_bytes for file in files]
+        self._status.files += len(sizes)
+        self._status.size_bytes += sum(sizes)
+        self._status.missing_bytes += sum(sizes) - cached_bytes
+        self._planned_bytes += sum(map(footprint_bytes, sizes))
 
     async def _bring_all(self) -> None:
         send, receive = trio.open_memory_channel[Found](0)
@@ -233,11 +195,11 @@ class WarmUp:
                 for _ in range(_FILES_AT_ONCE):
                     nursery.start_soon(self._work, receive.clone())
             async with aclosing(walk(self._filesystem, self._paths, self._failed)) as files:
+                begun_bytes = 0
                 async for path, file in files:
-                    self._footprint_bytes += footprint_bytes(file.size_bytes)
-                    if self._no_room or self._footprint_bytes > self._room_bytes:
+                    begun_bytes += footprint_bytes(file.size_bytes)
+                    if self._no_room or begun_bytes > self._status.room_bytes:
                         break
-                    self._files_begun += 1
                     await send.send((path, file))
 
     async def _work(self, receive: trio.MemoryReceiveChannel[Found]) -> None:
@@ -251,7 +213,7 @@ class WarmUp:
             async with self._filesystem.held(file) as cached:
                 if cached is not None:
                     await self._fill(file, cached)
-            self._files_done += 1
+            self._status.files_done += 1
         except D7yfsError as error:
             self._no_room = self._no_room or isinstance(error, CacheFull)
             self._failed(path, error)
@@ -262,45 +224,36 @@ class WarmUp:
         try:
             await cached.fill_whole()
         finally:
-            self._fetched_bytes += cached.cached_bytes - before
+            self._status.fetched_bytes += cached.cached_bytes - before
             del self._under_way[file]
 
     def _failed(self, path: str, error: D7yfsError) -> None:
-        self._files_failed += 1
-        if len(self._failures) < _NAMED_FAILURES:
-            self._failures[path] = str(error)
-        log.warning("warm-up %d: /%s: %s", self._number, path, error)
+        self._status.files_failed += 1
+        if len(self._status.failures) < _NAMED_FAILURES:
+            self._status.failures[path] = str(error)
+        log.warning("warm-up %d: /%s: %s", self._status.id, path, error)
 
-    def progress(self) -> Progress:
-        """How far it is."""
-        plan, ended = self._plan, self.ended.is_set()
+    def describe(self) -> WarmUpStatus:
+        """The account of this warm-up now."""
+        counted, ended = self._status, self.ended.is_set()
         arriving = sum(cached.cached_bytes - before for cached, before in self._under_way.values())
-        fetched_bytes = max(0, self._fetched_bytes + arriving)
+        fetched_bytes = max(0, counted.fetched_bytes + arriving)
         elapsed_s = (self._ended_at if ended else trio.current_time()) - self._began_at
         rate_bytes_s = fetched_bytes / elapsed_s if elapsed_s > 0 else 0.0
-        rest_bytes = max(0, plan.missing_bytes - fetched_bytes)
-        return Progress(
-            id=self._number,
-            paths=self._paths[:_NAMED_PATHS],
-            background=self._background,
-            state=self.state,
-            files=plan.files,
-            files_done=self._files_done,
-            size_bytes=plan.size_bytes,
-            missing_bytes=plan.missing_bytes,
+        rest_bytes = max(0, counted.missing_bytes - fetched_bytes)
+        return replace(
+            counted,
             fetched_bytes=fetched_bytes,
-            fits=plan.footprint_bytes <= self._room_bytes,
-            room_bytes=self._room_bytes,
-            files_left_out=max(0, plan.files - self._files_done - self._files_failed) if ended else 0,
-            files_failed=self._files_failed,
-            failures=dict(self._failures),
+            fits=self._planned_bytes <= counted.room_bytes,
+            files_left_out=max(0, counted.files - counted.files_done - counted.files_failed) if ended else 0,
+            failures={**counted.failures},
             elapsed_s=round(elapsed_s, 3),
             rate_bytes_s=round(rate_bytes_s),
             eta_s=round(rest_bytes / rate_bytes_s, 1) if rate_bytes_s else None,
         )
 
 
-def said(progress: Progress) -> str:
+def summarize(progress: WarmUpStatus) -> str:
     """One line for the log."""
     words = f"{progress.state}, {progress.files_done} of {progress.files} files, {progress.fetched_bytes} bytes fetched"
     if progress.files_failed:
@@ -309,7 +262,7 @@ def said(progress: Progress) -> str:
 
 
 class WarmUps:
-    """The warm-ups of one mount; several may run at once. `nursery` runs them, and cancelling it stops them."""
+    """The warm-ups of one mount; `nursery` runs them, and cancelling it stops them."""
 
     def __init__(self, filesystem: Filesystem, nursery: trio.Nursery) -> None:
         self._filesystem = filesystem
@@ -318,10 +271,11 @@ class WarmUps:
         self._running: dict[int, WarmUp] = {}
 
     async def report(self, request: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """Start what `request` asks for (`paths`, `background`) and tell how it goes on, until its end.
+        """Start a warm-up as `request` says (`paths`, `background`) and report on it until its end.
 
-        In the background it tells until the plan is made. Closed before its end it stops the warm-up, unless that is in the background.
-        Raises NotFound, UsageError, and what listing the paths raises.
+        In the background the report ends with the first walk. Closing the report stops the warm-up,
+        unless it is in the background. Raises NotFound, UsageError, and the errors of listing the
+        paths.
         """
         paths, background = paths_of(request, "a warm-up"), bool(request.get("background"))
         number = next(self._numbers)
@@ -335,7 +289,7 @@ class WarmUps:
                     await (enough if warm_up.planned.is_set() else warm_up.planned).wait()
                 if warm_up.refusal is not None:
                     raise warm_up.refusal
-                yield asdict(warm_up.progress())
+                yield as_json(warm_up.describe())
         finally:
             if not background:
                 warm_up.stop()
@@ -346,6 +300,6 @@ class WarmUps:
         finally:
             del self._running[number]
 
-    def running(self) -> list[dict[str, Any]]:
-        """For `status`."""
-        return [asdict(each.progress()) for each in self._running.values()]
+    def describe_running(self) -> list[WarmUpStatus]:
+        """The warm-ups that run, for `status`."""
+        return [each.describe() for each in self._running.values()]

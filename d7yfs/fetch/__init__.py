@@ -1,1 +1,1 @@
-"""Data plane: GETs of byte ranges from origins and through dfdaemon, verified and retried; fillers for the cache."""
+"""One range by HTTP: GETs of ranges from origins and through dfdaemon, verified and retried."""

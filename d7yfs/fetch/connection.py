@@ -1,10 +1,11 @@
-"""One TCP or TLS connection to an origin or a proxy, as bytes; what failed on it, in words that are safe to show.
+"""One TCP or TLS connection to an origin or a proxy, as bytes. Its failures are told in words that
+are safe to show.
 
 Owns the socket and, for https, the TLS state. Knows no HTTP. The transport is its only caller.
 
-Over TCP the kernel writes straight into the caller's buffer. Over TLS the records pass through a memory BIO, and
-OpenSSL decrypts them into that buffer: one copy more, and the only way to see whether decrypted bytes are left over,
-which decides whether the connection may carry another request.
+Over TCP the kernel writes straight into the caller's buffer. Over TLS the records pass through a
+memory BIO, and OpenSSL decrypts them into that buffer. That is one copy more, and the only way to
+see whether decrypted bytes are left over: then the connection may not carry another request.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _TLS_RECEIVE_BYTES = 256 << 10
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Where a connection goes. Equal peers may share connections; `str()` names one in messages."""
+    """The address of a connection. Equal peers share connections; `str()` is for messages."""
 
     host: str
     port: int
@@ -38,24 +39,24 @@ class Peer:
         return f"proxy {address}" if self.proxy else address
 
     def failure(self, what: str, *, hint: str = "") -> D7yfsError:
-        """The peer did not do its part. Behind a proxy the origin may be healthy, so the class differs."""
+        """The error when the peer fails; another class for a proxy: the origin may be healthy."""
         return (ProxyUnavailable if self.proxy else OriginUnavailable)(what, hint=hint)
 
     def bad_reply(self, what: str) -> BadReply:
-        """The peer broke HTTP."""
+        """The error when the peer broke HTTP."""
         return BadReply(f"{self} {what}", hint="is this an HTTP/1.1 server?")
 
 
 class Connection:
-    """An open connection. `send` and `receive_into` raise OSError; the caller knows what it means at that point.
+    """An open connection. `send` and `receive_into` raise OSError, which the caller interprets.
 
-    Cancelling either leaves the connection in an unknown state only for `send`; close it then.
+    A cancelled `send` leaves the connection in an unknown state; close it then.
     """
 
     def __init__(self, peer: Peer, stream: trio.SocketStream, tls: ssl.SSLContext | None) -> None:
         self.peer = peer
         self.idle_since = 0.0
-        """trio.current_time() at which the pool took it back; 0 before its first request is done."""
+        """trio.current_time() when the pool took it back; 0 before its first request is done."""
         self._socket = stream.socket
         self._tls: ssl.SSLObject | None = None
         if tls is not None:
@@ -64,9 +65,10 @@ class Connection:
 
     @classmethod
     async def open(cls, peer: Peer, tls: ssl.SSLContext | None, *, timeout_s: float) -> Connection:
-        """Resolve, connect (IPv6 and IPv4 race, RFC 8305; TCP_NODELAY) and, with `tls`, shake hands, in `timeout_s` altogether.
+        """Resolve, connect and, with `tls`, shake hands, in `timeout_s` altogether.
 
-        Raises what `Peer.failure` makes, or OriginUntrusted.
+        IPv6 and IPv4 race (RFC 8305), with TCP_NODELAY. Raises the error of `Peer.failure`, or
+        OriginUntrusted.
         """
         try:
             with trio.fail_after(timeout_s):
@@ -110,7 +112,7 @@ class Connection:
         await self._send(data)
 
     async def receive_into(self, buffer: memoryview) -> int:
-        """Receive at least one byte and at most `len(buffer)` (> 0) into `buffer`; 0 when the peer has closed its side."""
+        """Receive 1 to `len(buffer)` (> 0) bytes; 0 when the peer has closed its side."""
         if self._tls is None:
             return await self._socket.recv_into(buffer)
         while (count := self._decrypt_into(buffer)) is None:
@@ -118,7 +120,7 @@ class Connection:
         return count
 
     def has_unread(self) -> bool:
-        """Whether anything has arrived that nobody read: bytes, the end of the stream, or an error."""
+        """True if anything came that was not read: bytes, the end of the stream, or an error."""
         if self._tls is not None and (self._incoming.pending or self._tls.pending()):
             return True
         poll = select.poll()
@@ -126,7 +128,9 @@ class Connection:
         return bool(poll.poll(0))
 
     def close(self) -> None:
-        """Close at once. TLS sends no close_notify: HTTP's own framing tells whether a body was whole (RFC 9112, 9.8)."""
+        """Close at once, without close_notify: HTTP's framing tells if a body was whole (RFC 9112,
+        9.8).
+        """
         self._socket.close()
 
     async def _send(self, data: bytes) -> None:
@@ -146,7 +150,7 @@ class Connection:
                 return
 
     async def _exchange_records(self) -> None:
-        """Send what TLS has to say (handshake, key update) and receive until it has more to chew on."""
+        """Send the records of TLS (handshake, key update) and receive until there are more."""
         await self._send(self._outgoing.read())
         if records := await self._socket.recv(_TLS_RECEIVE_BYTES):
             self._incoming.write(records)
@@ -154,7 +158,7 @@ class Connection:
             self._incoming.write_eof()
 
     def _decrypt_into(self, buffer: memoryview) -> int | None:
-        """Decrypt what has arrived, many records a call; None when TLS needs more, 0 at the peer's close_notify."""
+        """Decrypt many records at once; None when TLS needs more, 0 at the peer's close_notify."""
         assert self._tls is not None
         filled = 0
         try:

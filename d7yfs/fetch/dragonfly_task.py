@@ -1,17 +1,22 @@
-"""What a request must say so that dfdaemon treats it as one task per object version, and what its replies prove. Pure.
+"""The headers by which dfdaemon makes one task of each object version, and the proof in its
+replies. Pure.
 
-Owns the headers of proxied requests, the names of query parameters that are no part of a task's identity, the task's id as dfdaemon
-computes it, and the reading of dfdaemon's marks. The facts were measured on dfdaemon 1.5 (docs/design.md). Header names and formula:
+Owns the headers of proxied requests, the names of query parameters that are no part of a task's
+identity, the task's id as dfdaemon computes it, and the reading of dfdaemon's marks. The facts were
+measured on dfdaemon 1.5 (docs/dragonfly-facts.md). Header names and formula:
 `dragonfly-client/src/proxy/header.rs` and `dragonfly-client-util/src/id_generator` of its source.
 
 dfdaemon never revalidates a task it knows. So the version is bound into the task:
-- by the URL, where the origin puts the version there: the origin enforces it, and such a task can be preheated;
-- else by a content id, made of everything that identifies the version and equal on all hosts;
-- else, at a proxy that is known to ignore content ids, by the tag: any client makes it part of the task, but it is a label of dfdaemon's
-  metrics too, and one label for each version is no gift to whoever keeps them.
+
+- By the URL, where the origin puts the version there: the origin enforces it, and such a task can
+  be preheated.
+- Else by a content id, made of everything that identifies the version and equal on all hosts.
+- Else, at a proxy that is known to ignore content ids, by the tag. Any client makes it part of the
+  task. But it is a label of dfdaemon's metrics too, and one label for each version burdens them.
+
 `If-Match`, which origins add, keeps a cold task from being made of another version.
 
-Called by the fetcher; by the socket way for the same task by another door.
+Called by the fetcher, and by the hand-over for the same task.
 """
 
 from __future__ import annotations
@@ -20,14 +25,14 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from d7yfs.objects import ObjectVersion, StoreIdentity
 from d7yfs.origins.origin import ReadRequest
 
 MAX_DIRECT_BYTES = 4 << 20
-"""Ranges of at most this size skip scheduler and peers in dfdaemon anyway: they are fetched straight from the origin."""
+"""Ranges of up to this size skip scheduler and peers in dfdaemon: it fetches them straight from the
+origin."""
 
 _DEFAULT_FILTERED_PARAMS = """
     X-Amz-Algorithm X-Amz-Credential X-Amz-Date X-Amz-Expires X-Amz-Security-Token X-Amz-Signature X-Amz-SignedHeaders X-Amz-User-Agent
@@ -37,7 +42,8 @@ _DEFAULT_FILTERED_PARAMS = """
     q-sign-algorithm q-ak q-sign-time q-key-time q-header-list q-url-param-list q-signature x-cos-security-token
     ns
 """
-"""dfdaemon's own (`dragonfly-client-util/src/http/query_params.rs`), sent because our list replaces the one of its rule."""
+"""dfdaemon's own (`dragonfly-client-util/src/http/query_params.rs`), sent because our list replaces
+its rule's."""
 
 _MORE_FILTERED_PARAMS = """
     sv ss srt sp st se spr sip sr sig skoid sktid skt ske sks skv sdd scid
@@ -45,48 +51,44 @@ _MORE_FILTERED_PARAMS = """
     security-token x-obs-security-token
     AWSAccessKeyId GoogleAccessId x-amz-security-token
 """
-"""Of signatures that dfdaemon's list leaves out: Azure's, OSS V4 and V1, OBS in lower case, V2 of AWS and Google."""
+"""Parameters of signatures that dfdaemon's list lacks: Azure's, OSS V4 and V1, OBS in lower case,
+V2 of AWS and Google."""
 
 FILTERED_PARAMS = frozenset((_DEFAULT_FILTERED_PARAMS + _MORE_FILTERED_PARAMS).split())
 
 _VERSION_PARAMS = frozenset({"generation", "versionId", "versionid"})
-"""Of Google, of S3, OSS and OBS, of Azure. Never filtered, whoever asks for it: they tell one version's task from another's."""
+"""The parameters of Google, of S3, OSS and OBS, of Azure. Never filtered: they tell one version's
+task from another's."""
 _NO_VERSION = ("", "null")
-"""`null` is what S3 and its like call a version from before versioning, or while it is suspended: the next one is `null` as well."""
+"""`null` is the version of S3 and its like from before versioning, or while it is suspended: the
+next one is `null` too."""
 
 ERROR_TYPE_HEADER = "x-dragonfly-error-type"
 TASK_ID_HEADER = "x-dragonfly-task-id"
 
 
-class Blame(Enum):
-    """Whose failure a reply of the proxy reports."""
-
-    ORIGIN = "origin"
-    PROXY = "proxy"
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class TaskOptions:
-    """What a repository's user wants its tasks to be. The values of `headers` are secrets."""
+    """The settings of a repository's tasks. The values of `headers` are secrets."""
 
     tag: str = ""
     application: str = ""
     priority: int | None = None
-    """None: dfdaemon's own, which is 6."""
+    """None: dfdaemon's default, 6."""
     piece_length_bytes: int = 0
     """0: as dfdaemon computes it from the size; else at least 4 MiB, and the same on all hosts."""
     filter: tuple[str, ...] = ()
     """Further query parameters that are no part of a task's identity."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """The user's own, for proxied requests only. Those that are ours lose against ours."""
+    """The user's own, for proxied requests only. Ours win over them."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Task:
-    """How one version is asked for. `url` and `headers` hold secrets."""
+    """The task of one version, as dfdaemon is asked for it. `url` and `headers` hold secrets."""
 
     url: str
-    """With its query sorted."""
+    """The URL with its query sorted."""
     filtered_params: tuple[str, ...]
     tag: str
     application: str
@@ -95,7 +97,7 @@ class Task:
     content_id: str
     """Empty where the URL or the tag binds the version."""
     headers: Mapping[str, str]
-    """What a proxied GET carries beside its range: the request's own, Dragonfly's, the user's."""
+    """Headers of a proxied GET besides its range: the request's own, Dragonfly's, the user's."""
 
     @property
     def id(self) -> str:
@@ -105,10 +107,12 @@ class Task:
         return task_id(self.url, self.filtered_params, self.tag, self.application, self.piece_length_bytes)
 
     def is_proved_by(self, said_id: str | None) -> bool:
-        """Whether a reply that names task `said_id` (None: it names none) is about this version's task and no other.
+        """True if a reply that names task `said_id` (None: it names none) is about this version's
+        task.
 
-        Clients that do not say (the Go one, early Rust ones) may not know content ids either, so for those it is no; what binds the version
-        by URL or tag is part of the task with every client. The formula of early ones has no type at its end.
+        Clients that name none (the Go one, early Rust ones) may not know content ids either, so
+        there it is False with one. A URL or tag that binds the version is part of the task with
+        every client. The formula of early clients has no type at its end.
         """
         if said_id is None:
             return not self.content_id
@@ -128,10 +132,11 @@ def task(
     small_too: bool = False,
     rest_too: bool = False,
 ) -> Task:
-    """How to ask for `version`, which `request` gets from its origin.
+    """Make the task of `version`, which `request` gets from its origin.
 
-    `content_ids`: whether who is asked is trusted to heed them. `small_too`: have dfdaemon (1.5 and later) ask scheduler and peers for
-    ranges and objects of up to 4 MiB as well. `rest_too`: have it bring all of the object, whatever the request's range is.
+    `content_ids`: dfdaemon is trusted to use them. `small_too`: have dfdaemon (1.5 and later) ask
+    scheduler and peers for ranges and objects of up to 4 MiB as well. `rest_too`: have it bring all
+    of the object, for any range.
     """
     names = filtered_params(request.signature_params, options.filter)
     url = sorted_query(request.url)
@@ -152,11 +157,11 @@ def task(
         "X-Dragonfly-Application": application,
         "X-Dragonfly-Priority": "" if options.priority is None else str(options.priority),
         "X-Dragonfly-Scheduling-Policy": "always" if small_too else "",
-        # The seed brings what its first request names and is not sent for the rest: after a range alone, every host gets that from the
-        # origin by itself. Heeded with a Range only.
+        # The seed brings the range of its first request and is not sent for the rest: after a range
+        # alone, every host gets that from the origin by itself. Used with a Range only.
         "X-Dragonfly-Prefetch": "true" if rest_too else "",
     }
-    # What decides about the task's identity is ours even when we say nothing.
+    # Headers of the task's identity are ours even when we send none.
     taken = {name.lower() for name in (*request.headers, "Range", *_IDENTITY, *(name for name in ours if ours[name]))}
     headers = {name: value for name, value in options.headers.items() if name.lower() not in taken}
     headers |= request.headers
@@ -172,7 +177,7 @@ _IDENTITY = (
 
 
 def content_id(store: StoreIdentity, version: ObjectVersion, piece_length_bytes: int = 0) -> str:
-    """Names one version of one object on all hosts: with it, the task id is a hash of this and nothing else, so it binds everything.
+    """Name one version of one object on all hosts: the task id is a hash of this and nothing else.
 
     A piece length of 0 is bound by the size, from which dfdaemon computes it.
     """
@@ -188,12 +193,12 @@ def filtered_params(signature_params: Iterable[str], user_filter: Iterable[str])
 
 
 def names_version(url: str) -> bool:
-    """Whether the query says which version to send, so that the origin sends no other and no filter leaves it out."""
+    """True if the query names the version, so that the origin sends no other."""
     return any(name in _VERSION_PARAMS and value not in _NO_VERSION for name, value in parse_qsl(urlsplit(url).query))
 
 
 def sorted_query(url: str) -> str:
-    """`url` with its query sorted by name: dfdaemon before 1.5 keeps the order in a task's identity, and an order must be one."""
+    """Sort the query of `url` by name: dfdaemon before 1.5 keeps the order in a task's identity."""
     parts = urlsplit(url)
     query = sorted(parse_qsl(parts.query, keep_blank_values=True), key=lambda pair: pair[0])
     return urlunsplit(parts._replace(query=urlencode(query)))
@@ -210,12 +215,13 @@ def task_id(
 ) -> str:
     """The id of the task that dfdaemon 1.5 makes of these when no content id is given.
 
-    `url` is percent-encoded. Golden values: those of dfdaemon's own tests, in ours.
+    `url` is percent-encoded. Golden values in our tests: those of dfdaemon's own.
     """
     parts = urlsplit(url)
     kept = [(name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if name not in filtered]
     query = urlencode(sorted(kept, key=lambda pair: pair[0]))
-    # As it is sent in the request line, and as dfdaemon's URL parser leaves it: host in lower case, no default port, no fragment.
+    # As in the request line, and as dfdaemon's URL parser leaves it: host in lower case, no default
+    # port, no fragment.
     default_port = {"http": 80, "https": 443}.get(parts.scheme)
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
     netloc = host if parts.port in (None, default_port) else f"{host}:{parts.port}"
@@ -225,16 +231,18 @@ def task_id(
 
 
 def task_id_of_content(content: str) -> str:
-    """The id of the task that dfdaemon makes of a content id, whatever else it is told."""
+    """The id of the task that dfdaemon makes of a content id, from nothing else."""
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def blame(status: int, error_type: str | None) -> Blame:
-    """Who failed, by dfdaemon's `X-Dragonfly-Error-Type`: `backend` is the origin's own answer, `proxy` and `dfdaemon` are its own trouble.
+def blames_proxy(status: int, error_type: str | None) -> bool:
+    """True if a status reports the proxy's failure and not the origin's, by dfdaemon's
+    `X-Dragonfly-Error-Type`.
 
-    Without the mark (another proxy, an older client), 4xx statuses that an origin gives are the origin's (400 and 401 mean
-    credentials that have ended); 5xx, 407 and 429 the proxy's.
+    `backend` is the origin's own answer; `proxy` and `dfdaemon` are dfdaemon's own trouble. Without
+    the mark (another proxy, an older client), 4xx statuses that an origin gives are the origin's
+    (400 and 401 mean expired credentials); 5xx, 407 and 429 the proxy's.
     """
     if error_type is not None:
-        return Blame.ORIGIN if error_type.strip().lower() == "backend" else Blame.PROXY
-    return Blame.ORIGIN if status in (400, 401, 403, 404, 412, 416) else Blame.PROXY
+        return error_type.strip().lower() != "backend"
+    return status not in (400, 401, 403, 404, 412, 416)

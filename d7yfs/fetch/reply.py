@@ -1,10 +1,12 @@
-"""Judges the head of a reply to a GET for a range of one object version: these bytes, or which error. Pure.
+"""Judges the head of a reply to a GET for a range of one object version: the right bytes, or which
+error. Pure.
 
-Believes no reply that does not prove its version. The proof is the strong validator that the listing showed: the `ETag`, or on Google
-Cloud Storage `x-goog-generation`. Every provider sends it with each 200 and 206 (docs/clouds.md has the pages that say so); a page of a
-captive portal, a gateway or a load balancer does not. dfdaemon passes on the header that the origin gave it, so its replies carry the proof
-too, beside the task's id, which the fetcher compares. Beyond the proof status, Content-Range, total size, length and encoding must all fit
-the request.
+Believes no reply that does not prove its version. The proof is the strong validator that the
+listing showed: the `ETag`, or on Google Cloud Storage `x-goog-generation`. Every provider sends it
+with each 200 and 206 (docs/clouds.md has the pages that say so); a page of a captive portal, a
+gateway or a load balancer does not. dfdaemon passes on the origin's header, so its replies carry
+the proof too, and the task's id, which the fetcher compares. Beyond the proof, status,
+Content-Range, total size, length and encoding must all fit the request.
 
 Used by `Fetcher` for origins and proxies alike.
 """
@@ -12,18 +14,17 @@ Used by `Fetcher` for origins and proxies alike.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 
 from d7yfs.errors import AccessDenied, BadReply, D7yfsError, ObjectArchived, OriginUnavailable, VersionGone
 from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.origins.encryption import undecryptable
-from d7yfs.origins.request_id import request_id
+from d7yfs.origins.rest import request_id, retry_after_s
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 _EXPIRED_CODES = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
-"""S3 says 400 to a session token that has ended."""
+"""S3 answers 400 for an expired session token."""
 _BUSY_CODES = {"RequestTimeout", "SlowDown"}
 _ERROR_CODE = re.compile(rb"<Code>([A-Za-z0-9_.]{1,64})</Code>")
 _ERROR_MESSAGE = re.compile(rb"<Message>([^<]{1,4096})</Message>")
@@ -39,13 +40,15 @@ def check_head(
     name: str,
     error_body: bytes = b"",
 ) -> None:
-    """Return if the body of this reply is exactly `wanted` of `version`; raise what it is instead.
+    """Return if the body of this reply is exactly `wanted` of `version`, else raise its error.
 
-    `headers` has lower-case names. `name` is how people know the object (`s3://bucket/key`). Accepts 206, and 200 where Content-Range says
-    the same (rclone, dfdaemon before 1.3.11) or where the whole object was asked for. RFC 9110, 14.4 and 15.3.7.
+    `headers` has lower-case names. `name` is the object as people know it (`s3://bucket/key`).
+    Accepts 206; also 200 where Content-Range says the same (rclone, dfdaemon before 1.3.11) or
+    where the whole object was asked for. RFC 9110, 14.4 and 15.3.7.
 
-    Raises OriginUnavailable for a reply without proof: something else than the store has answered. Raises VersionGone for the proof of
-    another version, and BadReply where the proof is right and the rest contradicts the request.
+    Raises OriginUnavailable for a reply without proof: another server has answered. Raises
+    VersionGone for the proof of another version, and BadReply where the proof is right and the rest
+    contradicts the request.
     """
     if status not in (200, 206):
         raise error_of(status, headers, name=name, body=error_body)
@@ -75,7 +78,7 @@ def check_head(
 
 
 def _check_proof(headers: Mapping[str, str], version: ObjectVersion, name: str) -> None:
-    """Return if the reply carries the validator of `version`, by strong comparison (RFC 9110, 8.8.3.2)."""
+    """Return if the reply has `version`'s validator, by strong comparison (RFC 9110, 8.8.3.2)."""
     validator = version.validator
     if not is_strong(validator):
         raise BadReply(
@@ -100,7 +103,7 @@ def _check_proof(headers: Mapping[str, str], version: ObjectVersion, name: str) 
 
 
 def proves(headers: Mapping[str, str], version: ObjectVersion) -> bool:
-    """True if the head carries the validator of `version`, whatever else it says."""
+    """True if the head carries the validator of `version`, in any reply."""
     try:
         _check_proof(headers, version, "")
     except D7yfsError:
@@ -109,12 +112,12 @@ def proves(headers: Mapping[str, str], version: ObjectVersion) -> bool:
 
 
 def is_strong(validator: str) -> bool:
-    """True if a listing's validator tells a version's bytes from all others: a generation, or a strong ETag that is not empty."""
+    """True if a validator is unique to a version: a generation, or a strong non-empty ETag."""
     return validator.isdecimal() or (not validator.startswith("W/") and bool(_opaque_tag(validator)))
 
 
 def _check_coding(headers: Mapping[str, str], version: ObjectVersion, name: str) -> None:
-    """Return if the body is the bytes as they are stored, whatever coding they were stored in."""
+    """Return if the body is the bytes as they are stored, in any coding."""
     stored_coding = _coding(headers, "x-goog-stored-content-encoding")
     coding = _coding(headers, "content-encoding")
     if stored_coding and not coding and "content-length" not in headers:
@@ -123,8 +126,9 @@ def _check_coding(headers: Mapping[str, str], version: ObjectVersion, name: str)
         )
     sent = (headers.get("etag"), headers.get("x-goog-generation"))
     if coding and ("content-length" not in headers or version.validator not in sent):
-        # Stores hand out the Content-Encoding that an object was stored with, and the bytes as stored: those have the listed size and the
-        # strong ETag, or the generation. A server that compresses on the way weakens the ETag and leaves out or changes the length.
+        # Stores hand out the Content-Encoding that an object was stored with, and the bytes as
+        # stored: those have the listed size and the strong ETag, or the generation. A server that
+        # compresses on the way weakens the ETag and leaves out or changes the length.
         raise BadReply(f"{name}: the reply is encoded as {coding[:40]!r}, which was not asked for", lasting=True)
 
 
@@ -153,24 +157,11 @@ def _meaning(status: int, headers: Mapping[str, str], name: str, body: bytes) ->
             f"{name}: reading was refused ({said})", hint="check the credentials' permission to read objects"
         )
     if status in (408, 425, 429) or status >= 500 or code in _BUSY_CODES:
-        return OriginUnavailable(f"{name}: the server answered {said}", retry_after_s=retry_after_s(headers))
+        pause_s = min(retry_after_s(headers, time.time()), MAX_RETRY_AFTER_S)
+        return OriginUnavailable(f"{name}: the server answered {said}", retry_after_s=pause_s)
     if status in (301, 302, 303, 307, 308):
         return BadReply(f"{name}: the server redirects ({said})", hint="check --region and --endpoint-url")
     return BadReply(f"{name}: unexpected status {said}")
-
-
-def retry_after_s(headers: Mapping[str, str], now: datetime | None = None) -> float:
-    """Seconds that `Retry-After` asks for (RFC 9110, 10.2.3), at most MAX_RETRY_AFTER_S; 0 without it or when it makes no sense."""
-    text = headers.get("retry-after", "").strip()
-    try:
-        seconds = (
-            float(text)
-            if text.isdigit()
-            else (parsedate_to_datetime(text) - (now or datetime.now(UTC))).total_seconds()
-        )
-    except (ValueError, TypeError):
-        return 0.0
-    return min(max(seconds, 0.0), MAX_RETRY_AFTER_S)
 
 
 def _coding(headers: Mapping[str, str], name: str) -> str:
@@ -179,5 +170,5 @@ def _coding(headers: Mapping[str, str], name: str) -> str:
 
 
 def _opaque_tag(etag: str) -> str:
-    """The tag without weakness mark and quotes: caches on the way may weaken an ETag, servers may forget its quotes."""
+    """The tag without weakness mark and quotes: caches weaken ETags, servers forget quotes."""
     return etag.strip().removeprefix("W/").strip('"')

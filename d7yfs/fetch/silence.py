@@ -1,6 +1,8 @@
-"""Tells when a transfer has been silent for too long, while it goes on: so that others need not wait for it.
+"""Tells when a transfer has been silent for too long, so that readers need not wait for it (hedged
+requests).
 
-Used by the fetcher, for what comes through a proxy.
+The transfer goes on. Used by the fetcher and by the stream filler, for bytes that come through
+dfdaemon.
 """
 
 from __future__ import annotations
@@ -10,13 +12,14 @@ from collections.abc import Awaitable, Callable
 import trio
 
 HEDGE_AFTER_S = 3.0
-"""Without a byte for so long, what a reader waits for is fetched from the origin too."""
+"""Seconds without a byte after which a range for a reader is fetched from the origin too."""
 
 
-async def watched(
+async def watch(
     work: Callable[[], Awaitable[None]], last_progress: Callable[[], float], on_silence: Callable[[], None]
 ) -> None:
-    """Do `work`, and call `on_silence` each time that `last_progress` (trio's time) has come to lie `HEDGE_AFTER_S` back.
+    """Do `work`, and call `on_silence` each time that `last_progress` (trio's time) lies
+    `HEDGE_AFTER_S` back.
 
     Raises what `work` does.
     """
@@ -25,7 +28,7 @@ async def watched(
         nursery.start_soon(_watch, last_progress, on_silence)
         try:
             await work()
-        except Exception as error:  # told outside of the nursery, which would wrap it
+        except Exception as error:  # raised outside the nursery, which would wrap it
             failure = error
         nursery.cancel_scope.cancel()
     if failure is not None:

@@ -1,40 +1,65 @@
-"""A range on its way: where it goes, how far it has come, whether a reader waits for it. Plain state of the fetcher's."""
+"""A range on its way: where it goes, how far it has come, if a reader waits for it. And the rate at
+which an origin's ranges come.
+"""
 
 from __future__ import annotations
 
+import random
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 import trio
 
-from d7yfs.fetch.dragonfly_proxy import Proxy
-from d7yfs.fetch.proxies import Registration
-from d7yfs.objects import ByteRange, ObjectVersion
+from d7yfs.errors import D7yfsError, OriginUnavailable
+from d7yfs.fetch import dragonfly_task
+from d7yfs.fetch.dragonfly_proxy import Proxy, Registration
+from d7yfs.fetch.transport import Response
+from d7yfs.objects import PART_BYTES, ByteRange, ObjectVersion
 
 DIRECT = "direct"
-"""The reason of bytes that come straight from the origin because nothing else is configured, or for none that anybody gave."""
+"""The reason of bytes straight from the origin without a proxy, or without another reason."""
 
 FALLBACK = "fallback"
-"""The reason of bytes that a proxy was to bring."""
+"""The reason of bytes straight from the origin that a proxy was to bring."""
 
 
 SEAM_BYTES = 4096
-"""How much is asked for again where a transfer goes on after a cut. TCP keeps bytes in order and whole, but a relay in the middle may lose
-some and go on; then all that follows is shifted, and the body ends too soon."""
+"""Bytes that are asked for again when a transfer goes on after a cut. TCP keeps bytes in order and
+whole, but a relay may lose some and go on: then all that follows is shifted, and the body ends too
+soon."""
+
+
+LEAST_WINDOW_BYTES = 32 << 20
+MOST_WINDOW_BYTES = 256 << 20
+
+_INTERVAL_S = 0.25
+_MEMORY_S = 10.0
+_SAMPLE_BYTES = 1 << 20
+"""Smaller transfers say more about the sender's first window than about a connection's rate."""
+_FORGET = 1.02
+"""Factor per sample: an origin that has become slower is believed after some dozens of requests."""
 
 
 class Sink(Protocol):
-    """Where bytes go."""
+    """The destination of a transfer's bytes."""
 
     async def write(self, offset: int, data: memoryview) -> None:
-        """Take `data`, which is lent until this returns; calls of one transfer follow each other without a gap, or repeat themselves."""
+        """Take `data`, which is lent until this returns. Calls of one transfer follow each other
+        without a gap, or repeat bytes.
+        """
 
     def retract(self, wanted: ByteRange) -> int:
-        """What was written of `wanted` is not to be believed. Returns the offset, at or before its start, from which to write again."""
+        """Take back bytes of `wanted`, which are not to be believed.
+
+        Returns the offset, at or before its start, from which to write again.
+        """
 
 
 class Urgency:
-    """Whether a reader waits for a transfer; `raise_` when one comes while the transfer still queues as a prefetch."""
+    """The urgency of a transfer: True while a reader waits for it. `make_urgent` takes it out of
+    the prefetch queue.
+    """
 
     __slots__ = ("_queue", "urgent")
 
@@ -42,36 +67,18 @@ class Urgency:
         self.urgent = urgent
         self._queue = trio.CancelScope()
 
-    def queueing(self) -> trio.CancelScope:
+    def enter_queue(self) -> trio.CancelScope:
         """The scope of a stay in the queue for prefetches; a transfer may come back to it."""
         self._queue = trio.CancelScope()
         return self._queue
 
-    def raise_(self) -> None:
+    def make_urgent(self) -> None:
         self.urgent = True
         self._queue.cancel()
 
 
 class Transfer:
     """A range on its way: `position` is the next byte that is wanted."""
-
-    __slots__ = (
-        "_expected_since",
-        "_proved_to",
-        "_tail",
-        "_writing",
-        "last_progress",
-        "on_first_byte",
-        "on_task",
-        "position",
-        "proxy",
-        "reason",
-        "registration",
-        "sink",
-        "small_too",
-        "version",
-        "wanted",
-    )
 
     def __init__(
         self,
@@ -86,16 +93,16 @@ class Transfer:
         self.wanted = wanted
         self.sink = sink
         self.reason = reason
-        """Under which bytes are counted that come straight from the origin."""
+        """The reason under which bytes straight from the origin are counted."""
         self.small_too = small_too
-        self.on_first_byte: Callable[[], None] = lambda: None
-        """Called at least once, when bytes have come."""
         self.on_task: Callable[[str], None] = lambda _: None
-        """Told which task a proxy is asked for, at each attempt."""
+        """Told the task that a proxy is asked for, at each attempt."""
+        self.bandwidth: Bandwidth | None = None
+        """Where bytes straight from the origin are counted."""
         self.proxy: Proxy | None = None
-        """Who was asked last."""
+        """The proxy that was asked last."""
         self.registration: Registration | None = None
-        """Its turn at the scheduler, for what goes through a proxy."""
+        """Its slot at the scheduler, if it goes through a proxy; given back at the first byte."""
         self.position = wanted.start
         self.last_progress = self._expected_since = trio.current_time()
         self._writing = False
@@ -104,20 +111,42 @@ class Transfer:
 
     @property
     def seam(self) -> bytes:
-        """The last bytes that have come, which the next attempt compares first. Empty while there is nothing to prove."""
+        """The last bytes that have come, which the next attempt compares first. Empty while there
+        is nothing to prove.
+        """
         return bytes(self._tail) if self.position > self._proved_to else b""
 
     @property
     def rest(self) -> ByteRange:
-        """What the next attempt asks for: what is still to come, and the seam before it."""
+        """The range of the next attempt: the missing bytes, and the seam before them."""
         return ByteRange(self.position - len(self.seam), self.wanted.stop)
 
-    def proved(self) -> None:
-        """All that has come so far is right: another connection has brought the same bytes at its end."""
+    @property
+    def registers(self) -> bool:
+        """True if dfdaemon brings a request for this range before its scheduler."""
+        return self.small_too or self.wanted.size > dragonfly_task.MAX_DIRECT_BYTES
+
+    async def compare_seam(self, response: Response, name: str) -> ByteRange | None:
+        """Receive the seam again and compare it. If it differs, give back the unproved bytes, and
+        return their range.
+
+        Raises OriginUnavailable when the body ends before.
+        """
+        seam = self.seam
+        again = memoryview(bytearray(len(seam)))
+        filled = 0
+        while filled < len(seam):
+            count = await response.receive_into(again[filled:])
+            if not count:
+                raise OriginUnavailable(f"{name}: cut off before the offset that was reached")
+            filled += count
+        if again != seam:
+            return self.retract()
         self._proved_to = self.position
+        return None
 
     def retract(self) -> ByteRange:
-        """Give back what has come and is not proved; returns it. The transfer goes on before it."""
+        """Give back the unproved bytes; returns their range. The transfer goes on before it."""
         unproved = ByteRange(self._proved_to, self.position)
         if unproved and self.position < self.wanted.stop:
             self.position = self._proved_to = max(self.sink.retract(unproved), self.wanted.start)
@@ -125,13 +154,13 @@ class Transfer:
         return unproved
 
     def ask(self, proxy: Proxy) -> None:
-        """`proxy` is asked now."""
+        """Note that `proxy` is asked now."""
         self.proxy = proxy
         self._expected_since = trio.current_time()
 
     def alive_at(self) -> float:
-        """When there was last a reason to expect bytes: nobody is to blame for silence while what came is being written, nor, for a while,
-        where others have their turn at the scheduler.
+        """Time of the last reason to expect bytes. Silence while bytes are being written, or for a
+        while in the queue for a slot at the scheduler, blames no proxy.
         """
         if self._writing:
             return trio.current_time()
@@ -139,9 +168,12 @@ class Transfer:
         return max(self.last_progress, self._expected_since, queued)
 
     async def take(self, data: memoryview) -> None:
-        """`data` has come; it is lent until this returns."""
+        """Write `data`, which has come and is lent until this returns."""
         self.last_progress = trio.current_time()
-        self.on_first_byte()
+        if self.bandwidth is not None:
+            self.bandwidth.count_bytes(len(data), self.last_progress)
+        if self.registration is not None:
+            self.registration.release()
         self._writing = True
         try:
             await self.sink.write(self.position, data)
@@ -151,3 +183,60 @@ class Transfer:
         self.position += len(data)
         self._tail += data[-SEAM_BYTES:]
         del self._tail[:-SEAM_BYTES]
+
+
+class Bandwidth:
+    """One origin's rate and delay, as seen by the requests of this process: how many bytes must be
+    in flight to keep it busy. Pure; `now` is monotonic seconds.
+
+    The window is twice the bandwidth-delay product, of the best rate seen lately and of the *least*
+    time that a part takes when nothing queues. Twice, so that it grows as long as more in flight
+    brings more; the least time, so that a queue of our own making does not count as delay.
+    """
+
+    def __init__(self) -> None:
+        self.first_byte_s = 0.0
+        """The least time to the first byte, lately; 0 before the first sample."""
+        self.connection_bytes_s = 0.0
+        """The best rate of one response, lately."""
+        self._interval_start = float("-inf")
+        self._interval_bytes = 0
+        self._rates: deque[tuple[float, float]] = deque()
+
+    def count_bytes(self, size_bytes: int, now: float) -> None:
+        """Count bytes that have arrived, on any connection."""
+        if now - self._interval_start >= _INTERVAL_S:
+            elapsed_s = now - self._interval_start
+            if elapsed_s < 2 * _INTERVAL_S:
+                self._rates.append((now, self._interval_bytes / elapsed_s))
+            while self._rates and now - self._rates[0][0] > _MEMORY_S:
+                self._rates.popleft()
+            self._interval_start, self._interval_bytes = now, 0
+        self._interval_bytes += size_bytes
+
+    def count_reply(self, size_bytes: int, first_byte_s: float, body_s: float) -> None:
+        """Count a reply: first byte after `first_byte_s`, then `size_bytes` within `body_s`."""
+        self.first_byte_s = min(self.first_byte_s * _FORGET, first_byte_s) if self.first_byte_s else first_byte_s
+        if size_bytes >= _SAMPLE_BYTES and body_s > 0:
+            self.connection_bytes_s = max(self.connection_bytes_s / _FORGET, size_bytes / body_s)
+
+    @property
+    def total_bytes_s(self) -> float:
+        """The best rate of all connections together, lately, in bytes a second; 0 while unknown."""
+        return max((rate for _, rate in self._rates), default=0.0)
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes that should be in flight for a reader that takes all it can get."""
+        if not self.connection_bytes_s:
+            return LEAST_WINDOW_BYTES
+        part_s = self.first_byte_s + PART_BYTES / self.connection_bytes_s
+        wanted = int(2 * self.total_bytes_s * part_s)
+        return min(max(wanted, LEAST_WINDOW_BYTES), MOST_WINDOW_BYTES)
+
+
+def pause_before_retry_s(attempt: int, error: D7yfsError) -> float:
+    """Exponential backoff, 0.1 to 5 s, with jitter on the upper half; longer if asked for."""
+    pause_s = min(0.1 * 2.0 ** min(attempt, 10), 5.0) * random.uniform(0.5, 1.0)  # noqa: S311  # jitter, not cryptography
+    asked_s = error.retry_after_s if isinstance(error, OriginUnavailable) else 0.0
+    return max(pause_s, asked_s)

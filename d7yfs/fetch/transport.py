@@ -1,14 +1,20 @@
-"""HTTP/1.1 GET that receives bodies straight into the caller's buffer, on connections that are kept alive.
+"""HTTP/1.1 GET that receives bodies straight into the caller's buffer, on connections that are kept
+alive.
 
-Owns the sockets of the data plane: connecting, the idle pool, request and reply head (by h11), body framing, timeouts.
-Knows neither ranges nor retries nor signatures: the fetcher, its only caller, decides what to ask and what a status means.
-One Transport serves any number of origins and proxies; how many requests run at once is the caller's to bound.
+Owns the sockets of the data plane: connecting, the idle pool, request and reply head (by h11), body
+framing, timeouts. Knows neither ranges nor retries nor signatures: the fetcher, its only caller,
+decides what to ask and what a status means. One Transport serves any number of origins and proxies;
+the caller bounds how many requests run at once.
 
 Invariants:
-- A connection is in the idle pool, or belongs to one reply, or is closed. It returns to the pool only after its reply was
-  read to the end and nothing more came; whatever else happens (error, cancellation, surplus bytes) closes it.
-- A reader gets exactly the bytes that the framing promises, or an error: a body never ends early in silence.
-- Errors name host and port; never a URL, a path, a query or a header's value, which may hold signatures.
+
+- A connection is in the idle pool, or belongs to one reply, or is closed. It returns to the pool
+  only after its reply was read to the end and nothing more came. In any other case (error,
+  cancellation, surplus bytes) it is closed.
+- A reader gets exactly the bytes that the framing promises, or an error: a body never ends early in
+  silence.
+- Errors name host and port; never a URL, a path, a query or a header's value, which may hold
+  signatures.
 - The environment (proxies, .netrc) is never consulted.
 """
 
@@ -17,7 +23,6 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import h11
@@ -33,23 +38,14 @@ _DRAIN_LIMIT_BYTES = 64 << 10
 _DRAIN_TIMEOUT_S = 0.25
 """A rest that takes longer than this to come costs more than a new connection."""
 _IDLE_LIMIT_S = 60.0
-"""Longer than a pause between two reads of a loading model, shorter than NAT gateways take to forget a flow in silence."""
-
-
-@dataclass(frozen=True, slots=True)
-class TransportStatistics:
-    """Connections now, and totals since the start."""
-
-    open_connections: int
-    idle_connections: int
-    opened_total: int
-    reused_total: int
-    received_bytes: int
-    """Body bytes, without heads."""
+"""Longer than a pause between two reads of a loading model, shorter than NAT gateways take to
+forget a flow in silence."""
 
 
 class Headers(Mapping[str, str]):
-    """A reply's header fields by case-insensitive name; a repeated field's values are joined with ", " (RFC 9110, 5.3)."""
+    """The header fields of a reply by case-insensitive name; repeated ones are joined (RFC 9110,
+    5.3).
+    """
 
     def __init__(self, fields: Iterable[tuple[bytes, bytes]]) -> None:
         self._values: dict[str, str] = {}
@@ -68,13 +64,14 @@ class Headers(Mapping[str, str]):
 
 
 class Response:
-    """A reply whose head has come; its body is read with `receive_into`, inside the `async with` that yielded it."""
+    """A reply whose head has come; `receive_into` reads its body, inside its `async with`."""
 
     def __init__(self, connection: Connection, http: h11.Connection, head: h11.Response, idle_timeout_s: float) -> None:
         self.status = head.status_code
         self.headers = Headers(head.headers)
         self.content_length = _content_length(self.status, self.headers)
-        """Size of the body in bytes; None when only its end will tell (chunked, or until the connection closes)."""
+        """Size of the body in bytes; None when only its end tells (chunked, or a closed
+        connection)."""
         self.received_bytes = 0
         """Bytes of the body handed out so far."""
         self._connection = connection
@@ -90,10 +87,10 @@ class Response:
             self._keep_alive &= len(arrived) <= self.content_length
 
     async def receive_into(self, buffer: memoryview) -> int:
-        """Receive what is there, at most `len(buffer)` bytes of the body; 0 when it has ended, never before.
+        """Receive at most `len(buffer)` bytes of the body; 0 when it has ended, never before.
 
-        `buffer` must not be empty. Raises OriginUnavailable or ProxyUnavailable when nothing comes for the idle timeout or
-        the body is cut off, BadReply when the chunked coding is broken.
+        `buffer` must not be empty. Raises OriginUnavailable or ProxyUnavailable when nothing comes
+        for the idle timeout or the body is cut off, BadReply when the chunked coding is broken.
         """
         if not buffer:
             raise ValueError("receive_into needs room for at least one byte")
@@ -115,7 +112,7 @@ class Response:
         return count
 
     async def read(self, limit_bytes: int) -> bytes:
-        """The body, or its first `limit_bytes` (> 0): for small ones, such as an error's explanation. Raises as `receive_into`."""
+        """Read the body, or its first `limit_bytes` (> 0). Raises as `receive_into`."""
         buffer = memoryview(bytearray(limit_bytes))
         filled = 0
         while filled < limit_bytes and (count := await self.receive_into(buffer[filled:])):
@@ -123,7 +120,7 @@ class Response:
         return bytes(buffer[:filled])
 
     async def finish(self) -> bool:
-        """Drop a small rest of the body; whether the connection may carry another request. For the transport."""
+        """Drop a small rest of the body. True if the connection may carry another request."""
         rest = _DRAIN_LIMIT_BYTES
         if self.content_length is not None:
             if self.content_length == self.received_bytes:
@@ -187,7 +184,7 @@ class Response:
 
 
 class Transport:
-    """A GET client and its pool of idle connections. Made by the daemon; every method belongs to the trio thread."""
+    """A GET client and its pool of idle connections. Made by the daemon; trio thread only."""
 
     def __init__(
         self,
@@ -199,9 +196,9 @@ class Transport:
         ssl_context: ssl.SSLContext | None = None,
         user_agent: str = "d7yfs",
     ) -> None:
-        """`connect_timeout_s` bounds name lookup, TCP and TLS together; `first_byte_timeout_s` the request and the whole reply
-        head; `idle_timeout_s` the time between two arrivals of a body. `ssl_context` (default: verify against the
-        system's CAs) is told to offer HTTP/1.1 only.
+        """`connect_timeout_s` bounds name lookup, TCP and TLS together; `first_byte_timeout_s` the
+        request and the whole reply head; `idle_timeout_s` the time between two arrivals of a body.
+        `ssl_context` (default: verify against the system's CAs) is told to offer HTTP/1.1 only.
         """
         self._connect_timeout_s = connect_timeout_s
         self._first_byte_timeout_s = first_byte_timeout_s
@@ -210,60 +207,48 @@ class Transport:
         self._ssl_context = ssl_context
         self._user_agent = user_agent
         self._open: set[Connection] = set()
-        self._replies: set[Response] = set()
         self._idle: list[Connection] = []
         """Most recently used last, all peers together."""
         self._closed = False
-        self._opened_total = self._reused_total = self._received_bytes = 0
 
     @asynccontextmanager
     async def get(self, url: str, headers: Mapping[str, str], *, via: str = "") -> AsyncIterator[Response]:
-        """GET `url` and yield the reply once its head has come, whatever its status; redirects are not followed.
+        """GET `url` and yield the reply once its head has come, with any status; redirects are not
+        followed.
 
-        `url` goes out byte for byte as given (path and query are signed), so it must be percent-encoded. `headers` adds to
-        Host and User-Agent, which are ours; Accept-Encoding is identity unless it says otherwise. With `via`, the base URL of a
-        plain HTTP proxy, the request goes there in absolute form (RFC 9112, 3.2.2); CONNECT is never used.
+        `url` goes out byte for byte as given (path and query are signed), so it must be
+        percent-encoded. `headers` adds to Host and User-Agent, which are ours; Accept-Encoding is
+        identity unless it says otherwise. With `via`, the base URL of a plain HTTP proxy, the
+        request goes there in absolute form (RFC 9112, 3.2.2); CONNECT is never used.
 
-        A request on a reused connection that was closed before the first byte of a reply is repeated once on a new one.
+        A request on a reused connection that was closed before the first byte of a reply is
+        repeated once on a new one.
 
-        Raises OriginUnavailable (through a proxy: ProxyUnavailable, the connection there being the one that fails),
-        OriginUntrusted, BadReply; ValueError for a URL or header that cannot be sent.
+        Raises OriginUnavailable (through a proxy: ProxyUnavailable, as the connection to the proxy
+        fails), OriginUntrusted, BadReply; ValueError for a URL or header that cannot be sent.
         """
         peer, request = _request(url, headers, via, self._user_agent)
         response, connection = await self._start(peer, request)
-        self._replies.add(response)
         reusable = False
         try:
             try:
                 yield response
             except Exception:
-                # The caller did not like the reply (a 403, say), which is no fault of the connection.
+                # The caller refused the reply (a 403, say), which is no fault of the connection.
                 reusable = await response.finish()
                 raise
             reusable = await response.finish()
         finally:
-            self._replies.remove(response)
-            self._received_bytes += response.received_bytes
             if reusable:
                 self._put_idle(connection)
             else:
                 self._discard(connection)
 
     async def connect(self, url: str, *, via: str = "") -> None:
-        """Have an idle connection ready for the first `get` of something like `url`. Raises as `get`."""
+        """Have an idle connection ready for the first `get` of a similar `url`. Raises as `get`."""
         peer, _ = _request(url, {}, via, self._user_agent)
         if not self._closed and all(connection.peer != peer for connection in self._idle):
             self._put_idle(await self._connect(peer))
-
-    def statistics(self) -> TransportStatistics:
-        """A snapshot."""
-        return TransportStatistics(
-            open_connections=len(self._open),
-            idle_connections=len(self._idle),
-            opened_total=self._opened_total,
-            reused_total=self._reused_total,
-            received_bytes=self._received_bytes + sum(reply.received_bytes for reply in self._replies),
-        )
 
     async def aclose(self) -> None:
         """Close idle connections now, and those in use when their replies are done."""
@@ -273,11 +258,10 @@ class Transport:
 
     async def _start(self, peer: Peer, request: h11.Request) -> tuple[Response, Connection]:
         if (connection := self._take_idle(peer)) is not None:
-            self._reused_total += 1
             try:
                 return await self._exchange(connection, request), connection
             except _NoReply:
-                pass  # The peer closed it while it was idle, as it may at any time; a GET can be repeated.
+                pass  # The peer closed it while it was idle, as it may; a GET can be repeated.
         connection = await self._connect(peer)
         try:
             return await self._exchange(connection, request), connection
@@ -287,11 +271,10 @@ class Transport:
     async def _connect(self, peer: Peer) -> Connection:
         connection = await Connection.open(peer, self._tls() if peer.tls else None, timeout_s=self._connect_timeout_s)
         self._open.add(connection)
-        self._opened_total += 1
         return connection
 
     async def _exchange(self, connection: Connection, request: h11.Request) -> Response:
-        """Send `request` and receive the head of its reply. Whatever goes wrong closes the connection."""
+        """Send `request` and receive the head of its reply. Any failure closes the connection."""
         # One h11 state per exchange: a body that bypasses it would leave it behind.
         http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_LIMIT_BYTES)
         peer = connection.peer
@@ -309,14 +292,14 @@ class Transport:
             raise
 
     def _tls(self) -> ssl.SSLContext:
-        # Late, because loading the system's CAs takes tens of milliseconds that plain http need not pay.
+        # Late: loading the system's CAs takes tens of milliseconds that plain http saves.
         if self._ssl_context is None:
             self._ssl_context = ssl.create_default_context()
         self._ssl_context.set_alpn_protocols(["http/1.1"])
         return self._ssl_context
 
     def _take_idle(self, peer: Peer) -> Connection | None:
-        """The most recently used idle connection to `peer` on which nothing happened since."""
+        """Take the most recently used idle connection to `peer` on which nothing happened since."""
         self._expire_idle()
         for connection in reversed(self._idle):
             if connection.peer == peer:
@@ -330,7 +313,7 @@ class Transport:
         self._expire_idle()
 
     def _expire_idle(self) -> None:
-        """Close what the peer has closed, what it has sent bytes on unasked, what is too old, and what is too many."""
+        """Close idle connections that the peer closed or sent bytes on, too old ones, too many."""
         oldest = trio.current_time() - _IDLE_LIMIT_S
         surplus = len(self._idle) if self._closed else len(self._idle) - self._max_idle_connections
         for index, connection in enumerate(list(self._idle)):
@@ -378,7 +361,7 @@ async def _exchange_heads(connection: Connection, http: h11.Connection, request:
 
 
 def _request(url: str, headers: Mapping[str, str], via: str, user_agent: str) -> tuple[Peer, h11.Request]:
-    """Where to connect and what to say. ValueErrors are the caller's bugs and do not quote what they complain about."""
+    """The address and the request. ValueErrors are the caller's bugs and quote nothing."""
     origin, authority, target = _split(url)
     peer = origin
     if via:
@@ -399,7 +382,7 @@ def _request(url: str, headers: Mapping[str, str], via: str, user_agent: str) ->
 
 
 def _split(url: str) -> tuple[Peer, str, str]:
-    """Peer, authority as botocore signs it in Host (lower case, no default port), and the target exactly as given."""
+    """Peer, authority as botocore signs it (lower case, no default port), and the exact target."""
     if not url.isascii() or not url.isprintable() or " " in url:
         raise ValueError("a URL must be percent-encoded")
     parts = urlsplit(url)
@@ -414,7 +397,10 @@ def _split(url: str) -> tuple[Peer, str, str]:
 
 
 def _content_length(status: int, headers: Headers) -> int | None:
-    """Size of a GET reply's body where its head tells (RFC 9112, 6.3); h11 has refused malformed and conflicting values."""
+    """Size of a GET reply's body, where its head tells (RFC 9112, 6.3).
+
+    h11 has refused malformed and conflicting values.
+    """
     if status in (204, 304):
         return 0
     if "transfer-encoding" in headers or "content-length" not in headers:

@@ -1,11 +1,13 @@
-"""dfdaemon's gRPC service on its unix socket: asks for downloads, and tells of their pieces as they land in dfdaemon's store.
+"""dfdaemon's gRPC service on its unix socket: asks for downloads, and tells of their pieces as they
+land.
 
-`DfdaemonDownload.DownloadTask` (messages: PyPI `dragonfly-api`, package dfdaemon.v2) answers with one "started" message, by when the link
-that was asked for stands, and one message for each piece whose bytes are in the file, in the order in which they came. What else is known
-of it: docs/design.md.
+`DfdaemonDownload.DownloadTask` (messages: PyPI `dragonfly-api`, package dfdaemon.v2) answers with
+one "started" message, by when the requested link stands. Then comes one message for each piece
+whose bytes are in dfdaemon's file, in the order in which they came. docs/dragonfly-facts.md has more.
 
-grpc.aio knows asyncio only, so each download has a worker thread that reads its messages and checks its pieces; the trio thread is
-woken once for however many have come. Nothing of what dfdaemon says in an error is repeated in ours: it may hold the signed URL.
+grpc.aio knows asyncio only, so each download has a worker thread that reads its messages and checks
+its pieces. The trio thread is woken once for all that have come. dfdaemon's error texts are never
+repeated in ours: they may hold the signed URL.
 
 The only module that imports grpc; imported only when a socket is configured. Used by `Handover`.
 """
@@ -22,7 +24,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 import grpc
 import trio
@@ -33,23 +35,28 @@ from d7yfs.fetch.dragonfly_task import Task
 from d7yfs.fetch.reply import error_of
 from d7yfs.objects import BLOCK_BYTES, ByteRange
 
+if TYPE_CHECKING:
+    from d7yfs.fill.handover import Checked, Receiver
+
 ANSWER_TIMEOUT_S = 10.0
-"""dfdaemon says "started" when it has asked the origin for the object's size, and before it asks a scheduler for anything."""
+"""Seconds. dfdaemon says "started" when it has asked the origin for the object's size, before it
+asks a scheduler."""
 
 SILENCE_TIMEOUT_S = 30.0
-"""Between two pieces. A hung scheduler alone means 10 s; readers do not wait for any of it."""
+"""Seconds between two pieces. A hung scheduler alone means 10 s; readers wait for none of it."""
 
 MAX_DOWNLOADS = 32
-"""At once over one socket; each takes a thread."""
+"""Downloads at once over one socket; each takes a thread."""
 
 _REST_S = 0.05
-"""After a message that had to be waited for, others are left to come together: being woken is most of what one costs (0.3 ms of processor
-time, 0.05 when it is there already). Several pieces are on their way at a time; who waits for one waits at most this much longer."""
+"""Seconds for which messages are left to come together, after one that had to be waited for. A
+wake-up is most of a message's cost (0.3 ms of processor time; 0.05 when it is there already).
+Several pieces are on their way at a time, and a reader of one waits at most this much longer."""
 _WAITED_S = 0.001
 
 _METHOD = "/dfdaemon.v2.DfdaemonDownload/DownloadTask"
 _DEFAULT_PRIORITY = 6
-"""dfdaemon's own default at its proxy; in a message, nothing would mean 0."""
+"""dfdaemon's own default at its proxy; in a message, an empty field means 0."""
 _SMALLEST_PIECE_BYTES = 4 << 20
 _MAX_MESSAGE_BYTES = 64 << 20
 """The "started" message names each piece: a hundred bytes for each of at most some ten thousand."""
@@ -60,18 +67,17 @@ _OPTIONS = (
     # dfdaemon's server resets streams whose authority is the escaped path of the socket.
     ("grpc.default_authority", "localhost"),
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-    # The thread that reads a call's messages does grpc's work too, without a second one to be woken by: a third less time for each.
+    # The thread that reads a call's messages does grpc's work too, so no second one must be woken:
+    # a third less time for each.
     ("SingleThreadedUnaryStream", 1),
 )
 _TRAFFIC = ("source", "remote_peer", "local_peer")
-"""By `common.v2.TrafficType`."""
-
-T = TypeVar("T")
+"""Indexed by `common.v2.TrafficType`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The download has begun: the link stands, and holds nothing yet that a piece does not announce."""
+    """The first message of a download: the link stands, and holds only announced bytes."""
 
     task_id: str
     size_bytes: int
@@ -79,58 +85,50 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """These bytes are in dfdaemon's file now."""
+    """One piece whose bytes are in dfdaemon's file now."""
 
     range: ByteRange
     """Whole blocks of the cache; the last one cut at the object's end."""
     crc32: int | None
-    """IEEE, as dfdaemon recorded it when the piece came; None when it says nothing that we know."""
+    """IEEE, as dfdaemon recorded it; None when it is in no form that we know."""
     traffic: str
-    """Where the piece came from: source, remote_peer, local_peer, or empty."""
-
-
-class Receiver(Protocol[T]):
-    """Who is told about one download. What it raises ends the download."""
-
-    async def started(self, started: Started) -> None:
-        """Called once, before anything else, in the trio thread."""
-
-    def check(self, piece: Piece) -> T:
-        """Called for each piece in the download's own thread, in order."""
-
-    def landed(self, piece: Piece, checked: T) -> None:
-        """Called for each piece in the trio thread, in order, with what `check` has returned."""
+    """The piece's source: source, remote_peer, local_peer, or empty."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Order:
-    """What is wanted: an object version as a `Task`, linked to `link_path`. `task` holds secrets."""
+    """The order for one download: an object version as a `Task`, linked to `link_path`. `task`
+    holds secrets.
+    """
 
     task: Task
     name: str
-    """How people know the object."""
+    """The object's URL, as people know it."""
     size_bytes: int
     link_path: Path
-    """Absolute; nothing stands there yet."""
+    """An absolute path that does not exist yet."""
     small_too: bool = False
-    """Have scheduler and peers asked for an object of up to 4 MiB as well (dfdaemon 1.5 and later)."""
+    """Ask scheduler and peers for an object of up to 4 MiB as well (dfdaemon 1.5 and later)."""
     certificates: tuple[bytes, ...] = ()
-    """Authorities, in DER, that alone may sign the origin's certificate. No proof that it was verified: dfdaemon 1.5.10 does not."""
+    """Authorities, in DER, that alone may sign the origin's certificate. No proof that it was
+    verified: dfdaemon 1.5.10 does not."""
 
 
 class DfdaemonSocket:
-    """A dfdaemon's socket, `unix:///path`. Connects when it is first used, and again when that was lost."""
+    """The socket of a dfdaemon, `unix:///path`. Connects at need, and again after a loss."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self._channel: grpc.Channel | None = None
         self._downloads = trio.CapacityLimiter(MAX_DOWNLOADS)
 
-    async def download(self, order: Order, receiver: Receiver[T]) -> None:
-        """Have dfdaemon bring an object; returns when it says that all has come, which is for `receiver` to compare.
+    async def download(self, order: Order, receiver: Receiver) -> None:
+        """Have dfdaemon bring an object; returns when it says that all has come, which `receiver`
+        compares. An error that it raises ends the download.
 
-        Raises what `receiver` raises; HandoverUnavailable when dfdaemon does not answer, breaks off, or cannot link; BadReply when what it
-        says makes no sense; and what the origin said to it (AccessDenied, VersionGone, OriginUnavailable, …).
+        Raises errors of `receiver`; HandoverUnavailable when dfdaemon does not answer, breaks off,
+        or cannot link; BadReply when its messages make no sense; and the origin's answer to it
+        (AccessDenied, VersionGone, OriginUnavailable, …).
         """
         async with self._downloads:
             reading = _Reading(self._call(order), order, receiver, trio.lowlevel.current_trio_token())
@@ -170,19 +168,19 @@ class _Reading:
         self,
         call: grpc.CallIterator[dfdaemon_pb2.DownloadTaskResponse],
         order: Order,
-        receiver: Receiver[T],
+        receiver: Receiver,
         token: trio.lowlevel.TrioToken,
     ) -> None:
         self._call = call
         self._order = order
-        self._receiver: Receiver[T] = receiver
+        self._receiver: Receiver = receiver
         self._token = token
-        self._landed: deque[tuple[Piece, T]] = deque()
+        self._landed: deque[tuple[Piece, Checked]] = deque()
         self._news = trio.Event()
         self._has_started = False
         self._given_up = threading.Event()
         self._ended: Exception | bool = False
-        """Whether the thread is through, and with what."""
+        """True, or the error, once the thread has ended."""
 
     async def in_thread(self) -> None:
         """Run the thread until the call ends; `end` makes it."""
@@ -194,12 +192,12 @@ class _Reading:
         self._news.set()
 
     def end(self) -> None:
-        """Nobody wants to hear more."""
+        """End the call: no more messages are wanted."""
         self._given_up.set()
         self._call.cancel()  # type: ignore[no-untyped-call]
 
     async def deliver(self, url: str) -> None:
-        """Hand on what the thread has read, until it is through."""
+        """Hand on the messages that the thread has read, until it has ended."""
         while True:
             with trio.move_on_after(SILENCE_TIMEOUT_S if self._has_started else ANSWER_TIMEOUT_S) as patience:
                 await self._news.wait()
@@ -208,7 +206,7 @@ class _Reading:
             self._news = trio.Event()
             ended = self._ended
             while self._landed:
-                self._receiver.landed(*self._landed.popleft())
+                self._receiver.land(*self._landed.popleft())
             if isinstance(ended, Exception):
                 raise ended
             if ended:
@@ -249,13 +247,13 @@ class _Reading:
 
     async def _begin(self, started: Started) -> None:
         if not self._given_up.is_set():
-            await self._receiver.started(started)
+            await self._receiver.start(started)
             self._has_started = True
             self._wake()
 
 
 def _download(order: Order) -> common_pb2.Download:
-    """The message. Optional fields that say nothing are left out: even an empty content id would be one."""
+    """Make the message. Fields without a value are left out: an empty one has a meaning."""
     task = order.task
     download = common_pb2.Download(
         url=task.url,
@@ -281,7 +279,7 @@ def _download(order: Order) -> common_pb2.Download:
 
 
 def _origin_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """What the origin is to see: to dfdaemon's own headers the message's fields correspond."""
+    """The headers for the origin: dfdaemon's own are fields of the message."""
     return {name: value for name, value in headers.items() if not name.lower().startswith("x-dragonfly-")}
 
 
@@ -297,7 +295,7 @@ def _piece(message: common_pb2.Piece, order: Order) -> Piece:
 
 
 def _trouble(error: grpc.RpcError, name: str) -> D7yfsError:
-    """What the end of a call means; dfdaemon's own words are only looked at."""
+    """Make the error for the end of a call; dfdaemon's own words are only searched."""
     code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
     details = (error.details() if isinstance(error, grpc.Call) else "") or ""
     if code is grpc.StatusCode.UNAVAILABLE:
@@ -314,10 +312,11 @@ def _trouble(error: grpc.RpcError, name: str) -> D7yfsError:
 
 
 def _backend_status(error: grpc.RpcError) -> int:
-    """The origin's HTTP status, which dfdaemon (1.0 and later) puts into the status' details as JSON; 0 when the trouble was its own.
+    """The origin's HTTP status, from the JSON in the status' details (dfdaemon 1.0 and later); 0
+    for dfdaemon's own trouble.
 
-    `dragonfly-client/src/grpc/dfdaemon_download.rs` and message `errordetails.v2.Backend`. An origin that was not reached has no status
-    either, which means 503 here.
+    `dragonfly-client/src/grpc/dfdaemon_download.rs` and message `errordetails.v2.Backend`. An
+    origin that was not reached has no status either, which means 503 here.
     """
     metadata: dict[str, bytes] = dict((isinstance(error, grpc.Call) and error.trailing_metadata()) or ())
     try:

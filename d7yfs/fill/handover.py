@@ -1,14 +1,19 @@
-"""The hand-over: dfdaemon brings an object into its own store and links that file into our cache; no byte of it passes through us.
+"""The hand-over: dfdaemon brings an object into its own store and links that file into our cache.
+No byte passes through us.
 
-dfdaemon's word about a piece is only the beginning: the task must be this version's, the size the known one, the link a link, and the
-piece's bytes must have the CRC32 that dfdaemon recorded when it came (`verify`: each, some, or none of them). dfdaemon checks that CRC32
-itself on what peers send, and never on what it reads from its own disk.
+dfdaemon's word about a piece is not believed alone. The task must be this version's, the size the
+known one, the link a link, and the piece must have the CRC32 that dfdaemon recorded when it came
+(`verify`: each piece, some, or none). dfdaemon checks that CRC32 itself on pieces from peers, and
+never on those from its own disk.
 
-- A piece that is wrong: the link is dropped, and the version comes from the origin from then on (the fetcher's suspects).
-- A socket that does not answer, or a file that cannot be linked (another file system, another mount namespace, an older client): said
-  once, and tried again when the breaker lets one through; until then the other ways are taken.
+- A piece is wrong: the link is dropped, and the version comes from the origin from then on (the
+  fetcher's suspects).
+- A socket does not answer, or a file cannot be linked (another file system, another mount
+  namespace, an older client): logged once, and tried again when the circuit breaker lets one
+  through. Until then the other ways are taken.
 
-Several daemons on one cache directory each ask for themselves: the second one's pieces are local to dfdaemon, and their links one file.
+Several daemons on one cache directory each ask for themselves: the second one's pieces are local to
+dfdaemon, and their links one file.
 
 One `Handover` per repository, built by `repository`; run by `StreamFiller` in place of a stream.
 """
@@ -20,23 +25,24 @@ import logging
 import re
 import ssl
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
 
-from d7yfs.cache.filler import FillTarget
+from d7yfs.cache.version import CachedVersion
 from d7yfs.config.schema import RepositoryConfig
 from d7yfs.errors import AccessDenied, BadReply, ConfigError, HandoverUnavailable, ObjectArchived, VersionUnbound
 from d7yfs.fetch import dragonfly_task
-from d7yfs.fetch.dragonfly_proxy import Breaker
+from d7yfs.fetch.dragonfly_proxy import Breaker, Limits, Registration
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.journal import COMPLETE, Fill
-from d7yfs.fetch.proxies import Limits, Registration
 from d7yfs.objects import ObjectVersion
 from d7yfs.origins.origin import ReadRequest
+from d7yfs.stats.repository_status import HandoverStatus
+from d7yfs.stats.status import blank
 
 if TYPE_CHECKING:
     from d7yfs.fill.dfdaemon_socket import DfdaemonSocket, Order, Piece, Started
@@ -45,43 +51,19 @@ log = logging.getLogger(__name__)
 
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 _SAMPLE = 16
-"""Of so many pieces one is checked, where only some are."""
+"""One piece of so many is checked, where only some are."""
+
+
+Checked = tuple[bool, list[int] | None]
+"""True if a piece was compared with its CRC32, and the result of `LinkedStore.check`."""
 
 
 class Verify(Enum):
-    """Which pieces are compared with the CRC32 that dfdaemon recorded, before a byte of them is readable."""
+    """The pieces that are compared with dfdaemon's CRC32 before a byte of them is readable."""
 
     FIRST_USE = "first-use"
     SAMPLED = "sampled"
     OFF = "off"
-
-
-@dataclass(slots=True)
-class HandoverCounters:
-    """Since start, for `status` and metrics. Bytes are those of pieces that became readable here."""
-
-    handovers: int = 0
-    """Objects that came whole."""
-    source_bytes: int = 0
-    """Brought by dfdaemon from the origin."""
-    remote_peer_bytes: int = 0
-    local_peer_bytes: int = 0
-    """Were in dfdaemon's store already."""
-    checked_pieces: int = 0
-    wrong_pieces: int = 0
-    link_failures: int = 0
-    trips: int = 0
-    """How often the socket, or the link, was found not to work."""
-
-    def count_piece(self, size_bytes: int, traffic: str, *, checked: bool) -> None:
-        """A piece has become readable."""
-        self.checked_pieces += checked
-        if traffic == "source":
-            self.source_bytes += size_bytes
-        elif traffic == "remote_peer":
-            self.remote_peer_bytes += size_bytes
-        elif traffic == "local_peer":
-            self.local_peer_bytes += size_bytes
 
 
 class Handover:
@@ -98,11 +80,12 @@ class Handover:
         verify: Verify = Verify.FIRST_USE,
         certificates: tuple[bytes, ...] = (),
     ) -> None:
-        """`required`: what comes neither so nor through a proxy is never fetched from the origin instead. `certificates`: in DER, who alone
-        may sign the origin's; dfdaemon is told, though 1.5.10 does not heed it. `limits` are shared with the proxies.
+        """`required`: bytes that come neither so nor through a proxy are never fetched from the
+        origin. `certificates`: in DER, the only ones that may sign the origin's; dfdaemon is told,
+        though 1.5.10 ignores it. `limits` are shared with the proxies.
         """
         self.required = required
-        self.counters = HandoverCounters()
+        self.counters = blank(HandoverStatus)
         self._socket = socket
         self._fetcher = fetcher
         self._options = options
@@ -124,41 +107,52 @@ class Handover:
 
     @property
     def usable(self) -> bool:
-        """Whether the next object should be asked for here."""
+        """True if the next object should be asked for here."""
         return self.required or self._breaker.admits(trio.current_time())
 
-    def describe(self) -> dict[str, object]:
-        """For `status`."""
-        return {"socket": self.url, "state": self._state, **asdict(self.counters)}
+    def describe(self) -> HandoverStatus:
+        """The state and the counters, for `status`."""
+        total = self._fetcher.models.total
+        return replace(
+            self.counters,
+            socket=self.url,
+            state=self._state,
+            source_bytes=total.back_to_source_bytes,
+            remote_peer_bytes=total.remote_peer_bytes,
+            local_peer_bytes=total.local_peer_bytes,
+        )
 
     def close(self) -> None:
         """Close the connection; nothing may be under way."""
         self._socket.close()
 
     def task(self, request: ReadRequest, version: ObjectVersion) -> dragonfly_task.Task:
-        """How dfdaemon is asked for `version`, which `request` gets from its origin."""
+        """Make the task of `version` for dfdaemon; `request` is from its origin."""
         identity, content_ids = self._fetcher.origin.identity, self._binds_content_ids
         return dragonfly_task.task(request, identity, version, self._options, content_ids=content_ids)
 
-    def registration(self, is_wanted: Callable[[], bool] = lambda: True) -> Registration:
-        """A turn at the scheduler, to be had by `bring`; `is_wanted`: whether a reader waits, now."""
+    def new_registration(self, is_wanted: Callable[[], bool] = lambda: True) -> Registration:
+        """Make a registration for a slot at the scheduler, which `bring` takes; `is_wanted` is True
+        if a reader waits now.
+        """
         return Registration(self._limits, is_wanted)
 
     async def bring(
         self,
-        target: FillTarget,
+        target: CachedVersion,
         advance: Callable[[int], None],
         *,
         registration: Registration | None = None,
         small_too: bool = False,
     ) -> None:
-        """Have all of `target` handed over, in its turn; `advance` is told up to where everything has come.
+        """Have all of `target` handed over, in its slot; `advance` is told up to where everything
+        has come.
 
-        Raises HandoverUnavailable when this way does not work now; BadReply, or what the origin said to dfdaemon, when it does not for this
-        version. What has come stays.
+        Raises HandoverUnavailable when this way does not work now; BadReply, or the origin's answer
+        to dfdaemon, when it does not for this version. Bytes that have come stay.
         """
-        registration = registration or self.registration()
-        self._breaker.asked(trio.current_time())
+        registration = registration or self.new_registration()
+        self._breaker.begin(trio.current_time())
         try:
             try:
                 await self._attempt(target, advance, registration, small_too=small_too, fresh=False)
@@ -168,32 +162,32 @@ class Handover:
                 log.info("%s; signing again", error.message)
                 await self._attempt(target, advance, registration, small_too=small_too, fresh=True)
         except HandoverUnavailable as error:
-            self._failed(error)
+            self._record_failure(error)
             raise
         except VersionUnbound:
             self._binds_content_ids = False
             raise
         self.counters.handovers += 1
 
-    def _failed(self, error: HandoverUnavailable) -> None:
-        self._breaker.failed(trio.current_time())
+    def _record_failure(self, error: HandoverUnavailable) -> None:
+        self._breaker.record_failure(trio.current_time())
         self._binds_content_ids = True  # it may come back as another release
         self.counters.trips = self._breaker.trips
-        # Without the object's name: it is the way that fails, and the next object will not make it news.
+        # Without the object's name: the way fails, and the next object is no news.
         reason = error.message.partition(": ")[2]
         if reason != self._state:
             log.warning("files are not handed over by dfdaemon: %s; they come by other ways until that works", reason)
         self._state = reason
 
-    def _succeeded(self) -> None:
-        self._breaker.succeeded()
+    def _record_success(self) -> None:
+        self._breaker.record_success()
         if self._state != "in use":
             log.info("files are handed over by dfdaemon at %s", self.url)
         self._state = "in use"
 
     async def _attempt(
         self,
-        target: FillTarget,
+        target: CachedVersion,
         advance: Callable[[int], None],
         registration: Registration,
         *,
@@ -206,7 +200,7 @@ class Handover:
         request = await origin.read_request(version, presigned=True, fresh=fresh)
         task = self.task(request, version)
         name = self._fetcher.name(version)
-        link_path = target.new_link_path()
+        link_path = target.backing.new_link_path()
         if link_path is None:
             raise BadReply(f"{name}: there is no cache on disk to link it into")
         order = Order(task, name, version.size_bytes, link_path, small_too, self._certificates)
@@ -214,23 +208,23 @@ class Handover:
             fill.outcome = "not handed over"
             try:
                 async with registration:
-                    receiver = _Receiver(self, order, target, advance, registration, fill)
+                    receiver = Receiver(self, order, target, advance, registration, fill)
                     await self._socket.download(order, receiver)
             finally:
-                target.clear_link_path(link_path)
-            receiver.ended()
+                target.backing.clear_link_path(link_path)
+            receiver.finish()
             fill.outcome = COMPLETE
 
     # --- what a download tells ---
 
     def count(self, version: ObjectVersion, piece: Piece, *, checked: bool) -> None:
-        """`piece` of `version` has become readable."""
-        self._succeeded()
-        self.counters.count_piece(piece.range.size, piece.traffic, checked=checked)
+        """Count a piece that has become readable."""
+        self._record_success()
+        self.counters.checked_pieces += checked
         self._fetcher.models.of(version.key).count_piece(piece.range.size, piece.traffic)
 
-    def link_failed(self, order: Order, error: OSError) -> HandoverUnavailable:
-        """dfdaemon says that it has linked its file, and we cannot use it."""
+    def explain_link_failure(self, order: Order, error: OSError) -> HandoverUnavailable:
+        """Make the error for a file that dfdaemon says it has linked, and that we cannot use."""
         self.counters.link_failures += 1
         why = {
             errno.ENOENT: "its link is not to be seen here: it sees another directory under the cache's path, or is too old to link",
@@ -240,11 +234,11 @@ class Handover:
         return HandoverUnavailable(f"{order.name}: {why}")
 
     def is_to_check(self, number: int) -> bool:
-        """Whether the piece that comes as the `number`-th, from 0, is to be compared with its CRC32."""
+        """True if the `number`-th piece that comes, from 0, is to be compared with its CRC32."""
         return self._verify is Verify.FIRST_USE or (self._verify is Verify.SAMPLED and number % _SAMPLE == 0)
 
-    def distrust(self, order: Order, target: FillTarget, piece: Piece) -> BadReply:
-        """The bytes of `piece` are not those that dfdaemon speaks of."""
+    def distrust(self, order: Order, target: CachedVersion, piece: Piece) -> BadReply:
+        """Drop the link, as `piece` has other bytes than dfdaemon says; returns the error."""
         self.counters.wrong_pieces += 1
         self._fetcher.suspects.add(target.version.identity)
         target.drop_link()
@@ -252,14 +246,14 @@ class Handover:
         return BadReply(f"{order.name}: dfdaemon's file is wrong at {piece.range}")
 
 
-class _Receiver:
-    """Makes `target` out of what one download tells. Its pieces are checked in the download's thread."""
+class Receiver:
+    """The receiver of one download, which fills `target`. A thread checks its pieces."""
 
     def __init__(
         self,
         handover: Handover,
         order: Order,
-        target: FillTarget,
+        target: CachedVersion,
         advance: Callable[[int], None],
         registration: Registration,
         fill: Fill,
@@ -273,9 +267,10 @@ class _Receiver:
         self._count = 0
         self._position = 0
         self._ahead: dict[int, int] = {}
-        """Pieces that have come before what lies before them: start to stop."""
+        """Pieces that came before the ones in front of them: start to stop."""
 
-    async def started(self, started: Started) -> None:
+    async def start(self, started: Started) -> None:
+        """Take the first message, in the trio thread."""
         order = self._order
         if started.size_bytes != order.size_bytes:
             raise BadReply(
@@ -284,22 +279,25 @@ class _Receiver:
         if not order.task.is_proved_by(started.task_id):
             raise VersionUnbound(f"{order.name}: dfdaemon answered with another task than this version's")
         try:
-            await self._target.adopt_link(order.link_path)
+            await self._target.backing.adopt_link(order.link_path)
         except OSError as error:
-            raise self._handover.link_failed(order, error) from error
+            raise self._handover.explain_link_failure(order, error) from error
 
-    def check(self, piece: Piece) -> tuple[bool, list[int] | None]:
-        """Whether it was compared, and what `FillTarget.check_linked` says of it."""
+    def check(self, piece: Piece) -> Checked:
+        """Check a piece, in the download's own thread, in order."""
         to_check = self._handover.is_to_check(self._count)
         self._count += 1
         if to_check and piece.crc32 is None:
             raise BadReply(f"{self._order.name}: dfdaemon does not say what CRC32 its pieces have")
+        linked = self._target.backing.linked
+        assert linked is not None
         try:
-            return to_check, self._target.check_linked(piece.range, piece.crc32 if to_check else None)
+            return to_check, linked.check(piece.range, piece.crc32 if to_check else None)
         except OSError as error:
             raise HandoverUnavailable(f"{self._order.name}: its file cannot be read: {error.strerror}") from error
 
-    def landed(self, piece: Piece, checked: tuple[bool, list[int] | None]) -> None:
+    def land(self, piece: Piece, checked: Checked) -> None:
+        """Take a piece and the result of `check`, in the trio thread, in order."""
         was_checked, crcs = checked
         if crcs is None:
             raise self._handover.distrust(self._order, self._target, piece)
@@ -312,8 +310,8 @@ class _Receiver:
         self._advance(self._position)
         self._target.land_linked(piece.range, crcs)
 
-    def ended(self) -> None:
-        """Nothing more will come. Raises BadReply when something lacks."""
+    def finish(self) -> None:
+        """Raise BadReply if a piece is missing at the end."""
         if self._position < self._order.size_bytes:
             raise BadReply(f"{self._order.name}: dfdaemon has ended before {self._position}, which it has not brought")
 
@@ -321,7 +319,7 @@ class _Receiver:
 def open_handover(
     config: RepositoryConfig, fetcher: Fetcher, options: dragonfly_task.TaskOptions, limits: Limits
 ) -> Handover | None:
-    """As a repository is configured; None where it names no socket. Raises ConfigError."""
+    """Make the hand-over of a configuration; None if it has no socket. Raises ConfigError."""
     if not config.dfdaemon_socket:
         return None
     try:

@@ -1,14 +1,18 @@
-"""The filler for the ways through dfdaemon: the whole object at once, small ranges where that is quicker or enough.
+"""The filler for the ways through dfdaemon: the whole object at once, small ranges where that is
+quicker or enough.
 
-The whole object comes as a hand-over, where there is a socket for that and it works, else as one stream through the proxy; either is "the
-stream" here. A hand-over's pieces come out of order: its position is that of the first one that lacks.
+The whole object comes as a hand-over, if there is a working socket for that, else as one stream
+through the proxy. Either is "the stream" here. A hand-over's pieces come out of order: its position
+is that of the first missing one.
 
-`d7yfs.fill.route` decides, within what `d7yfs.fill.p2p_budget` leaves; this module acts. One stream per version runs at a time, among all
-daemons on one cache directory: the others follow what it brings. When it fails, for whatever reason, readers go on straight from the origin
-at the offset reached and hear the truth from there: what dfdaemon says about a version is no proof.
+`d7yfs.fill.route` decides, within the budget of `d7yfs.fill.p2p_budget`; this module acts. One
+stream per version runs at a time, among all daemons on one cache directory: the others follow it.
+When it fails, readers go on straight from the origin at the offset reached and hear the truth from
+there: dfdaemon's word about a version is no proof.
 
-Where the proxy is required, or the mode is `always`, ranges that cannot wait for the stream go through the proxy too. Where it is required,
-its failure is the readers'; in `always` the origin stands in for it.
+Where the proxy is required, or the mode is `always`, ranges that cannot wait for the stream go
+through the proxy too. A required proxy's failure is the readers'; in `always` the origin stands in
+for it.
 """
 
 from __future__ import annotations
@@ -19,42 +23,46 @@ from functools import partial
 
 import trio
 
-from d7yfs.cache.filler import FillTarget
+from d7yfs.cache.version import CachedVersion
 from d7yfs.config.p2p import Mode
 from d7yfs.errors import D7yfsError, HandoverUnavailable, ProxyUnavailable, Stopped
 from d7yfs.fetch import silence
+from d7yfs.fetch.dragonfly_proxy import Proxies, Registration
 from d7yfs.fetch.dragonfly_task import MAX_DIRECT_BYTES
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.journal import COMPLETE
-from d7yfs.fetch.proxies import Proxies, Registration
-from d7yfs.fetch.transfer import FALLBACK
-from d7yfs.fill import sharing
+from d7yfs.fetch.transfer import DIRECT, FALLBACK
+from d7yfs.fill import direct
 from d7yfs.fill.direct import DirectFiller
 from d7yfs.fill.handover import Handover
 from d7yfs.fill.p2p_budget import Policy
-from d7yfs.fill.route import PATIENCE_S, SILENCE_S, Plan, Reason, Stream, plan, ranged
-from d7yfs.fs.density import MODEL_SUFFIXES
+from d7yfs.fill.route import PATIENCE_S, SILENCE_S, Reason, Step, Stream, plan, ranged
 from d7yfs.logs import fields_of
 from d7yfs.objects import PART_BYTES, ByteRange
+from d7yfs.stats.model_files import MODEL_SUFFIXES
 
 log = logging.getLogger(__name__)
 
 _SHORTEST_RATED_S = 0.1
-"""A rate is not judged by less time: the first buffer full is no rate."""
+"""Seconds: a rate is not judged by less, as the first buffer is no rate."""
 _WINDOW_BYTES = 64 << 20
-"""How much of the map is looked at in one go where another daemon streams."""
+"""Bytes of an object that are checked in one go where another daemon streams."""
 
 
 class StreamFiller:
-    """Fills `target` by `handover` and the fetcher's proxy, one of which there must be, as `policy` says; not where that is `never`."""
+    """A filler of `target` by `handover` and the fetcher's proxy, one of which there must be, as
+    `policy` says. A version whose mode is `never` comes straight from the origin.
+    """
 
     def __init__(
         self,
-        target: FillTarget,
+        target: CachedVersion,
         fetcher: Fetcher,
         nursery: trio.Nursery,
         policy: Policy,
         handover: Handover | None = None,
+        *,
+        compare: Callable[[CachedVersion], None] | None = None,
     ) -> None:
         self._target = target
         self._fetcher = fetcher
@@ -63,12 +71,13 @@ class StreamFiller:
         self._required = any(way.required for way in (fetcher.proxy, handover) if way is not None)
         self._nursery = nursery
         self._policy = policy
-        self._direct = DirectFiller(target, fetcher, nursery)
+        self._refused = policy.mode_of(target.version.key) is Mode.NEVER
+        reason = Reason.NEVER if self._refused else DIRECT
+        self._direct = DirectFiller(target, fetcher, nursery, reason=reason, compare=compare)
         self._model = target.version.key.lower().endswith(MODEL_SUFFIXES)
         self._running: _Running | None = None
         self._run = ByteRange(0, 0)
         """The latest sequential run of reads, with what is expected next."""
-        self._refused = False
         self._touched = False
         self._filling = False
 
@@ -83,7 +92,7 @@ class StreamFiller:
                     self._bring(missing)
                 else:
                     step = self._ranged(missing, Reason.UNCACHED)
-                    self._fetch(step if step.direct else Plan(proxied=missing, reason=step.reason))
+                    self._fetch(step if step.direct else Step(proxied=missing, reason=step.reason))
 
     def _bring(self, missing: ByteRange) -> None:
         step = plan(
@@ -102,11 +111,11 @@ class StreamFiller:
                 return
         self._fetch(step)
 
-    def _ranged(self, missing: ByteRange, reason: Reason) -> Plan:
+    def _ranged(self, missing: ByteRange, reason: Reason) -> Step:
         size_bytes = self._target.version.size_bytes
         return ranged(size_bytes, missing, self._left_bytes, Reason.SMALL if size_bytes <= MAX_DIRECT_BYTES else reason)
 
-    def _fetch(self, step: Plan, *, urgent: bool = True) -> None:
+    def _fetch(self, step: Step, *, urgent: bool = True) -> None:
         """Start the range that `step` names, if any."""
         if step.direct is not None:
             started_bytes = self._direct.fetch(step.direct, urgent=urgent, reason=step.reason)
@@ -115,12 +124,13 @@ class StreamFiller:
             self._fetch_proxied(step.proxied, step.reason, urgent=urgent)
 
     def _fetch_proxied(self, wanted: ByteRange, reason: Reason, *, urgent: bool) -> None:
-        """Where there is no proxy, who would have to go through it waits for the hand-over."""
+        """Fetch a range through the proxy. Without a proxy, its reader waits for the hand-over."""
         stream = self._running.state() if self._running else None
         silent = stream is not None and stream.silent_s >= SILENCE_S
         begun = stream is not None and stream.position > stream.start
         if silent and (begun or self._proxy is None) and not self._required:
-            # What has fallen silent in the middle is not asked for more: the reader would wait as long again.
+            # A stream that has fallen silent in the middle is not asked for more: the reader would
+            # wait as long again.
             self._direct.fetch(wanted, urgent=urgent, reason=FALLBACK)
         elif self._proxy is not None:
             self._direct.fetch(wanted, urgent=urgent, proxied=True, reason=reason)
@@ -136,11 +146,11 @@ class StreamFiller:
 
     @property
     def _left_bytes(self) -> int:
-        """How much of the version may still come straight from the origin."""
+        """Bytes of the version that may still come straight from the origin."""
         return self._policy.direct_left_bytes(self._target.version, required=self._required)
 
     def _note(self, ahead: ByteRange | None) -> None:
-        """Whoever proves to read sequentially does so by asking for more ahead."""
+        """Note a sequential reader, which asks for more ahead."""
         if ahead is not None:
             same = self._run.start < ahead.start <= self._run.stop
             self._run = ByteRange(self._run.start, max(self._run.stop, ahead.stop)) if same else ahead
@@ -149,7 +159,7 @@ class StreamFiller:
     def window_bytes(self) -> int:
         if self._is_direct:
             return self._direct.window_bytes
-        # Nothing is fetched ahead of a stream; but while there is none, to be asked for more is how a sequential run shows.
+        # Nothing is fetched ahead of a stream. Without one, a sequential run asks for more.
         undecided = not self._running and not self._model and self._target.version.size_bytes > MAX_DIRECT_BYTES
         return PART_BYTES if undecided and self._target.keeps else 0
 
@@ -171,9 +181,9 @@ class StreamFiller:
                 assert brought
                 rest = ByteRange(min(brought.stop, rest.stop), rest.stop)
 
-    def relent(self) -> None:
+    def stop_filling(self) -> None:
         self._filling = False
-        self._direct.relent()
+        self._direct.stop_filling()
 
     def prefetch(self, ahead: ByteRange) -> None:
         if self._is_direct:
@@ -183,20 +193,22 @@ class StreamFiller:
 
     @property
     def _is_direct(self) -> bool:
-        """Dragonfly has no part in this version, for now or at all; a stream would bring whatever is asked for ahead."""
+        """True if Dragonfly has no part in this version, for now or at all."""
         suspect = not self._required and self._target.version.identity in self._fetcher.suspects
         arriving = self._running is not None and self._running.state().silent_s < SILENCE_S
         usable = any(way.usable for way in (self._proxy, self._handover) if way is not None)
         return self._refused or suspect or not (usable or arriving)
 
     def _is_behind_another_daemons_stream(self, missing: ByteRange) -> bool:
-        """Whether another daemon on the cache directory has a stream under way, and has probably come as far as `missing`."""
+        """True if another daemon streams, and has probably come as far as `missing`."""
         if not missing.start or self._target.leases.take_stream():
             return False
         return not self._target.missing(ByteRange(missing.start - 1, missing.start))
 
     async def _follow(self, running: _Running) -> None:
-        """While another daemon streams this version, watch what it brings. Returns when the rest, if any, is for us to stream."""
+        """Watch what another daemon's stream of this version brings. Returns when the rest, if any,
+        is for us to stream.
+        """
         target, leases = self._target, self._target.leases
         if leases.take_stream():
             return
@@ -208,19 +220,19 @@ class StreamFiller:
             last, sign = sign, await leases.written_to(running.position)
             if sign != last:
                 seen_at = now
-            elif now - seen_at >= sharing.PATIENCE_S:
+            elif now - seen_at >= direct.DAEMON_PATIENCE_S:
                 break
             if (frontier := self._frontier(running.position)) > running.position:
                 running.advance(frontier)
             elif patient and not running.state().rate_bytes_s and now - began >= PATIENCE_S:
-                # It is somewhere else in the object. Readers ask again, and get small ranges.
+                # It is elsewhere in the object. Readers ask again, and get small ranges.
                 patient = False
-                target.ended(running.wanted, None)
-            await trio.sleep(sharing.POLL_S)
+                target.end_transfer(running.wanted, None)
+            await trio.sleep(direct.DAEMON_POLL_S)
         running.position = self._frontier(running.position)
 
     def _frontier(self, position: int) -> int:
-        """The first byte from `position` on that is not there, other daemons' included."""
+        """The first byte from `position` on that is missing, for other daemons too."""
         size_bytes = self._target.version.size_bytes
         while position < size_bytes:
             window = ByteRange(position, min(position + _WINDOW_BYTES, size_bytes))
@@ -232,13 +244,13 @@ class StreamFiller:
     async def _stream(self, running: _Running) -> None:
         target, required = self._target, self._required
         name = self._fetcher.name(target.version)
-        # What readers hear when this task is cancelled: they must not ask again.
+        # The error for readers when this task is cancelled: they must not ask again.
         error: Exception | None = Stopped(f"{name}: reading was stopped")
         fills_on = False
 
         def silent() -> None:
-            """Who waits for this stream asks again, and is served otherwise."""
-            target.ended(running.wanted, None)
+            """Have readers that wait for this stream ask again, for another way."""
+            target.end_transfer(running.wanted, None)
 
         try:
             handed_over = await self._hand_over(running, silent)
@@ -267,7 +279,7 @@ class StreamFiller:
             self._running = None
             target.leases.release_stream()
             try:
-                target.ended(running.wanted, error)
+                target.end_transfer(running.wanted, error)
                 fills_on = fills_on and self._filling
                 self._filling = False
                 if fills_on:
@@ -276,9 +288,11 @@ class StreamFiller:
                 target.drop()
 
     async def _hand_over(self, running: _Running, silent: Callable[[], None]) -> bool:
-        """Have dfdaemon hand the object over; False when that does not work and the proxy is to be tried.
+        """Have dfdaemon hand the object over; False when that does not work and the proxy is to be
+        tried.
 
-        Raises what `Handover.bring` does when there is no proxy, or the version is not to come from dfdaemon at all.
+        Raises errors of `Handover.bring` when there is no proxy, or the version is not to come from
+        dfdaemon at all.
         """
         handover, target = self._handover, self._target
         if handover is None or not handover.usable:
@@ -286,10 +300,10 @@ class StreamFiller:
                 raise HandoverUnavailable(f"{self._fetcher.name(target.version)}: is not handed over by dfdaemon now")
             return False
         running.begin_anew(target.version.whole)
-        running.registration = registration = handover.registration(self._has_readers)
+        running.registration = registration = handover.new_registration(self._has_readers)
         bring = partial(handover.bring, target, running.advance, registration=registration, small_too=self._small_too)
         try:
-            await silence.watched(bring, running.alive_at, silent)
+            await silence.watch(bring, running.alive_at, silent)
         except D7yfsError as error:
             if self._proxy is None or target.version.identity in self._fetcher.suspects:
                 raise
@@ -299,7 +313,7 @@ class StreamFiller:
         return True
 
     async def _through_proxy(self, running: _Running, silent: Callable[[], None]) -> None:
-        """Stream the rest through the proxy. Raises what `Fetcher.stream` does, and _NoRoom."""
+        """Stream the rest through the proxy. Raises the errors of `Fetcher.stream`, and _NoRoom."""
         target, fetcher = self._target, self._fetcher
         assert fetcher.proxy is not None
         rest = ByteRange(running.position, running.wanted.stop)
@@ -312,7 +326,7 @@ class StreamFiller:
                     rest,
                     _StreamSink(target, running),
                     on_silence=silent,
-                    on_task=fill.begins,
+                    on_task=fill.begin,
                     registration=running.registration,
                 )
                 fill.outcome = COMPLETE
@@ -324,18 +338,18 @@ class StreamFiller:
 
     @property
     def _small_too(self) -> bool:
-        """Whether dfdaemon is to ask scheduler and peers for a small object as well."""
+        """True if dfdaemon is to ask scheduler and peers for a small object as well."""
         return self._policy.mode_of(self._target.version.key) is Mode.ALWAYS
 
 
 class _NoRoom(D7yfsError):
-    """The cache is full: a stream would only push out of memory what readers wait for."""
+    """The cache is full: a stream would only push blocks out of memory that readers wait for."""
 
 
 class _StreamSink:
-    """Writes to `target` what a stream brings, as long as there is room to keep it."""
+    """A sink that writes a stream to `target`, as long as there is room to keep it."""
 
-    def __init__(self, target: FillTarget, running: _Running) -> None:
+    def __init__(self, target: CachedVersion, running: _Running) -> None:
         self._target = target
         self._running = running
 
@@ -351,24 +365,22 @@ class _StreamSink:
 
 
 class _Running:
-    """The stream that runs now."""
+    """The stream that runs now, and its progress."""
 
     __slots__ = ("_first_byte_at", "_last_byte_at", "_rated_from", "position", "registration", "wanted")
 
     def __init__(self, wanted: ByteRange) -> None:
+        self.begin_anew(wanted)
+        self._last_byte_at = trio.current_time()
+        """Time of the request, while there is no byte."""
+        self.registration: Registration | None = None
+        """Its slot at the scheduler, taken or not."""
+
+    def begin_anew(self, wanted: ByteRange) -> None:
+        """Begin again with `wanted`."""
         self.wanted = wanted
         self.position = self._rated_from = wanted.start
         self._first_byte_at: float | None = None
-        self._last_byte_at = trio.current_time()
-        """When it was asked for, while there is none."""
-        self.registration: Registration | None = None
-        """Its turn at the scheduler, had or to be had."""
-
-    def begin_anew(self, wanted: ByteRange) -> None:
-        """It brings this instead, and has not begun."""
-        self.wanted = wanted
-        self.position = self._rated_from = wanted.start
-        self._first_byte_at = None
 
     def advance(self, position: int) -> None:
         self._last_byte_at = trio.current_time()
@@ -378,7 +390,7 @@ class _Running:
         self.position = position
 
     def alive_at(self) -> float:
-        """When there was last a reason to expect bytes."""
+        """Time of the last reason to expect bytes."""
         return max(self._last_byte_at, self.registration.alive_at() if self.registration else self._last_byte_at)
 
     def state(self) -> Stream:

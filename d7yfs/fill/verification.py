@@ -1,14 +1,16 @@
 """Compares whole files with the checksums that the provider recorded at their upload.
 
-A version that was filled here (by this daemon, or by others while it was open here) is compared once all of it is on disk, in a task of
-its own: one request for what the provider recorded, whose CRC32C is held against the one that follows from the blocks', without a look at
-a byte. A version that was whole when it was opened is not compared again.
+A version that was filled while it was open here is compared once all of it is on disk, in a task of
+its own. One request gets the recorded CRC32C, which is compared with the one that follows from the
+blocks'; no byte is read. A version that was whole when it was opened is not compared again.
 
-Wrong bytes are struck out of the cache, and the kernel's pages of them dropped: the next read fetches the file again, from the store
-itself where that may stand in for the proxy. A version that comes out wrong for the second time in this process is kept, and the log says
-so: then the record is wrong, or fetching it for ever would not mend it either.
+Wrong bytes are struck out of the cache, and the kernel's pages of them dropped: the next read
+fetches the file again, from the store itself if that may stand in for the proxy. A version that is
+wrong for the second time in this process is kept, and the log says so. Then the record is wrong, or
+fetching it again would not help either.
 
-No reader waits for any of this, and no failure reaches one. Built by `daemon`, one `Verifier` for each repository.
+No reader waits for any of this, and no failure reaches one. Built by `daemon`, one `Verifier` for
+each repository.
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import trio
 
-from d7yfs.cache.filler import FillTarget
+from d7yfs.cache.version import CachedVersion
 from d7yfs.errors import D7yfsError
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fill.direct import SMALL_BYTES
@@ -29,14 +32,15 @@ from d7yfs.objects import PART_BYTES, ByteRange, ObjectVersion
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 2
-"""Comparisons under way: few, because their requests take the same worker threads of the origin as listings."""
+"""Comparisons at once: few, as they and listings share the origin's worker threads."""
 
 
 class Verifier:
-    """Checks what comes of one repository.
+    """The verifier of one repository's versions.
 
-    `full`: also small versions, whose request costs as much as they do, and by MD5 where there is no CRC32C. `forget_pages` has the kernel
-    drop what it has cached of a version; it may wait for running reads.
+    `full`: also small versions, whose request costs as much as they do, and by MD5 where there is
+    no CRC32C. `forget_pages` has the kernel drop its cached pages of a version; it may wait for
+    running reads.
     """
 
     def __init__(
@@ -51,21 +55,18 @@ class Verifier:
         self._nursery = nursery
         self._full = full
         self._forget_pages = forget_pages
-        self._turns = trio.CapacityLimiter(_AT_ONCE)
+        self._comparisons = trio.CapacityLimiter(_AT_ONCE)
 
-    def watch(self, target: FillTarget) -> None:
-        """Compare `target` once it is whole."""
+    def compare(self, target: CachedVersion) -> None:
+        """Compare `target`, which has come whole, unless it is small."""
         if self._full or target.version.size_bytes > SMALL_BYTES:
-            target.when_whole(lambda: self._begin(target))
+            self._nursery.start_soon(self._verify, target)
+            target.hold()
 
-    def _begin(self, target: FillTarget) -> None:
-        self._nursery.start_soon(self._verify, target)
-        target.hold()
-
-    async def _verify(self, target: FillTarget) -> None:
+    async def _verify(self, target: CachedVersion) -> None:
         name = self._fetcher.name(target.version)
         try:
-            async with self._turns:
+            async with self._comparisons:
                 difference = await self._difference(target)
             if difference:
                 await self._distrust(target, name, difference)
@@ -77,11 +78,13 @@ class Verifier:
         finally:
             target.drop()
 
-    async def _difference(self, target: FillTarget) -> str:
-        """In words; empty when there is none, or nothing to compare. Raises what the origin does, and OSError."""
+    async def _difference(self, target: CachedVersion) -> str:
+        """The difference in words; empty when there is none, or nothing to compare. Raises the
+        origin's errors, and OSError.
+        """
         recorded = await self._fetcher.origin.checksums(target.version)
         if recorded.crc32c is not None:
-            crc = await trio.to_thread.run_sync(target.whole_crc32c)
+            crc = await trio.to_thread.run_sync(target.backing.whole_crc32c)
             if crc is not None and crc != recorded.crc32c:
                 return f"its CRC32C is {crc:08x}, the store recorded {recorded.crc32c:08x}"
         elif recorded.md5 is not None and self._full:
@@ -90,27 +93,30 @@ class Verifier:
                 return f"its MD5 is {md5}, the store recorded {recorded.md5}"
         return ""
 
-    async def _distrust(self, target: FillTarget, name: str, difference: str) -> None:
+    async def _distrust(self, target: CachedVersion, name: str, difference: str) -> None:
         said, facts = f"{name}: {difference}", fields({"object": name})
         version, suspects = target.version, self._fetcher.suspects
         known = version.identity in suspects
         suspects.add(version.identity)
-        await target.mismatched(strike_out=not known)
+        await target.record_mismatch(strike_out=not known)
         if known:
-            log.error("%s, again: kept as it is, for fetching it a third time would not help", said, extra=facts)
+            log.error("%s, again: kept as it is: fetching it a third time would not help", said, extra=facts)
             return
-        done = "dropped from the cache, the next read fetches it again; who has read it has wrong bytes"
+        done = "dropped from the cache, the next read fetches it again; a client that has read it has wrong bytes"
         log.error("%s: %s", said, done, extra=facts)
-        self.watch(target)
+        target.call_when_whole(partial(self.compare, target))
         await self._forget_pages(version)
 
 
-async def _md5(target: FillTarget) -> str:
-    """Of all bytes as they lie on disk, in hex. In pieces, so that the end of the mount need not wait for a large file. Raises OSError."""
+async def _md5(target: CachedVersion) -> str:
+    """The MD5 of all bytes as they lie on disk, in hex. Raises OSError.
+
+    Read in pieces, so that the end of the mount need not wait for a large file.
+    """
     md5 = hashlib.md5(usedforsecurity=False)
 
     def add(piece: ByteRange) -> None:
-        md5.update(target.read_back(piece))
+        md5.update(target.backing.read_back(piece))
 
     for piece in target.version.whole.split(PART_BYTES):
         await trio.to_thread.run_sync(add, piece)

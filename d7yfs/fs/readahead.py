@@ -1,36 +1,41 @@
-"""What will be read soon, judged from what has been read: one `Window` per open handle. Pure.
+"""Readahead: the bytes and the small files to fetch, judged from earlier reads. Pure.
 
-The filesystem asks `plan` at every read and hands the answer to the cache as a prefetch, which nobody waits for. What
-a reader wants now is not the window's business.
+The filesystem asks `plan` at every read and hands the answer to the cache as a prefetch, for which
+no reader waits. One `Window` per open handle, one `Walk` per directory.
 
-Only a proven sequential run is worth fetching ahead: at least two reads, and the scale's `proof` of them in one place. A look
-at a header or one page fault makes the kernel read up to its own readahead size around it, so anything smaller would start
-a prefetch for every fault of a random reader. From then on the window grows with the run, to at most twice its length
-(and at least one part), so that a wrong guess never costs much more than the reading that led to it.
+Only a proven sequential run is worth a prefetch: at least two reads, and the scale's `proof` of
+them in one place. For a look at a header or one page fault the kernel reads up to its own readahead
+size around it: a smaller proof would start a prefetch for every fault of a random reader. From then
+on the window grows with the run, to at most twice its length (and at least one part). So a wrong
+guess costs little more than the reading before it.
+
+A small file is over before a window on it could open: a prefetch of its neighbours hides its round
+trip.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from d7yfs.objects import PART_BYTES, ByteRange
+from d7yfs.objects import BLOCK_BYTES, PART_BYTES, ByteRange
+from d7yfs.tree.nodes import File, Node
 
 KERNEL_READAHEAD_BYTES = 1 << 20
-"""`read_ahead_kb` that the mount sets for itself. The kernel keeps up to two such windows in flight, in any order."""
+"""The mount's `read_ahead_kb`. The kernel keeps up to two such windows in flight, in any order."""
 
 STREAMS = 8
-"""Sequential runs followed at once (threads that share a descriptor, each loading its own part of the file)."""
+"""The runs followed at once: threads that share a descriptor each load their own part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What a window counts in, and what is much of it."""
+    """The unit of a window, and its thresholds."""
 
     proof: int
     """A run shorter than this proves nothing."""
     slack: int
-    """How far from a stream's frontier a read still belongs to it."""
+    """The distance from a stream's frontier up to which a read still belongs to it."""
     part: int
     """The least to plan; plans end at multiples of it."""
 
@@ -50,7 +55,7 @@ class _Stream:
 
 
 class Window:
-    """The sequential streams of one handle on an object of `total` bytes, or on whatever `scale` counts."""
+    """The sequential streams of one handle on an object of `total` units of `scale`."""
 
     __slots__ = ("_scale", "_streams", "_total")
 
@@ -60,10 +65,12 @@ class Window:
         self._streams: list[_Stream] = []  # least recently used first
 
     def plan(self, offset: int, size: int, limit: Callable[[], int]) -> ByteRange | None:
-        """Take note of a read of `size` bytes at `offset`; the bytes to fetch ahead now, at most `limit()` of them, or None.
+        """Note a read of `size` bytes at `offset`, and return the range to fetch now: at most
+        `limit()`, or None.
 
-        `limit` is asked only where there is something to plan. Each byte is planned once per stream. A plan ends at a multiple of the
-        scale's part (or at the end of the file), and so reaches less than one part beyond the limit.
+        `limit` is only called if there is something to plan. Each byte is planned once per stream.
+        A plan ends at a multiple of the scale's part, or at the end of the file: it reaches less
+        than one part beyond the limit.
         """
         scale = self._scale
         read = ByteRange(offset, offset + size).clip(self._total)
@@ -73,7 +80,7 @@ class Window:
         stream.reads += 1
         stream.amount += read.size
         stream.frontier = max(stream.frontier, read.stop)
-        # A reader that strides leaves holes, one that repeats itself counts bytes twice: neither is a longer run.
+        # A reader that strides leaves holes, a repeated read counts twice: neither is a longer run.
         run = min(stream.amount, stream.frontier - stream.start)
         if stream.reads < 2 or run < scale.proof:
             return None
@@ -88,7 +95,7 @@ class Window:
         return ByteRange(start, ahead.stop)
 
     def _stream(self, read: ByteRange) -> _Stream:
-        """The latest stream whose frontier is near `read`, else a new one in place of the least recently used."""
+        """The latest stream with its frontier near `read`, else a new one in the oldest's place."""
         stream = next((s for s in reversed(self._streams) if abs(read.start - s.frontier) <= self._scale.slack), None)
         if stream:
             self._streams.remove(stream)
@@ -98,3 +105,37 @@ class Window:
                 del self._streams[0]
         self._streams.append(stream)
         return stream
+
+
+SMALL_FILE_BYTES = BLOCK_BYTES
+"""Files up to this size are fetched ahead."""
+
+FILES_AHEAD = 32
+"""The most small files to fetch ahead: they hide a round trip of 25 ms while a reader reads 1000
+files a second."""
+
+FILES = Scale(proof=4, slack=16, part=8)
+"""The slack is for as many threads, each with the next file in hand."""
+
+
+class Walk:
+    """The reading of one directory's files, one after the other.
+
+    `entries` are in the order of the directory: a reader that lists it, or sorts the list, reads in
+    that order.
+    """
+
+    __slots__ = ("_files", "_positions", "_window")
+
+    def __init__(self, entries: Iterable[Node]) -> None:
+        self._files = [
+            entry for entry in entries if isinstance(entry, File) and 0 < entry.size_bytes <= SMALL_FILE_BYTES
+        ]
+        self._positions = {entry.inode: position for position, entry in enumerate(self._files)}
+        self._window = Window(len(self._files), FILES)
+
+    def plan(self, inode: int) -> Sequence[File]:
+        """Note that the beginning of a file is read; return the files to fetch now, each once."""
+        position = self._positions.get(inode)
+        ahead = None if position is None else self._window.plan(position, 1, lambda: FILES_AHEAD)
+        return self._files[ahead.start : ahead.stop] if ahead else ()

@@ -1,1 +1,1 @@
-"""Adapters to the kernel. Nothing else imports a FUSE binding."""
+"""The adapters to the kernel; only they import a FUSE binding."""

@@ -1,8 +1,9 @@
 """pyfuse3 → `Filesystem`: a protocol adapter only.
 
-Converts arguments and values, gives each request a deadline, and catches everything: an exception that escapes a pyfuse3 handler ends the
-session for every reader of the mount, so the catch-all in `_answered` is correctness. Expected errors become their errno, anything else a
-traceback in the log and EIO to that one caller.
+Converts arguments and values, gives each request a deadline, and catches everything. An exception
+that escapes a pyfuse3 handler ends the session for every reader of the mount, so the catch-all in
+`_answered` is correctness. Expected errors become their errno; any other becomes a traceback in the
+log and EIO to that one caller.
 
 libfuse's session is global to the process: one `Adapter` per process. Built and run by `daemon`.
 """
@@ -31,26 +32,24 @@ from d7yfs.fuse import nameonly_entries, parallel_dirops
 from d7yfs.fuse.notices import Invalidator
 from d7yfs.fuse.parallel_dirops import Handshake
 from d7yfs.logs import REQUEST, fields, fields_of
-from d7yfs.stats.histogram import Histogram
 from d7yfs.stats.kernel import OperationCounters
-from d7yfs.tree.answers import Absent
 from d7yfs.tree.huge_directory import Unseen
-from d7yfs.tree.nodes import Node
+from d7yfs.tree.nodes import Absent, Node
 
 log = logging.getLogger(__name__)
 
 MAX_TASKS = 1100
-"""Requests handled at once: more than the kernel's background limit that `mount_table.tune` sets, so that requests which stall in one
-repository leave room for those of another."""
+"""The requests handled at once. They exceed the kernel's background limit that
+`mount_table.tune` sets: requests that stall in one repository leave room for those of another."""
 
 BLOCK_SIZE = 4096
 _UNSEEN_INODES = 1 << 62
-"""From here on are the numbers that readdir shows for entries without an inode."""
+"""The first of the numbers that readdir shows for entries without an inode."""
 XATTR_PREFIX = b"user.d7yfs."
 _TASK_ID = XATTR_PREFIX + b"task_id"
 
 OPERATIONS: list[str] = []
-"""All that are counted; `_answered` fills it."""
+"""The operations that are counted; `_answered` fills it."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,7 +57,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Appearance:
-    """What all files of the mount have in common."""
+    """The attributes that all files of the mount have in common."""
 
     uid: int
     gid: int
@@ -70,7 +69,7 @@ class Appearance:
 def _answered(
     method: Callable[Concatenate[Adapter, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Adapter, P], Coroutine[Any, Any, T]]:
-    """Whatever happens inside, the kernel gets an answer and the session lives on."""
+    """Answer the kernel in every case, so that the session lives on."""
     operation = method.__name__
     OPERATIONS.append(operation)
 
@@ -83,7 +82,7 @@ def _answered(
         counters.under_way[number_of_request] = began_at = perf_counter()
         try:
             if operation == "read":
-                # Has a deadline of its own, counted from the last byte that came.
+                # It has a deadline of its own, counted from the last byte that came.
                 return await method(self, *args, **kwargs)
             with trio.fail_after(self.deadline_s) as scope:
                 self._waiting.add(scope)
@@ -107,9 +106,7 @@ def _answered(
             log.exception("%s failed unexpectedly", operation, extra=fields({"operation": operation, "errno": "EIO"}))
         finally:
             del counters.under_way[number_of_request]
-            if (took := counters.took.get(operation)) is None:
-                took = counters.took[operation] = Histogram()
-            took.observe(perf_counter() - began_at)
+            counters.observe(operation, perf_counter() - began_at)
         counters.errors[operation] += 1
         raise FUSEError(number)
 
@@ -117,7 +114,7 @@ def _answered(
 
 
 class Adapter(pyfuse3.Operations):
-    """One mount's handlers. `deadline_s` bounds every request but read, which has its own."""
+    """The handlers of one mount. `deadline_s` bounds every request but read, which has its own."""
 
     enable_writeback_cache = False
     supports_dot_lookup = False
@@ -140,7 +137,7 @@ class Adapter(pyfuse3.Operations):
 
     @staticmethod
     def mount(adapter: Adapter, mountpoint: str, options: Sequence[str]) -> None:
-        """Mount. Raises RuntimeError when libfuse refuses; its own words went to stderr."""
+        """Mount. Raises RuntimeError when libfuse refuses; its reason went to stderr."""
         before = parallel_dirops.devices()
         pyfuse3.init(adapter, mountpoint, set(options))
         new = parallel_dirops.devices() - before
@@ -150,7 +147,7 @@ class Adapter(pyfuse3.Operations):
             log.warning("lookups in one directory will wait for each other: /dev/fuse is not where it was expected")
 
     def init(self) -> None:
-        """Called while the kernel's first request is handled."""
+        """Begin the handshake; libfuse calls this while the kernel's first request is handled."""
         if self._handshake is not None:
             self._handshake.begin()
 
@@ -161,7 +158,7 @@ class Adapter(pyfuse3.Operations):
                 nursery.start_soon(self._handshake.finish)
                 await self._answer_requests()
                 nursery.cancel_scope.cancel()
-        # Where the handshake made it end, it goes on; where the mount has ended, it ends at once.
+        # After the handshake ended it, it goes on; after the mount has ended, it ends at once.
         await self._answer_requests()
 
     @staticmethod
@@ -170,11 +167,11 @@ class Adapter(pyfuse3.Operations):
 
     @staticmethod
     def close() -> None:
-        """Close the session; who still has files open gets ENOTCONN. Does not unmount."""
+        """Close the session; readers with open files get ENOTCONN. Does not unmount."""
         pyfuse3.close(unmount=False)
 
     async def answer_all(self) -> None:
-        """Answer whoever waits for anything but data, now, with EIO: nobody is left to wait for a daemon that has ended."""
+        """Answer all requests but reads now, with EIO: no client may wait for an ended daemon."""
         self._ending = True
         waiting = set(self._waiting)
         for scope in waiting:
@@ -184,19 +181,21 @@ class Adapter(pyfuse3.Operations):
 
     @staticmethod
     def forget_pages(inode: int) -> None:
-        """Have the kernel drop what it has cached of a file. For a worker thread: it waits for reads that only we can answer."""
+        """Have the kernel drop its pages of a file. For a worker thread: it waits for reads that
+        only we can answer."""
         try:
             pyfuse3.invalidate_inode(InodeT(inode))
         except OSError as error:
-            if error.errno != errno.ENOENT:  # which means that it knows no such inode any more
+            if error.errno != errno.ENOENT:  # the kernel knows no such inode any more
                 log.warning("the kernel's pages of inode %d could not be dropped: %s", inode, error.strerror)
 
     @staticmethod
     def forget_entries(directory: int, names: Sequence[bytes]) -> int:
-        """Have the kernel forget these entries of a directory, and its attributes; returns how many of them it knew.
+        """Have the kernel forget these entries of a directory, and its attributes; returns how many
+        it knew.
 
-        For a worker thread: it waits until every lookup and readdir of that directory has its answer. What is open stays open, and what
-        is cached of files stays cached.
+        For a worker thread: it waits until every lookup and readdir of that directory has its
+        answer. Open files stay open, and cached pages stay cached.
         """
         known = 0
         try:
@@ -222,18 +221,19 @@ class Adapter(pyfuse3.Operations):
         if isinstance(answer, Absent):
             if answer.timeout_s <= 0:
                 raise FUSEError(errno.ENOENT)
-            # Inode 0 is a negative entry: the kernel remembers that there is none (fuse_entry_param in fuse_lowlevel.h).
+            # Inode 0 is a negative entry: the kernel remembers that there is none (fuse_entry_param
+            # in fuse_lowlevel.h).
             negative = EntryAttributes()
             negative.st_ino = InodeT(0)
             negative.entry_timeout = answer.timeout_s
             return negative
-        found = self._shown(answer.node)
+        found = self._attributes_of(answer.node)
         found.entry_timeout = answer.entry_timeout_s
         return found
 
     @_answered
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
-        return self._shown(await self._filesystem.getattr(inode))
+        return self._attributes_of(await self._filesystem.getattr(inode))
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         for inode, count in inode_list:
@@ -256,18 +256,19 @@ class Adapter(pyfuse3.Operations):
 
     @_answered
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
-        with self._invalidator.holding(self._filesystem.opened(fh)):
+        with self._invalidator.holding(self._filesystem.inode_of_handle(fh)):
             directory, entries = await self._filesystem.entries(fh, max(start_id - 2, 0))
         if directory.huge and not nameonly_entries.SUPPORTED:
             raise D7yfsError(f"{directory.prefix} has too many entries to be shown with this version of pyfuse3")
         for index, dots in enumerate((b".", b"..")):
             if start_id <= index and not pyfuse3.readdir_reply(
-                token, FileNameT(dots), self._shown(directory), index + 1
+                token, FileNameT(dots), self._attributes_of(directory), index + 1
             ):
                 return
         now = trio.current_time()
-        # One for all entries of a kind, since each is copied into the reply: thousands come in one call.
-        values = {kind: self._common(is_directory=kind) for kind in (False, True)}
+        # One for all entries of a kind, since each is copied into the reply: thousands come in one
+        # call.
+        values = {kind: self._common_attributes(is_directory=kind) for kind in (False, True)}
         entry_timeout_s = directory.remaining_s(now)
         for value in values.values():
             value.entry_timeout = entry_timeout_s
@@ -281,13 +282,13 @@ class Adapter(pyfuse3.Operations):
                 value.st_ino = InodeT(_UNSEEN_INODES | index)
                 nameonly_entries.clear_node_id(value)
             else:
-                _show(node, value, now)
+                _set_attributes(node, value, now)
             if not pyfuse3.readdir_reply(token, FileNameT(os.fsencode(name)), value, index + 3):
                 break
             if not isinstance(node, Unseen):
                 told.append(node.inode)
-        # READDIRPLUS counts as a lookup of every entry that fitted and has attributes.
-        # Counted here and not above: of a reply that fails midway the kernel gets no entry.
+        # READDIRPLUS counts as a lookup of every entry that fitted and has attributes. Counted
+        # here: of a reply that fails midway the kernel gets no entry.
         for inode in told:
             self._filesystem.tree.remember(inode)
 
@@ -301,7 +302,7 @@ class Adapter(pyfuse3.Operations):
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
         if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
             raise FUSEError(errno.EROFS)
-        # An inode is one version for ever, so what the kernel has cached of it is right for ever.
+        # An inode is one version for ever, so its cached pages are right for ever.
         return FileInfo(fh=FileHandleT(await self._filesystem.open(inode)), keep_cache=True)
 
     @_answered
@@ -313,24 +314,25 @@ class Adapter(pyfuse3.Operations):
         self._filesystem.release(fh)
 
     async def flush(self, fh: FileHandleT) -> None:
-        """Nothing is ever written, so the kernel need not ask at every close; after this answer it does not (fuse_lowlevel.h)."""
+        """Refuse: nothing is ever written, and after this answer the kernel does not ask at
+        every close (fuse_lowlevel.h)."""
         raise FUSEError(errno.ENOSYS)
 
     @_answered
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
-        """As `flush`."""
+        """Do nothing: nothing is ever written."""
 
     @_answered
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
-        """As `flush`."""
+        """Do nothing: nothing is ever written."""
 
     @_answered
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
         data = StatvfsData()
         data.f_bsize = data.f_frsize = BLOCK_SIZE
-        # A bucket has no size. Full and without a free block is what a read-only file system says.
+        # A bucket has no size. A read-only file system says that it is full, without a free block.
         data.f_blocks = data.f_bfree = data.f_bavail = 0
-        data.f_files = self._filesystem.tree.statistics()["inodes"]
+        data.f_files = self._filesystem.tree.statistics().inodes
         data.f_ffree = data.f_favail = 0
         data.f_namemax = 255
         return data
@@ -342,10 +344,10 @@ class Adapter(pyfuse3.Operations):
         if not self._appearance.xattr:
             raise FUSEError(errno.ENOSYS)  # the kernel never asks again
         node = self._filesystem.tree.get(inode)
-        value = (await self._described(node)).get(bytes(name), b"")
+        value = (await self._describe(node)).get(bytes(name), b"")
         if name == _TASK_ID:
-            # Not among the others, because it may take a signature, or a request for the version's id.
-            value = (await self._filesystem.task_id(node)).encode()
+            # Not among the others: it may take a signature, or a request for the version's id.
+            value = (await self._filesystem.describer.task_id(node)).encode()
         if not value:
             raise FUSEError(errno.ENODATA)
         return value
@@ -355,11 +357,11 @@ class Adapter(pyfuse3.Operations):
         if not self._appearance.xattr:
             raise FUSEError(errno.ENOSYS)
         node = self._filesystem.tree.get(inode)
-        names = [*await self._described(node), *([_TASK_ID] if await self._filesystem.task_id(node) else [])]
+        names = [*await self._describe(node), *([_TASK_ID] if await self._filesystem.describer.task_id(node) else [])]
         return [XAttrNameT(name) for name in names]
 
-    async def _described(self, node: Node) -> dict[bytes, bytes]:
-        described = await self._filesystem.describe(node)
+    async def _describe(self, node: Node) -> dict[bytes, bytes]:
+        described = await self._filesystem.describer.describe(node)
         return {XATTR_PREFIX + name.encode(): value.encode() for name, value in described.items()}
 
     # --- what would write ---
@@ -376,13 +378,13 @@ class Adapter(pyfuse3.Operations):
 
     # --- values ---
 
-    def _shown(self, node: Node) -> EntryAttributes:
-        value = self._common(is_directory=node.is_directory)
-        _show(node, value, trio.current_time())
+    def _attributes_of(self, node: Node) -> EntryAttributes:
+        value = self._common_attributes(is_directory=node.is_directory)
+        _set_attributes(node, value, trio.current_time())
         return value
 
-    def _common(self, *, is_directory: bool) -> EntryAttributes:
-        """What all directories, or all files, have in common."""
+    def _common_attributes(self, *, is_directory: bool) -> EntryAttributes:
+        """The attributes that all directories, or all files, have in common."""
         appearance = self._appearance
         value = EntryAttributes()
         value.st_mode = ModeT(
@@ -394,8 +396,8 @@ class Adapter(pyfuse3.Operations):
         return value
 
 
-def _show(node: Node, value: EntryAttributes, now: float) -> None:
-    """Set in `value` what depends on the node."""
+def _set_attributes(node: Node, value: EntryAttributes, now: float) -> None:
+    """Set in `value` the attributes of the node."""
     value.st_ino = InodeT(node.inode)
     value.st_nlink = node.nlink
     value.st_size = size_bytes = node.size_bytes

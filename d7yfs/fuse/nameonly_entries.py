@@ -1,9 +1,11 @@
-"""Entries of a READDIRPLUS reply that have an inode number to show and none to remember.
+"""Entries of a READDIRPLUS reply with an inode number to show and none to remember.
 
-The kernel makes an inode of each entry with a node id, which we must then know until it forgets it, and takes an entry with node id 0 for a
-name alone ("the userspace filesystem did not want to return attributes", fuse_direntplus_link in fs/fuse/readdir.c). But the number in the
-directory entry must not be 0, for then the C library takes it for deleted. libfuse has two fields for that (`ino` and `attr.st_ino` of
-fuse_entry_param, fuse_lowlevel.h); pyfuse3 sets both at once. So the first is set behind its back, where it was found to be.
+The kernel makes an inode of each entry with a node id, which we must then know until it forgets it.
+It takes an entry with node id 0 for a name alone ("the userspace filesystem did not want to return
+attributes", fuse_direntplus_link in fs/fuse/readdir.c). But the number in the directory entry must
+not be 0: the C library would take it for deleted. libfuse has two fields for that (`ino` and
+`attr.st_ino` of fuse_entry_param, fuse_lowlevel.h); pyfuse3 sets both at once. So this module
+writes the first one in memory, at the offset where it found it.
 
 Called by the adapter, for directories that are too large to be known.
 """
@@ -20,7 +22,7 @@ _MARK = 0x5A17_C0DE_0DD5_EED5
 
 
 def _find() -> int | None:
-    """Where the node id lies in an `EntryAttributes`; None where it is not as we know it."""
+    """The offset of the node id in an `EntryAttributes`; None if the layout is another one."""
     value = EntryAttributes()
     value.st_ino = InodeT(_MARK)
     memory = ctypes.string_at(id(value), EntryAttributes.__basicsize__)
@@ -34,10 +36,10 @@ def _find() -> int | None:
 
 _OFFSET = _find()
 SUPPORTED = _OFFSET is not None
-"""Whether this pyfuse3 lets it be done."""
+"""True if this pyfuse3 has the expected layout."""
 
 
 def clear_node_id(value: EntryAttributes) -> None:
-    """Make `value` an entry that only shows its inode number, until `st_ino` is set again. Only where `SUPPORTED`."""
+    """Make `value` show only its inode number, until `st_ino` is set. Only where `SUPPORTED`."""
     assert _OFFSET is not None
     ctypes.c_uint64.from_address(id(value) + _OFFSET).value = 0

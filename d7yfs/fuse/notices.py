@@ -1,17 +1,21 @@
-"""What the kernel must be told to forget: names whose meaning changed while it still believed the old one.
+"""Notices to the kernel: names to forget, since their meaning changed while it still believed the
+old one.
 
-Owns the queue between the event loop, which learns of changes, and the one thread that tells the kernel. A notice about a directory's
-entries takes that directory's lock, which the kernel holds while it waits for *our* answer to a lookup or readdir there. So:
+Owns the queue between the event loop, which learns of changes, and the one thread that tells the
+kernel. A notice about a directory's entries takes that directory's lock. The kernel holds it while
+it waits for *our* answer to a lookup or readdir there. So:
 
 - the event loop never waits for a notice;
-- notices about a directory wait here, not in the kernel, while requests in it are unanswered (`holding`): in the kernel they would
-  make each later lookup in that directory wait with them, and a daemon that ended then would leave them waiting for ever. Only where
-  requests follow each other without a pause, and none hangs, it goes to the kernel among them after a second;
-- the queue is bounded, and what comes twice is told once. What does not fit is dropped and counted: the kernel's own timeout, which is
-  never more than the listing's remaining life, then bounds how long the old entry is believed.
+- notices about a directory wait here, not in the kernel, while requests in it are unanswered
+  (`holding`). In the kernel they would hold up each later lookup in that directory, and a daemon
+  that ended then would leave them waiting for ever. Only where requests follow each other without a
+  pause, and none hangs, a notice goes to the kernel among them after a second;
+- the queue is bounded, and equal notices are told once. A notice that does not fit is dropped and
+  counted (backpressure). Then the kernel's own timeout bounds how long the old entry is believed:
+  never more than the listing's remaining life.
 
-Fed by `daemon` with what the listers changed, and with names of which the kernel is to remember fewer; the FUSE adapter says what is
-unanswered, and does the telling. Trio thread only.
+`daemon` adds the listers' changes, and names of which the kernel is to remember fewer. The FUSE
+adapter says which requests are unanswered, and tells the kernel. Trio thread only.
 """
 
 from __future__ import annotations
@@ -19,69 +23,64 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
 import trio
 
-from d7yfs.stats.kernel import NoticeCounters
+from d7yfs.stats.status import NoticesStatus, blank
 
 log = logging.getLogger(__name__)
 
 MAX_NAMES = 65_536
-"""That wait at once: some 10 MiB, and half a second of telling."""
+"""The most names that wait at once: some 10 MiB, and half a second of telling."""
 
 _PATIENCE_S = 1.0
 _YOUNG_S = 0.5
-"""A notice that has waited so long goes to the kernel beside requests that are all younger than that: soon they will have their answer."""
+"""A notice that has waited `_PATIENCE_S` goes to the kernel among requests that are all younger
+than this: their answers are near."""
 _LOOK_AGAIN_S = 0.1
 
 _AT_ONCE = 512
-"""Names per change of threads: a few milliseconds."""
+"""The names per change of threads: a few milliseconds."""
 
 Tell = Callable[[int, Sequence[bytes]], int]
-"""Have the kernel forget these entries of a directory, and its attributes; how many entries it knew. Blocks: for a thread."""
+"""Have the kernel forget these entries of a directory, and its attributes; returns how many it
+knew. Blocks: for a thread."""
 
 
 class Invalidator:
-    """One mount's notices to its kernel; `tell` is how they are given."""
+    """The notices of one mount to its kernel; `tell` gives them."""
 
     def __init__(self, tell: Tell, *, max_names: int = MAX_NAMES) -> None:
-        self.counters = NoticeCounters()
+        self.counters = blank(NoticesStatus)
         self._tell = tell
         self._max_names = max_names
-        self._waiting: OrderedDict[int, dict[bytes, None]] = OrderedDict()
-        """Names by directory, both in the order in which they came."""
+        self._waiting: dict[int, dict[bytes, None]] = {}
+        """The names by directory, both in the order in which they came."""
         self._waiting_since: dict[int, float] = {}
-        self._waiting_names = 0
         self._under_way: int | None = None
         self._thread = trio.CapacityLimiter(1)
         self._stopped = False
         self._unanswered: dict[int, list[float]] = {}
-        """When the requests began that the kernel holds a directory's lock for, the oldest first."""
+        """The times when unanswered requests began that hold a directory's lock, oldest first."""
         self._stirred = trio.Event()
-        """Set, and replaced, whenever something came, was told, or was answered."""
+        """An event that is set, and replaced, after each new notice, told notice or answer."""
 
     def changed(self, directory: int, names: Iterable[str]) -> None:
-        """`names` in the directory of this inode do not mean what the kernel was told, and its attributes may have changed."""
+        """Have the kernel forget `names` in the directory of this inode, and its attributes."""
         waiting = self._waiting.setdefault(directory, {})
         self._waiting_since.setdefault(directory, trio.current_time())
-        for name in names:
-            encoded = os.fsencode(name)
-            if encoded in waiting:
-                continue
-            if self._waiting_names >= self._max_names:
-                self.counters.overflow += 1
-                continue
-            waiting[encoded] = None
-            self._waiting_names += 1
+        room = self._max_names - sum(map(len, self._waiting.values()))
+        new = [name for name in dict.fromkeys(map(os.fsencode, names)) if name not in waiting]
+        waiting.update(dict.fromkeys(new[:room]))
+        self.counters.overflow += len(new[room:])
         self._stir()
 
     @contextmanager
     def holding(self, directory: int) -> Iterator[None]:
-        """While a request is unanswered for which the kernel holds the directory's lock."""
+        """Mark a request unanswered meanwhile, for which the kernel holds the directory's lock."""
         began_at = trio.current_time()
         unanswered = self._unanswered.setdefault(directory, [])
         unanswered.append(began_at)
@@ -95,11 +94,11 @@ class Invalidator:
                     self._stir()
 
     def waiting(self) -> list[int]:
-        """The directories of which the kernel does not know everything yet."""
+        """The directories with notices that the kernel has not taken yet."""
         return [*self._waiting, *([self._under_way] if self._under_way is not None else [])]
 
     async def told(self, directories: Collection[int]) -> None:
-        """Return once the kernel knows of all that changed in these directories so far."""
+        """Return once the kernel has taken all notices about these directories so far."""
         while self._under_way in directories or any(each in self._waiting for each in directories):
             await self._stirred.wait()
 
@@ -109,12 +108,12 @@ class Invalidator:
         self._stir()
 
     async def quiet(self) -> None:
-        """After `stop`: return once the kernel has taken what it is being told."""
+        """Return once the kernel has taken the present notice; call it after `stop`."""
         while self._under_way is not None:
             await self._stirred.wait()
 
     async def run(self) -> None:
-        """Tell, until cancelled; a notice that the kernel holds up then is left behind in its thread."""
+        """Tell until cancelled; a notice that the kernel holds up then is left in its thread."""
         while not self._stopped:
             directory = next(filter(self._may_be_told, self._waiting), None)
             if directory is None:
@@ -146,7 +145,6 @@ class Invalidator:
         """The next names of a directory, which then wait no more."""
         waiting = self._waiting[directory]
         names = list(waiting)[:_AT_ONCE]
-        self._waiting_names -= len(names)
         if len(names) == len(waiting):
             del self._waiting[directory], self._waiting_since[directory]
         else:

@@ -1,11 +1,14 @@
-"""The first exchange with the kernel, in which we ask for what neither libfuse nor pyfuse3 asks for: parallel directory operations.
+"""The handshake with the kernel, in which we ask for parallel directory operations.
 
-Without them the kernel sends one lookup or readdir of a directory at a time and has all others wait for its answer (`fuse_lock_inode` in
-fs/fuse/inode.c): one that hangs in the store would hold up whoever uses that directory. A file system says that it can do better by a
-flag in its answer to INIT (FUSE_PARALLEL_DIROPS in linux/fuse.h, since Linux 4.7), which libfuse sends and pyfuse3 gives no say in.
+Without them the kernel sends one lookup or readdir of a directory at a time, and all others wait
+for its answer (`fuse_lock_inode` in fs/fuse/inode.c): one that hangs in the store would hold up all
+readers of that directory. A file system asks for them by a flag in its answer to INIT
+(FUSE_PARALLEL_DIROPS in linux/fuse.h, since Linux 4.7). libfuse sends that answer, and pyfuse3
+gives no say in it.
 
-So libfuse's answer goes into a socket that stands in for /dev/fuse while pyfuse3 handles INIT, gets the flag here, and then goes to the
-kernel. An answer that does not look as expected goes on as it is. Called by the adapter; trio thread only.
+So while pyfuse3 handles INIT, a socket stands in for /dev/fuse. libfuse's answer goes into it, gets
+the flag here, and then goes to the kernel. An unexpected answer goes on as it is. Called by the
+adapter; trio thread only.
 """
 
 from __future__ import annotations
@@ -41,7 +44,10 @@ def devices() -> set[int]:
 
 
 class Handshake:
-    """The one of a session whose descriptor is `device`. `begin` is called while INIT is handled, `finish` awaits its answer."""
+    """The handshake of a session whose descriptor is `device`.
+
+    `begin` is called while INIT is handled, `finish` awaits its answer.
+    """
 
     def __init__(self, device: int) -> None:
         self._device = device
@@ -50,7 +56,7 @@ class Handshake:
         self._begun = trio.Event()
 
     def begin(self) -> None:
-        """Have what libfuse answers from now on go to us."""
+        """Have libfuse's answers come to us from now on."""
         self._answers, stand_in = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with stand_in:
             self._kernel = os.dup(self._device)
@@ -58,7 +64,8 @@ class Handshake:
         self._begun.set()
 
     async def finish(self) -> None:
-        """Pass the answer on. Whoever waits for requests of the kernel gets trio.ClosedResourceError, and must begin to wait anew."""
+        """Pass the answer on. Tasks that wait for requests of the kernel get
+        trio.ClosedResourceError, and must wait anew."""
         await self._begun.wait()
         await trio.lowlevel.wait_readable(self._answers)
         answer = self._answers.recv(_ANSWER_BYTES)
@@ -70,7 +77,7 @@ class Handshake:
 
 
 def with_parallel_directories(answer: bytes) -> bytes:
-    """The answer to INIT that `answer` is, with the flag."""
+    """The answer to INIT with the flag."""
     try:
         size_bytes, error, unique = _OUT_HEADER.unpack_from(answer)
         major, minor, max_readahead, flags = _INIT_OUT.unpack_from(answer, _OUT_HEADER.size)

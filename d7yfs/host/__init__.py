@@ -1,1 +1,1 @@
-"""The machine below the daemon: its mount table, handed-over mounts, and the process that started the daemon."""
+"""The machine below the daemon: its mount table, handed-over mounts, and the daemon's starter."""

@@ -1,14 +1,18 @@
-"""A mount that somebody else has made: the daemon gets its /dev/fuse descriptor and needs no privilege.
+"""A mount that another process has made: the daemon gets its /dev/fuse descriptor and needs no
+privilege.
 
-`d7yfs fuse-helper`, which is privileged, mounts and hands the descriptor over a Unix socket (SCM_RIGHTS); it has no secret and no network.
-The daemon, which has both, runs as anybody and without capabilities (`--fuse-helper SOCKET`). libfuse takes such a descriptor as the
-mount point `/dev/fd/N`, which may also be given to `d7yfs mount` outright, when another program (a CSI driver) has made the mount.
+The privileged `d7yfs fuse-helper` mounts, and passes the descriptor over a Unix socket
+(SCM_RIGHTS); it has no secret and no network. The daemon, which has both, runs as any user and
+without capabilities (`--fuse-helper SOCKET`). libfuse takes such a descriptor as the mount point
+`/dev/fd/N`. A user may also give that to `d7yfs mount`, if another program (a CSI driver) has made
+the mount.
 
-The connection lives as long as the daemon: when it ends, however that came about, the helper takes the mount away and makes a new one for
-the next daemon. A connection that has seen INIT cannot be served by another daemon, so the helper keeps no copy of the descriptor.
+The connection lives as long as the daemon. When it ends, for any reason, the helper unmounts, and
+makes a new mount for the next daemon. A FUSE connection that has seen INIT cannot be served by
+another daemon, so the helper keeps no copy of the descriptor.
 
-One word at a time goes to the helper, one comes back: `ready` (it raises the mount's limits), `unmount`, `unmount-lazily`; `ok`, `busy`,
-or what went wrong.
+The daemon sends one word at a time: `ready` (the helper raises the mount's limits), `unmount`,
+`unmount-lazily`. The helper answers each with `ok`, `busy`, or the failure in words.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV = 1, 2, 4  # sys/mount.h
 
 
 class HandedMount:
-    """The daemon's end."""
+    """The daemon's end of a mount that was handed over."""
 
     def __init__(self, fd: int, helper: socket.socket | None) -> None:
         self.libfuse_mountpoint = f"/dev/fd/{fd}"
@@ -40,20 +44,20 @@ class HandedMount:
 
     @classmethod
     def from_path(cls, mountpoint: Path) -> HandedMount | None:
-        """Where `mountpoint` is `/dev/fd/N`. Raises MountError when N is not open."""
+        """The mount, if `mountpoint` is `/dev/fd/N`. Raises MountError if N is not open."""
         named = _DEV_FD.fullmatch(str(mountpoint))
         if named is None:
             return None
         if not Path(f"/proc/self/fd/{named[1]}").exists():
             raise MountError(
                 f"{mountpoint} is not open here",
-                hint="it must be inherited, which needs --foreground; see --fuse-helper",
+                hint="this process must inherit it, which needs --foreground; see --fuse-helper",
             )
         return cls(int(named[1]), None)
 
     @classmethod
     def ask(cls, path: Path) -> HandedMount:
-        """The next mount of the helper that listens on `path`. Blocks while it still clears away the last one. Raises MountError."""
+        """The helper's next mount. Blocks while it removes the last one. Raises MountError."""
         helper = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             helper.settimeout(_TIMEOUT_S)
@@ -68,15 +72,15 @@ class HandedMount:
 
     @property
     def is_visible(self) -> bool:
-        """Whether the mount is at the mount point here; what came as a bare descriptor is wherever its maker put it."""
+        """True if the mount is at the mount point here; a bare descriptor's may be anywhere."""
         return self._helper is not None
 
-    def ready(self) -> None:
-        """The mount answers."""
+    def tell_ready(self) -> None:
+        """Tell the helper that the mount answers."""
         self._tell("ready")
 
     def unmount(self, *, lazy: bool = False) -> None:
-        """Have it taken away. Raises mounts.Busy, MountError."""
+        """Have the helper unmount. Raises mount_table.Busy, MountError."""
         said = self._tell("unmount-lazily" if lazy else "unmount")
         if said == "busy":
             raise mount_table.Busy("the mount is in use")
@@ -85,7 +89,7 @@ class HandedMount:
 
     def _tell(self, word: str) -> str:
         if self._helper is None:
-            return "ok"  # nobody to tell: the mount ends with the descriptor
+            return "ok"  # no helper: the mount ends with the descriptor
         try:
             self._helper.send(word.encode())
             return self._helper.recv(1024).decode() or "it has ended"
@@ -94,9 +98,10 @@ class HandedMount:
 
 
 def help_with(point: Path, path: Path) -> None:
-    """Mount at `point` for each daemon that connects to `path`, one after the other, until interrupted. Raises MountError.
+    """Mount at `point` for each daemon that connects to `path`, one after the other, until
+    interrupted. Raises MountError.
 
-    For root. The socket is open to every user: who can reach it may serve the mount.
+    For root. The socket is open to every user: any process that can reach it may serve the mount.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         path.unlink(missing_ok=True)
@@ -104,7 +109,7 @@ def help_with(point: Path, path: Path) -> None:
             listener.bind(str(path))
             path.chmod(0o666)
         except OSError as error:
-            raise MountError(f"{path} cannot be listened on: {error.strerror}") from error
+            raise MountError(f"cannot listen on {path}: {error.strerror}") from error
         listener.listen(1)
         try:
             while True:
@@ -113,11 +118,11 @@ def help_with(point: Path, path: Path) -> None:
                     _help(point, connection)
         finally:
             path.unlink(missing_ok=True)
-            _take_away(point)
+            _remove_mount(point)
 
 
 def _help(point: Path, connection: socket.socket) -> None:
-    """One daemon, from its mount to its end."""
+    """Serve one daemon, from its mount to its end."""
     mount_table.prepare_mountpoint(point)
     fd = _mount(point)
     try:
@@ -129,7 +134,7 @@ def _help(point: Path, connection: socket.socket) -> None:
     with suppress(OSError):
         while word := connection.recv(64).decode():
             connection.send(_answer(word, point).encode())
-    _take_away(point)
+    _remove_mount(point)
     log.info("the daemon behind %s has ended", point)
 
 
@@ -141,7 +146,7 @@ def _answer(word: str, point: Path) -> str:
         elif word in ("unmount", "unmount-lazily"):
             mount_table.unmount(point, lazy=word == "unmount-lazily")
         else:
-            return f"{word!r} is not known"
+            return f"{word!r} is unknown"
     except mount_table.Busy:
         return "busy"
     except MountError as error:
@@ -149,14 +154,15 @@ def _answer(word: str, point: Path) -> str:
     return "ok"
 
 
-def _take_away(point: Path) -> None:
+def _remove_mount(point: Path) -> None:
     with suppress(MountError):
         if mount_table.mounted_at(point) is not None:
             mount_table.unmount(point, lazy=True)
 
 
 def _mount(point: Path) -> int:
-    """Mount a new FUSE file system at `point`, as fusermount3 does; its descriptor (Documentation/filesystems/fuse/fuse.rst)."""
+    """Mount a new FUSE file system at `point`, as fusermount3 does
+    (Documentation/filesystems/fuse/fuse.rst). Returns its descriptor."""
     try:
         fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:

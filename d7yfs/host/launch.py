@@ -1,7 +1,7 @@
-"""Telling whoever started the daemon that the mount answers, or why there is none.
+"""Telling the process that started the daemon that the mount answers, or why it failed.
 
-Two listeners: the `d7yfs mount` command that waits for a daemon it put into the background (a pipe, one JSON line), and systemd
-(sd_notify(3): a datagram to $NOTIFY_SOCKET).
+There are two listeners. One is the `d7yfs mount` command that started a daemon in the background (a
+pipe, one JSON line), the other systemd (sd_notify(3): a datagram to $NOTIFY_SOCKET).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from d7yfs.errors import D7yfsError, MountError
+from d7yfs.errors import D7yfsError, MountError, UsageError
 
 READY_FD_VARIABLE = "D7YFS_READY_FD"
-"""Set only by `launch`, for the process that becomes the daemon; not an option."""
+"""Set only by `launch`, for the daemon's process; not an option."""
 
 
 class Readiness:
-    """The daemon's end. Says each thing once, to whoever listens."""
+    """The daemon's end: it tells each thing once, to those who listen."""
 
     def __init__(self, environ: MutableMapping[str, str]) -> None:
         fd = environ.pop(READY_FD_VARIABLE, "")
@@ -31,21 +31,21 @@ class Readiness:
         self._notify_socket = environ.get("NOTIFY_SOCKET", "")
         usec, pid = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", str(os.getpid()))
         self.watchdog_s = int(usec) / 1e6 if usec.isdigit() and pid == str(os.getpid()) else 0.0
-        """How often systemd wants to hear WATCHDOG=1 at least (sd_watchdog_enabled(3)); 0 where it does not."""
+        """Longest pause between two WATCHDOG=1 (sd_watchdog_enabled(3)); 0 for no watchdog."""
 
     @property
     def in_background(self) -> bool:
-        """Whether a command waits that will return when the mount answers."""
+        """True if a command waits for the mount to answer."""
         return self._fd >= 0
 
     @property
     def is_notified(self) -> bool:
-        """Whether systemd listens."""
+        """True if systemd listens."""
         return bool(self._notify_socket)
 
-    def ready(self, summary: str, warnings: Sequence[str], stderr: Path | None) -> None:
-        """The mount answers, but for what `warnings` say. A daemon in the background lets go of its terminal; what C libraries still print
-        goes to `stderr`."""
+    def tell_ready(self, summary: str, warnings: Sequence[str], stderr: Path | None) -> None:
+        """Tell that the mount answers, with `warnings`. A daemon in the background detaches from
+        its terminal; output of C libraries goes to `stderr`."""
         self._tell({"ready": summary, "warnings": list(warnings)})
         self.notify(f"READY=1\nMAINPID={os.getpid()}\nSTATUS={summary}")
 
@@ -59,15 +59,15 @@ class Readiness:
                     os.dup2(log.fileno(), 2)
             os.close(self._fd)
 
-    def failed(self, error: D7yfsError, status: int) -> None:
-        """There is no mount."""
-        self._tell({"error": error.message, "hint": error.hint, "status": status})
+    def tell_failed(self, error: D7yfsError) -> None:
+        """Tell that there is no mount, and why."""
+        self._tell({"error": error.message, "hint": error.hint, "usage": isinstance(error, UsageError)})
 
     def notify(self, message: str) -> None:
-        """Tell systemd, if it listens: assignments separated by newlines, as in sd_notify(3)."""
+        """Send systemd, if it listens, assignments separated by newlines (sd_notify(3))."""
         if not self._notify_socket:
             return
-        # A name that begins with @ is in the abstract namespace.
+        # A name with a leading @ is in the abstract namespace.
         address = "\0" + self._notify_socket[1:] if self._notify_socket.startswith("@") else self._notify_socket
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
             client.sendto(message.encode(), address)
@@ -78,20 +78,11 @@ class Readiness:
                 os.write(self._fd, json.dumps(message).encode() + b"\n")
 
 
-class Failed(Exception):
-    """The daemon could not mount; `error` and `status` are its own."""
-
-    def __init__(self, error: MountError, status: int) -> None:
-        super().__init__(error.message)
-        self.error = error
-        self.status = status
-
-
 def launch(arguments: Sequence[str]) -> dict[str, Any]:
-    """Run `d7yfs` with the same arguments as a daemon and wait for its word: `{"ready": …, "warnings": […]}`. Raises Failed."""
+    """Run `d7yfs` as a daemon; wait for `{"ready": …, "warnings": […]}`. Raises UsageError, MountError."""
     read_fd, write_fd = os.pipe()
     child = subprocess.Popen(  # noqa: S603
-        # -P: a directory called d7yfs where the user happens to stand is not this program.
+        # -P: a directory d7yfs in the working directory is not this program.
         [sys.executable, "-P", "-m", "d7yfs", *arguments],
         stdin=subprocess.DEVNULL,
         pass_fds=[write_fd],
@@ -107,10 +98,11 @@ def launch(arguments: Sequence[str]) -> dict[str, Any]:
             raise
     if not line:
         status = child.wait()
-        raise Failed(MountError(f"the daemon ended before the mount answered (exit status {status})"), status or 1)
+        raise MountError(f"the daemon ended before the mount answered (exit status {status})")
     message: dict[str, Any] = json.loads(line)
     if "error" in message:
         child.wait()
-        raise Failed(MountError(message["error"], hint=message["hint"]), message["status"])
-    child.returncode = 0  # it lives on; nobody is going to wait for it
+        kind = UsageError if message["usage"] else MountError
+        raise kind(message["error"], hint=message["hint"])
+    child.returncode = 0  # it runs on; nobody will wait for it
     return message

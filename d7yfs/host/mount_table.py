@@ -1,7 +1,7 @@
-"""The host's mount table: what is mounted where, whether it lives, cleaning up, tuning, unmounting.
+"""The host's mount table: mounts, whether they answer, cleaning up, tuning, unmounting.
 
-Never touches a FUSE mount from the process that serves it: whatever may hang on a mount (stat) is done by a child process with a deadline.
-Called by `daemon` and the command line.
+Never touches a FUSE mount from the process that serves it. A child process with a deadline makes
+each call that may hang on a mount (stat). Called by `daemon`, `monitor` and the command line.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,37 +21,40 @@ from d7yfs.errors import MountError
 PROBE_TIMEOUT_S = 10.0
 READ_AHEAD_KIB = 1024
 MAX_BACKGROUND = 1024
-"""The kernel lets 12 readahead requests wait by default: a dozen stalled readers would then starve every other one of the mount."""
+"""The kernel's default of 12 lets a dozen stalled readers starve all others of the mount."""
 
 FSTYPE = "fuse.d7yfs"
 
-# statfs(2) always asks the daemon; stat(2) may be answered from what the kernel has cached, for a minute after the daemon's end.
-_STAT = """
+# statfs(2) always asks the daemon; stat(2) may be answered from what the kernel has cached, for a
+# minute after the daemon's end.
+STATFS = "os.statvfs(path)"
+STAT = f"{STATFS}; os.stat(path)"
+_CHILD = """
 import os, sys
-try:
-    os.statvfs(sys.argv[1])
-    os.stat(sys.argv[1])
-except OSError as error:
-    sys.exit(error.errno)
+path = sys.argv[1]
+try: {}
+except OSError as error: sys.exit(error.errno)
 """
+_REFUSALS = {
+    errno.ENOENT: ("does not exist", "create it: mkdir -p {}"),
+    errno.ENOTDIR: ("is not a directory", "choose an empty directory"),
+    errno.EACCES: (f"cannot be read by uid {os.geteuid()}", "choose a directory of your own"),
+}
+"""Why a directory cannot be mounted on, and what to do."""
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One line of the mount table."""
+    """One line of the host's mount table."""
 
     point: Path
     device: str
     """`major:minor`; the minor names the FUSE connection."""
     fstype: str
     source: str
-    options: tuple[str, ...]
-
-    @property
-    def owner(self) -> int | None:
-        """Who made a FUSE mount (`user_id` in its options); None for other file systems."""
-        return next((int(each[8:]) for each in self.options if each.startswith("user_id=")), None)
+    owner: int | None = None
+    """The user id of a FUSE mount's maker; None for other mounts."""
 
 
 def mount_table() -> list[Mount]:
@@ -59,20 +63,20 @@ def mount_table() -> list[Mount]:
     for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
         left, right = line.split(" - ", 1)
         fields, (fstype, source, options) = left.split(), right.split(" ")
-        mounts.append(
-            Mount(Path(_unescape(fields[4])), fields[2], fstype, _unescape(source), tuple(options.split(",")))
-        )
+        owner = re.search(r"\buser_id=(\d+)", options)
+        point = Path(_unescape(fields[4]))
+        mounts.append(Mount(point, fields[2], fstype, _unescape(source), int(owner[1]) if owner else None))
     return mounts
 
 
 def mounted_at(point: Path) -> Mount | None:
-    """The topmost mount on exactly `point`, if any."""
+    """The topmost mount at exactly `point`, if any."""
     return next((mount for mount in reversed(mount_table()) if mount.point == point), None)
 
 
 def containing(path: Path) -> tuple[Path, str]:
-    """The mount point of d7yfs that `path` is in, and the path below it. Raises MountError when it is in none. Touches no mount."""
-    absolute = Path(os.path.abspath(path))  # noqa: PTH100  # resolving would ask a mount that may be dead
+    """The d7yfs mount point above `path`, untouched, and the path below it. Raises MountError."""
+    absolute = Path(os.path.abspath(path))  # noqa: PTH100  # resolving would touch a mount that may be dead
     points = [mount.point for mount in mount_table() if mount.fstype == FSTYPE and absolute.is_relative_to(mount.point)]
     if not points:
         raise MountError(f"{path} is not in a d7yfs mount", hint="d7yfs status lists the mounts")
@@ -81,27 +85,34 @@ def containing(path: Path) -> tuple[Path, str]:
     return point, "" if below == "." else below
 
 
-def answers(point: Path, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
-    """Whether a stat of `point` succeeds within `timeout_s`; blocks for as long, so call it from a thread."""
-    return _stat_errno(point, timeout_s) == 0
+def send_child(question: str, point: Path) -> subprocess.Popen[bytes]:
+    """A child that asks `point` STATFS or STAT, and exits with the error number. Raises OSError."""
+    command = [sys.executable, "-I", "-S", "-c", _CHILD.format(question), str(point)]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603  # vfork(2)
 
 
-def _stat_errno(point: Path, timeout_s: float = PROBE_TIMEOUT_S) -> int:
-    """What a stat of `point` ends with in a child process; ETIMEDOUT when it does not end."""
-    command = [sys.executable, "-I", "-S", "-c", _STAT, str(point)]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL) as child:  # noqa: S603
+def answers(point: Path) -> bool:
+    """True if a stat of `point` succeeds in time. Blocks: call it from a thread."""
+    return _stat_errno(point) == 0
+
+
+def _stat_errno(point: Path) -> int:
+    """The errno of a stat of `point` in a child process; 0 for none, ETIMEDOUT for no answer."""
+    with send_child(STAT, point) as child:
         try:
-            return child.wait(timeout_s)
+            return child.wait(PROBE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             child.kill()
             return errno.ETIMEDOUT
 
 
 def prepare_mountpoint(point: Path, is_abandoned: Callable[[], bool] = lambda: False) -> bool:
-    """Make sure that `point` can be mounted on. Returns whether a dead mount was cleaned up first. Raises MountError.
+    """Make sure that `point` can be mounted on. Returns True if a dead mount was cleaned up first.
+    Raises MountError.
 
-    A dead mount is one whose daemon is gone: "Transport endpoint is not connected" (ENOTCONN), or no answer where `is_abandoned` says that
-    no process serves it: a thread of a killed daemon that still is in the kernel keeps the connection open.
+    A dead mount is one without a daemon. It answers "Transport endpoint is not connected"
+    (ENOTCONN), or not at all if `is_abandoned` says that no process serves it. A thread of a killed
+    daemon that is still in the kernel keeps the connection open.
     """
     cleaned = False
     while (mount := mounted_at(point)) is not None and mount.fstype.startswith("fuse"):
@@ -122,19 +133,16 @@ def prepare_mountpoint(point: Path, is_abandoned: Callable[[], bool] = lambda: F
             raise MountError(
                 f"{point} is not empty, and a mount would hide what is in it", hint="choose an empty directory"
             )
-        return cleaned
-    except FileNotFoundError:
-        raise MountError(f"{point} does not exist", hint=f"create it: mkdir -p {point}") from None
-    except NotADirectoryError:
-        raise MountError(f"{point} is not a directory", hint="choose an empty directory") from None
-    except PermissionError:
-        raise MountError(
-            f"{point} cannot be read by uid {os.geteuid()}", hint="choose a directory of your own"
-        ) from None
+    except OSError as error:
+        if error.errno not in _REFUSALS:
+            raise
+        what, hint = _REFUSALS[error.errno]
+        raise MountError(f"{point} {what}", hint=hint.format(point)) from None
+    return cleaned
 
 
 def unmount(point: Path, *, lazy: bool = False) -> None:
-    """Unmount `point`. Raises MountError, whose `busy` says that somebody uses it."""
+    """Unmount `point`. Raises Busy if it is in use, else MountError."""
     if os.geteuid() == 0:
         command = ["umount", *(["--lazy"] if lazy else []), "--", str(point)]
     else:
@@ -147,42 +155,42 @@ def unmount(point: Path, *, lazy: bool = False) -> None:
         said = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
         if "busy" in said:
             raise Busy(
-                f"{point} is in use", hint=f"end what uses it (fuser -vm {point}), or: d7yfs umount --lazy {point}"
+                f"{point} is in use",
+                hint=f"end the processes that use it (fuser -vm {point}), or run d7yfs umount --lazy {point}",
             )
         raise MountError(f"{point} could not be unmounted: {said}")
 
 
-def abort(point: Path) -> bool:
-    """Have the kernel answer every request of the FUSE mount at `point` with ECONNABORTED, now and from now on; whether it could be told.
+def abort(point: Path) -> None:
+    """Make the kernel fail every request of the FUSE mount at `point` with ECONNABORTED from now
+    on, if it can.
 
-    For a mount whose daemon hangs: readers who wait are freed, and it ends with the connection (Documentation/filesystems/fuse/fuse.rst).
+    For a mount whose daemon hangs: waiting readers are freed, and it ends with the connection
+    (Documentation/filesystems/fuse/fuse.rst).
     """
     mount = mounted_at(point)
-    if mount is None:
-        return False
-    try:
-        (_connections() / mount.device.partition(":")[2] / "abort").write_text("1")
-    except OSError:
-        return False
-    return True
+    if mount is not None:
+        with suppress(OSError):
+            (_connection(mount) / "abort").write_text("1")
 
 
 class Busy(MountError):
-    """Somebody has a file or directory of the mount open."""
+    """The failure to unmount because a file or directory of the mount is open."""
 
     errno = errno.EBUSY
 
 
 def tune(point: Path) -> list[str]:
-    """Raise a fresh mount's readahead and background limits, as root. Returns, in words, what could not be done.
+    """Raise a new mount's readahead and background limits, as root. Returns the failures in words.
 
-    Call it after INIT: libfuse's reply would undo an earlier value. The files: Documentation/ABI/testing/sysfs-class-bdi and
-    Documentation/filesystems/fuse/fuse.rst in the kernel source.
+    Call it after INIT, because libfuse's reply would undo an earlier value. The files:
+    Documentation/ABI/testing/sysfs-class-bdi and Documentation/filesystems/fuse/fuse.rst in the
+    kernel source.
     """
     mount = mounted_at(point)
     if mount is None:
         return [f"{point} is not in the mount table; limits stay at the kernel's defaults"]
-    connection = _connections() / mount.device.partition(":")[2]
+    connection = _connection(mount)
     settings = {
         Path(f"/sys/class/bdi/{mount.device}/read_ahead_kb"): READ_AHEAD_KIB,
         connection / "max_background": MAX_BACKGROUND,
@@ -197,8 +205,8 @@ def tune(point: Path) -> list[str]:
     return trouble
 
 
-def _connections() -> Path:
-    """Where the kernel has a directory for each FUSE connection; mounted if nobody has done so yet and we may."""
+def _connection(mount: Mount) -> Path:
+    """The directory of a FUSE connection, in a file system that root mounts if need be."""
     connections = Path("/sys/fs/fuse/connections")
     if os.geteuid() == 0 and not any(connections.iterdir()):
         subprocess.run(  # noqa: S603
@@ -207,9 +215,9 @@ def _connections() -> Path:
             capture_output=True,
             check=False,
         )
-    return connections
+    return connections / mount.device.partition(":")[2]
 
 
 def _unescape(text: str) -> str:
-    """mountinfo writes space, tab, newline and backslash in octal."""
+    """Undo mountinfo's octal escapes of space, tab, newline and backslash."""
     return _ESCAPE.sub(lambda match: chr(int(match.group(1), 8)), text)

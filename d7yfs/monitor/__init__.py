@@ -1,1 +1,1 @@
-"""How a mount tells others how it is. Counts nothing itself."""
+"""The account of a mount, for people, probes and Prometheus. Counts nothing itself."""

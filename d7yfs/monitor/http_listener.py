@@ -1,10 +1,10 @@
-"""The HTTP listener for Prometheus and for probes: /metrics, /healthz, /readyz. Nothing else, and nothing that changes anything.
+"""The HTTP listener for Prometheus and for probes: /metrics, /healthz, /readyz. It changes nothing.
 
-It must never be what a mount fails on: a port that is taken, a scraper that hangs and a number that cannot be had end up in the log, and
-the mount goes on. Each reply ends its connection. There is no authentication: it listens on loopback unless told otherwise, and says
-nothing that is secret.
+A mount never fails because of it: a port that is taken, a scraper that hangs and a page that fails
+are logged, and the mount goes on. Each reply ends its connection. There is no authentication: it
+listens on loopback unless told otherwise, and tells no secret.
 
-Run by `daemon` in its nursery.
+Run by `reporter`.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from d7yfs.errors import MountError
 log = logging.getLogger(__name__)
 
 _PATIENCE_S = 20.0
-"""For one connection from its first byte to its last: more than a probe takes."""
+"""Longest time for one connection; a probe takes less."""
 _CONNECTIONS = 16
 _RECEIVE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """What is answered to a GET."""
+class HttpPage:
+    """The answer to a GET."""
 
     status: int
     content_type: str
     body: bytes
 
     @classmethod
-    def of_json(cls, status: int, value: object) -> Page:
+    def of_json(cls, status: int, value: object) -> HttpPage:
         return cls(status, "application/json", json.dumps(value).encode() + b"\n")
 
 
-Handler = Callable[[], Awaitable[Page]]
+Handler = Callable[[], Awaitable[HttpPage]]
 
 
 def listen(address: str) -> trio.SocketListener:
-    """Listen on `IP:PORT` (config.kinds.LISTEN); `[::]` means IPv4 too, whatever the system's default is. Raises MountError."""
+    """Listen on `IP:PORT`; `[::]` means IPv4 too, in spite of the system. Raises MountError."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     with ExitStack() as stack:
@@ -69,7 +69,7 @@ def listen(address: str) -> trio.SocketListener:
 
 
 async def serve(listener: trio.SocketListener, handlers: Mapping[str, Handler]) -> None:
-    """Answer GETs of the paths that `handlers` has until cancelled."""
+    """Answer GETs of the paths in `handlers` until cancelled."""
     turns = trio.CapacityLimiter(_CONNECTIONS)
 
     async def answer(stream: trio.SocketStream) -> None:
@@ -97,14 +97,14 @@ async def _answer(stream: trio.SocketStream, handlers: Mapping[str, Handler]) ->
     await stream.send_all(reply)
 
 
-async def _page(request: h11.Request, handlers: Mapping[str, Handler]) -> Page:
+async def _page(request: h11.Request, handlers: Mapping[str, Handler]) -> HttpPage:
     if request.method not in (b"GET", b"HEAD"):
-        return Page.of_json(405, {"error": "only GET"})
+        return HttpPage.of_json(405, {"error": "only GET"})
     handler = handlers.get(request.target.partition(b"?")[0].decode("ascii", "replace"))
     if handler is None:
-        return Page.of_json(404, {"error": f"known: {', '.join(sorted(handlers))}"})
+        return HttpPage.of_json(404, {"error": f"known: {', '.join(sorted(handlers))}"})
     try:
         return await handler()
     except Exception as error:
         log.exception("metrics: %s failed unexpectedly", request.target.decode("ascii", "replace"))
-        return Page.of_json(500, {"error": f"unexpected {type(error).__name__}; see the log"})
+        return HttpPage.of_json(500, {"error": f"unexpected {type(error).__name__}; see the log"})

@@ -1,52 +1,53 @@
-"""Whether a mount answers, as its own daemon may ask: by a child process with a deadline, never by touching the mount itself.
+"""A daemon's own check of its mount: by a child process with a deadline, never by touching the
+mount itself.
 
-Two questions. `answers` is statfs(2), which the daemon answers from memory: it is about the daemon alone, so a watchdog may rest on it.
-`serves` is stat(2) too, which may need a listing from the store: a root whose listing cannot be had, now or from before, fails it.
-The answer to either is None where nobody can be asked.
+There are two questions. `answers` is statfs(2), which the daemon answers from memory: it is about
+the daemon alone, so a watchdog may rest on it. `serves` is stat(2) too, which may need a listing
+from the store: it fails if the root has neither a new nor an old listing. Either answer is None if
+the mount cannot be asked.
 
-One child at a time: who asks while one is out waits for it and shares its answer. A child that a hung mount holds cannot even be killed
-(the kernel lets it go with the answer to its request), so it is left behind, and no other is sent after it until it has ended.
+Single flight: a caller that asks while a child is out waits for it and shares its answer. A child
+that a hung mount holds cannot even be killed (the kernel releases it with the answer to its
+request). It is left behind, and no other is started until it has ended.
 """
 
 from __future__ import annotations
 
 import logging
 import subprocess
-import sys
 from pathlib import Path
 
 import trio
+
+from d7yfs.host import mount_table
 
 log = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT_S = 10.0
 SERVE_TIMEOUT_S = 5.0
 _FRESH_S = 1.0
-"""How long an answer counts for who asks again: probes may come as they like, children may not."""
+"""How long an answer is reused, so that frequent probes start few children."""
 
 _POLL_S = 0.02
 
-_STATFS = "import os, sys; os.statvfs(sys.argv[1])"
-_STAT = "import os, sys; os.statvfs(sys.argv[1]); os.stat(sys.argv[1])"
-
 
 class Probe:
-    """Asks about the mount at `point`; None where it is not to be seen from here."""
+    """The questions to the mount at `point`; None if it cannot be seen from here."""
 
     def __init__(self, point: Path | None) -> None:
         self._point = point
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._said: dict[str, tuple[float, bool | None]] = {}
-        """By question, when it was answered (trio's clock) and how."""
-        self._asking = {_STATFS: trio.Lock(), _STAT: trio.Lock()}
+        """The time (trio's clock) and answer of each question."""
+        self._asking = {mount_table.STATFS: trio.Lock(), mount_table.STAT: trio.Lock()}
 
     async def answers(self) -> bool | None:
-        """Whether the daemon answers its mount; None where that cannot be told."""
-        return await self._ask(_STATFS, ANSWER_TIMEOUT_S)
+        """True if the daemon answers its mount; None if it cannot be asked."""
+        return await self._ask(mount_table.STATFS, ANSWER_TIMEOUT_S)
 
     async def serves(self) -> bool | None:
-        """Whether the root of the mount can be looked at; None where that cannot be told."""
-        return await self._ask(_STAT, SERVE_TIMEOUT_S)
+        """True if the root of the mount can be read; None if it cannot be asked."""
+        return await self._ask(mount_table.STAT, SERVE_TIMEOUT_S)
 
     async def _ask(self, question: str, timeout_s: float) -> bool | None:
         if self._point is None:
@@ -62,9 +63,9 @@ class Probe:
         left = self._children.get(question)
         if left is not None and left.poll() is None:
             return False  # the last one still hangs
-        command = [sys.executable, "-I", "-S", "-c", question, str(self._point)]
+        assert self._point is not None
         try:
-            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: ASYNC220, S603  # vfork(2)
+            child = mount_table.send_child(question, self._point)
         except OSError as error:
             log.warning("whether the mount answers cannot be asked: %s", error.strerror)
             return None  # a host without room for another process says nothing about the mount

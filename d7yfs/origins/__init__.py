@@ -1,13 +1,12 @@
-"""Which provider serves which URL scheme. The registry of origins: a new provider is one file here and one line below.
+"""The registry of origins, by URL scheme. A new provider is one folder here and one line below.
 
-A provider's module is imported only when its scheme is used: boto3 and one client cost 40 MiB and 0.25 s, and the SDKs of the other clouds
-are optional extras of the package, which need not be there.
+A provider's module is imported only when its scheme is used. botocore and one client cost 40 MiB
+and 0.25 s, and the SDKs of the other clouds are optional extras of the package.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import Protocol, cast
 
 from d7yfs.config.schema import Credentials, RepositoryConfig
 from d7yfs.errors import ConfigError
@@ -23,14 +22,10 @@ _ORIGINS = {
 """Module, class, and the extra that installs what the module imports."""
 
 
-class _OriginClass(Protocol):
-    def open(self, repository: RepositoryConfig, credentials: Credentials) -> Origin: ...
-
-
 def open_origin(repository: RepositoryConfig, credentials: Credentials) -> Origin:
     """The origin behind one repository. Makes no request.
 
-    Raises ConfigError for a scheme that is not supported, whose SDK is not installed, or whose settings make no sense.
+    Raises ConfigError for a scheme that is not supported, a missing SDK, or settings without sense.
     """
     scheme = repository.url.scheme
     if scheme not in _ORIGINS:
@@ -46,4 +41,5 @@ def open_origin(repository: RepositoryConfig, credentials: Credentials) -> Origi
             f"{repository.url}: {scheme}:// needs the package {error.name}, which is not installed",
             hint=f"pip install 'd7yfs[{extra}]', or 'd7yfs[all]' for every cloud",
         ) from None
-    return cast("_OriginClass", found).open(repository, credentials)
+    origin: Origin = found(repository, credentials)
+    return origin

@@ -1,11 +1,12 @@
-"""Why a store refuses to decrypt an object, from the code and message of its error reply. Pure.
+"""Why a store refuses to decrypt an object, by the code and message of its error reply. Pure.
 
-Called by `s3_errors` (lists, stats) and `fetch.reply` (reads), so that both say the same. Of a message only the key's name is ever
-repeated: an ARN is no secret, the rest may hold anything.
+Used by `s3.errors` (lists, stats) and `fetch.reply` (reads), so that both say the same. Of a
+message only the key's name is repeated: an ARN is no secret, the rest may hold anything.
 
-Sources: https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingKMSEncryption.html, .../ServerSideEncryptionCustomerKeys.html and
-https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html (codes `KMS.*`). The wording is not promised, so only words that carry
-the meaning are looked for.
+Sources: https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingKMSEncryption.html,
+.../ServerSideEncryptionCustomerKeys.html and
+https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html (codes `KMS.*`). AWS does not
+promise the wording, so the code looks only for words that carry the meaning.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ _DENIED = ("kms:Decrypt", "refers to a customer master key", "refers to a key")
 
 @dataclass(frozen=True, slots=True)
 class Undecryptable:
-    """The reason, in words that follow "s3://bucket/key: ", and what to do."""
+    """The reason, in words that follow "s3://bucket/key: ", and the remedy."""
 
     reason: str
     hint: str
 
 
 def undecryptable(code: str, message: str) -> Undecryptable | None:
-    """What `code` and `message` say about encryption; None when it is not encryption that stands in the way."""
+    """The trouble with encryption that `code` and `message` tell of; else None."""
     if code == "AccessDenied" and any(words in message for words in _DENIED):
         return Undecryptable(
-            f"the credentials may not decrypt with {_key(message)}",
+            f"the credentials may not decrypt with {_key_name(message)}",
             "allow kms:Decrypt for it, in their policy and in the key's own",
         )
     if code.startswith("KMS.") and "Throttl" not in code:
         return Undecryptable(
-            f"{_key(message)} cannot be used ({code})", "is it enabled, and in the bucket's region and account?"
+            f"{_key_name(message)} cannot be used ({code})", "is it enabled, and in the bucket's region and account?"
         )
     if code not in ("InvalidArgument", "InvalidRequest"):
         return None
@@ -54,6 +55,6 @@ def undecryptable(code: str, message: str) -> Undecryptable | None:
     return None
 
 
-def _key(message: str) -> str:
+def _key_name(message: str) -> str:
     found = _KEY.search(message)
     return f"the KMS key {found[0].rstrip('.')}" if found else "its KMS key"

@@ -1,7 +1,8 @@
-"""What d7yfs asks of a provider: list, stat, checksums, and a signed GET for one object version. The contract suite is its test.
+"""The `Origin` protocol: list, stat, checksums, and a signed GET for one object version.
 
-Control plane only: an origin never moves a body. Implementations call the provider's own SDK in worker threads, so
-every method may be awaited from the trio thread without blocking it, and none sends a mutating request.
+The contract suite is its test. Control plane only: an origin never moves a body. What blocks runs
+in worker threads, so every method may be awaited from the trio thread. None sends a mutating
+request.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from d7yfs.objects import ListingPage, ObjectVersion, StoreIdentity
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ReadRequest:
-    """A GET for one object version, ready for any range of it: `Range` and `If-*` are never signed, the fetcher adds them.
+    """A GET for one object version, ready for any range of it.
 
-    Holds secrets (signature, session token): no repr, never logged.
+    `Range` and `If-*` are never signed: the fetcher adds them. Holds secrets (signature, session
+    token): no repr, never logged.
     """
 
     url: str
@@ -31,7 +33,7 @@ class ReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class Checksums:
-    """What the provider recorded of a whole object's bytes when it was uploaded; None for what it did not."""
+    """A whole object's checksums, as recorded by the provider on upload; None if absent."""
 
     crc32c: int | None = None
     md5: str | None = None
@@ -41,39 +43,48 @@ class Checksums:
 class Origin(Protocol):
     """One bucket (or container) under one set of credentials.
 
-    MUST raise only `d7yfs.errors.D7yfsError`s: NotFound, BucketNotFound, AccessDenied, OriginUnavailable (transient), BadReply.
+    MUST raise only `d7yfs.errors.D7yfsError`s: NotFound, BucketNotFound, AccessDenied,
+    OriginUnavailable (transient), BadReply.
     MUST page listings in key order (UTF-8 binary) and show each key at most once.
     """
 
     @property
     def url(self) -> str:
-        """How people name it, without secrets: `s3://bucket`, or `s3://http://host:port/bucket`."""
+        """The bucket's name without secrets: `s3://bucket` or `s3://http://host:port/bucket`."""
 
     @property
     def identity(self) -> StoreIdentity:
         """The store behind this origin, for cache keys and Dragonfly tasks; equal on all hosts."""
 
     async def list(self, prefix: str, *, delimiter: str = "/", token: str = "", page_size: int = 1000) -> ListingPage:
-        """One page of the keys under `prefix` (a key equal to `prefix` included); `delimiter=""` lists flat."""
+        """One page of the keys under `prefix` or equal to it; `delimiter=""` lists flat."""
 
     async def stat(self, key: str) -> ObjectVersion:
         """The current version of `key`. Raises NotFound."""
 
     async def read_request(self, version: ObjectVersion, *, presigned: bool, fresh: bool = False) -> ReadRequest:
-        """A signed GET of `version`: in the URL alone when `presigned` (for dfdaemon), else in headers where the provider can.
+        """A GET of `version`, signed in the URL alone if `presigned` (for dfdaemon), else in
+        headers.
 
-        Cached and reused until shortly before it expires; `fresh` signs anew with reloaded credentials (after a 403).
+        Cached and reused until shortly before it expires. `fresh` signs anew with reloaded
+        credentials (after a 403).
         """
 
     async def checksums(self, version: ObjectVersion) -> Checksums:
-        """Of `version`; none when another one has taken its place. One request. Raises NotFound."""
+        """The recorded checksums of `version`; none when another version has taken its place.
+
+        One request. Raises NotFound.
+        """
 
     @property
     def credentials_expire_at(self) -> float:
-        """time.time() at which the credentials in use end unless they are renewed; infinity for lasting ones and while none are known."""
+        """time.time() at which the credentials in use expire unless renewed.
+
+        Infinity for lasting ones and while none are known.
+        """
 
     def describe(self) -> Mapping[str, str]:
-        """What the origin has found out about itself (endpoint, region, whence the credentials), in words without secrets."""
+        """Endpoint, region and source of the credentials, without secrets, as far as known."""
 
     async def aclose(self) -> None:
         """Close the SDK's connections."""

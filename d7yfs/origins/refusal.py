@@ -1,9 +1,10 @@
-"""What a refused control-plane call means: status and error code as `d7yfs.errors`, in words with a hint. Pure.
+"""The meaning of a refused control-plane call, as `d7yfs.errors` with hints. Pure.
 
-Owns the wording that the providers have in common; each brings a `Vocabulary` of its own codes. No message repeats a provider's text,
-which may hold a URL, a canonical request or a key: only codes and statuses.
+Owns the wording that all providers share; each brings a `Vocabulary` of its own codes. No message
+repeats a provider's text, which may hold a URL, a canonical request or a key: only codes and
+statuses.
 
-A reply to HEAD has no body, so its code is then only the status, and 403 there may be any of the reasons.
+A reply to HEAD has no body, so its code is only the status, and a 403 may have any reason.
 """
 
 from __future__ import annotations
@@ -20,18 +21,17 @@ from d7yfs.errors import (
     OriginUnavailable,
     VersionGone,
 )
-from d7yfs.origins.request_id import request_id
-from d7yfs.origins.rest import Reply
+from d7yfs.origins.rest import ControlReply, request_id, retry_after_s
 
 _XML_CODE = re.compile(rb"<Code>\s*([A-Za-z0-9._-]{1,80})\s*</Code>")
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A provider's error codes by meaning."""
+    """The error codes of one provider, by meaning."""
 
     bucket: str = "bucket"
-    """What it calls a bucket."""
+    """The provider's word for a bucket."""
     no_such_bucket: frozenset[str] = frozenset()
     no_such_key: frozenset[str] = frozenset()
     unknown_key_id: frozenset[str] = frozenset()
@@ -46,12 +46,12 @@ class Vocabulary:
     key_denied: frozenset[str] = frozenset()
     """The key service refused to decrypt."""
     hints: dict[str, str] = field(default_factory=dict)
-    """What to do about a code, where the provider has mistakes of its own."""
+    """Remedies by code, for mistakes that only this provider knows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What was asked of whom, in words fit for a message."""
+    """One call of the control plane, in words fit for a message."""
 
     subject: str
     """`oss://bucket/key`."""
@@ -62,26 +62,39 @@ class Call:
     """Where the credentials came from: `access key`, `profile x`, …"""
     now: float
     """time.time(), to tell a skewed clock."""
+    region: str = ""
+    """The region that was signed for, where the provider has a use for it."""
 
 
-def xml_code(reply: Reply) -> str:
+def codes(names: str) -> frozenset[str]:
+    """A provider's codes, written with blanks between them."""
+    return frozenset(names.split())
+
+
+def xml_code(reply: ControlReply) -> str:
     """The `<Code>` of an XML error (S3, OSS, OBS, Azure, GCS' XML API); empty without one."""
     match = _XML_CODE.search(reply.body[:16384])
     return match[1].decode() if match else ""
 
 
-def refusal(reply: Reply, code: str, call: Call, words: Vocabulary) -> D7yfsError:
-    """The D7yfsError for a reply that is no success. `code` is the provider's, empty when it gave none."""
+def refusal(reply: ControlReply, code: str, call: Call, words: Vocabulary) -> D7yfsError:
+    """The error for a refusal with a provider's `code`, which is empty when it gave none."""
     return _meaning(reply, code, call, words).about(object=call.subject, store_request=request_id(reply.headers))
 
 
-def _meaning(reply: Reply, code: str, call: Call, words: Vocabulary) -> D7yfsError:
+def statement(reply: ControlReply, code: str, call: Call) -> str:
+    """The call, the endpoint, and the code and status that it answered."""
+    said = f"{code} ({reply.status})" if code not in ("", str(reply.status)) else str(reply.status)
+    return f"{call.subject}: {call.endpoint} says {said}"
+
+
+def _meaning(reply: ControlReply, code: str, call: Call, words: Vocabulary) -> D7yfsError:
     status, subject = reply.status, call.subject
-    says = f"{subject}: {call.endpoint} says {code} ({status})" if code else f"{subject}: {call.endpoint} says {status}"
+    says = statement(reply, code, call)
     own_hint = words.hints.get(code, "")
 
     if code in words.throttled or status == 429 or status >= 500:
-        return OriginUnavailable(says, hint=own_hint, retry_after_s=reply.retry_after_s(call.now))
+        return OriginUnavailable(says, hint=own_hint, retry_after_s=retry_after_s(reply.headers, call.now))
     if code in words.no_such_bucket:
         return BucketNotFound(
             f"{subject}: there is no such {words.bucket} at {call.endpoint}",
@@ -102,7 +115,8 @@ def _meaning(reply: Reply, code: str, call: Call, words: Vocabulary) -> D7yfsErr
         skew = f" by {abs(call.now - reply.date):.0f} s" if reply.date is not None else ""
         return AccessDenied(f"{says}: the clocks differ{skew}", hint="set this host's clock (timedatectl, chrony)")
     if code in words.unknown_key_id:
-        said, hint = "the access key is not known there", f"is it one of this service? It came from {call.credentials}"
+        said = "the access key id is not known there"
+        hint = f"is it one of this service? It came from {call.credentials}"
     elif code in words.bad_signature:
         said, hint = "the secret key does not fit", f"copy it anew; it came from {call.credentials}"
     elif code in words.expired:
@@ -114,4 +128,6 @@ def _meaning(reply: Reply, code: str, call: Call, words: Vocabulary) -> D7yfsErr
     else:
         said = "" if status in (401, 403) else "the request was refused"
         hint = f"the credentials ({call.credentials}) must be valid and allow {call.needs} here"
+        if said and call.region:
+            hint = f"endpoint {call.endpoint}, region {call.region}"
     return AccessDenied(f"{says}: {said}" if said else says, hint=own_hint or hint)

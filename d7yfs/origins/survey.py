@@ -1,7 +1,7 @@
-"""What lies at a repository's prefix, through the `Origin` protocol alone: asked before a mount, by `ls` and by `check`.
+"""The survey of a repository's prefix before a mount, for `ls` and for `check`, by any `Origin`.
 
-Owns the answer to "is this a repository?". An absent prefix must not mount as an empty directory, which model servers
-take for a healthy empty repository; so the answer names what does exist nearby.
+Owns the answer to "is this a repository?". An absent prefix must not mount as an empty directory:
+model servers take that for a healthy empty repository. So the answer names the prefixes nearby.
 """
 
 from __future__ import annotations
@@ -15,41 +15,42 @@ from functools import partial
 from d7yfs.errors import AccessDenied, D7yfsError, NotFound
 from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.origins.origin import Origin
-from d7yfs.origins.patience import ask_again
+from d7yfs.origins.rest import ask_again
 
 _NEAREST = 5
 _PAGES = 3
 _LEVELS = 8
-"""Bounds on the search for neighbours: so many names, pages per level, and levels upwards before it jumps to the top."""
+"""Bounds on the search for neighbours: names, pages per level, and levels before the top."""
 
 
 @dataclass(frozen=True, slots=True)
-class Directory:
-    """At least one key lies under `prefix`, which is empty (the whole bucket) or ends in a slash."""
+class FoundDirectory:
+    """A prefix with at least one key under it; empty (the whole bucket) or with a final slash."""
 
     prefix: str
 
 
 @dataclass(frozen=True, slots=True)
 class SingleObject:
-    """The prefix is the key of one object and no directory."""
+    """A prefix that is the key of one object and no directory."""
 
     version: ObjectVersion
 
 
 @dataclass(frozen=True, slots=True)
 class Empty:
-    """No key lies there, or only the directory's own marker; `nearest` are existing prefixes, the likeliest first,
-    without trailing slash."""
+    """A prefix with no key under it, or only the directory's own marker."""
 
     nearest: tuple[str, ...]
+    """Existing prefixes without trailing slash, the likeliest first."""
 
 
-async def survey(origin: Origin, prefix: str) -> Directory | SingleObject | Empty:
-    """What `prefix` (slashes around it do not matter) is in `origin`. Where `a` and `a/…` exist it is the directory.
+async def survey(origin: Origin, prefix: str) -> FoundDirectory | SingleObject | Empty:
+    """The kind of thing at `prefix` (slashes around it do not matter), by a bounded number of
+    requests.
 
-    Who may not list may still read an object whose key is known. Raises what `Origin.list` and `Origin.stat` raise. Makes a bounded number
-    of requests.
+    Where `a` and `a/…` exist it is the directory. Credentials that may not list may still read an
+    object by its key. Raises what `Origin.list` and `Origin.stat` raise.
     """
     prefix = prefix.strip("/")
     directory = f"{prefix}/" if prefix else ""
@@ -57,7 +58,7 @@ async def survey(origin: Origin, prefix: str) -> Directory | SingleObject | Empt
         async with aclosing(list_all(origin, directory, page_size=2)) as pages:
             async for page in pages:
                 if page.prefixes or any(version.key != directory for version in page.objects):
-                    return Directory(directory)
+                    return FoundDirectory(directory)
     except AccessDenied as denied:
         if prefix:
             with suppress(D7yfsError):
@@ -74,7 +75,7 @@ async def survey(origin: Origin, prefix: str) -> Directory | SingleObject | Empt
 async def list_all(
     origin: Origin, prefix: str, *, delimiter: str = "/", page_size: int = 1000
 ) -> AsyncGenerator[ListingPage, None]:
-    """Every page of a listing in order; close it (`contextlib.aclosing`) when you leave early."""
+    """Every page of a listing in order. Use `contextlib.aclosing` if you leave early."""
     token = ""
     while True:
         page = await ask_again(partial(origin.list, prefix, delimiter=delimiter, token=token, page_size=page_size))
@@ -85,7 +86,10 @@ async def list_all(
 
 
 async def _nearest(origin: Origin, prefix: str) -> tuple[str, ...]:
-    """Siblings of the lowest ancestor of `prefix` that exists, by likeness; the ancestor itself when it has only files."""
+    """Siblings at the lowest existing ancestor of `prefix`, by likeness.
+
+    The ancestor itself when it has only files.
+    """
     segments = prefix.split("/")
     for depth in [*range(len(segments) - 1, 0, -1)[:_LEVELS], 0]:
         parent = "/".join(segments[:depth])
@@ -104,7 +108,7 @@ async def _nearest(origin: Origin, prefix: str) -> tuple[str, ...]:
 
 
 async def _children(origin: Origin, directory: str) -> tuple[list[str], bool]:
-    """Names of the directories right under `directory`, and whether it holds anything at all."""
+    """Names of the directories right under `directory`, and True if it holds anything at all."""
     names: list[str] = []
     exists = False
     async with aclosing(list_all(origin, directory)) as pages:

@@ -1,11 +1,14 @@
-"""The XML that S3 and its relatives list a bucket in, read into object versions. Pure; called by `s3`, `oss` and `obs`.
+"""The XML listings of S3 and its relatives, read into object versions. Pure.
 
-A page holds a thousand entries and a bucket many pages, so what is done per entry is as little as can be: the C parser
-builds the page's elements, and each entry becomes its `ObjectVersion` in one step. Namespaces do not matter, unknown
-elements are passed over, and what cannot be a listing is refused rather than taken for an empty one.
+A page holds a thousand entries and a bucket many pages, so the work per entry is minimal. The C
+parser builds the page's elements, and each entry becomes its `ObjectVersion` in one step.
+Namespaces do not matter and unknown elements are passed over. A document that cannot be a listing
+is refused, not taken for an empty one.
 
-Elements: https://docs.aws.amazon.com/AmazonS3/latest/API/API_ListObjectsV2.html; OSS calls the state of a restored object
-RestoreInfo (https://www.alibabacloud.com/help/en/oss/developer-reference/listobjectsv2).
+Elements: https://docs.aws.amazon.com/AmazonS3/latest/API/API_ListObjectsV2.html; OSS calls the
+state of a restored object RestoreInfo
+(https://www.alibabacloud.com/help/en/oss/developer-reference/listobjectsv2), and Google names a
+Generation (https://cloud.google.com/storage/docs/xml-api/get-bucket-list).
 """
 
 from __future__ import annotations
@@ -19,14 +22,13 @@ from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
 from d7yfs.objects import ObjectVersion
+from d7yfs.origins.rest import entity_tag
 
 
 @dataclass(frozen=True, slots=True)
 class XmlListing:
-    """One page. Which of `next_token` (ContinuationToken) and `next_marker` counts depends on what was asked."""
+    """One page; by the request, `next_token` (ContinuationToken) or `next_marker` counts."""
 
-    name: str
-    """The bucket; empty where the store does not say."""
     truncated: bool
     next_token: str
     next_marker: str
@@ -34,20 +36,30 @@ class XmlListing:
     prefixes: tuple[str, ...]
 
 
-def parse_listing(body: bytes, *, archives: Container[str] = ()) -> XmlListing:
-    """The listing that `body` holds, keys decoded where it says that they are URL-encoded, times cut to seconds.
+def parse_root(body: bytes) -> ElementTree.Element:
+    """The root element of a listing. Raises ValueError for anything but well-formed XML in UTF-8.
 
-    `archives` are the storage classes without a readable copy until restored. Raises ValueError, in words that follow
-    "s3://bucket/prefix: ", for anything else than a whole, well-formed listing, and for document types and their
-    entities, which no store sends and which can make a small reply a huge one.
+    Document types are refused too: no store sends them, and their entities can make a small reply a
+    huge one.
     """
     try:
-        text = body.decode()  # here, lest the document chooses an encoding that hides the next line's word
+        # Decoded here, so that the document cannot choose an encoding that hides its document type.
+        text = body.decode("utf-8-sig")
         if "<!DOCTYPE" in text:
             raise ValueError("the listing has a document type, which is not accepted")
-        root = ElementTree.XML(text)
+        return ElementTree.XML(text)
     except (UnicodeDecodeError, ElementTree.ParseError) as error:
         raise ValueError(f"the listing is not XML: {error}") from None
+
+
+def parse_listing(body: bytes, *, archives: Container[str] = (), validator: str = "ETag") -> XmlListing:
+    """The listing in `body`, with URL-encoded keys decoded and times cut to seconds.
+
+    `archives` are the storage classes without a readable copy until restored; `validator` is the
+    element that tells versions apart. Raises ValueError, in words that follow "s3://bucket/prefix:
+    ", for anything but a whole, well-formed listing.
+    """
+    root = parse_root(body)
     local = _LocalNames()
     if local[root.tag] != "ListBucketResult":
         raise ValueError(f"a listing was asked for, {local[root.tag]!r} came")
@@ -64,7 +76,7 @@ def parse_listing(body: bytes, *, archives: Container[str] = ()) -> XmlListing:
                 fields = _fields(element, local)
                 if encoded:
                     fields["Key"] = unquote_plus(fields["Key"])
-                objects.append(_object(fields, element, archives))
+                objects.append(_version(fields, element, archives, validator))
             elif name == "CommonPrefixes":
                 prefix = _fields(element, local)["Prefix"]
                 prefixes.append(unquote_plus(prefix) if encoded else prefix)
@@ -72,7 +84,6 @@ def parse_listing(body: bytes, *, archives: Container[str] = ()) -> XmlListing:
         raise ValueError(f"the listing leaves out {missing}") from None
     next_marker = page.get("NextMarker", "")
     return XmlListing(
-        name=page.get("Name", ""),
         truncated=truncated == "true",
         next_token=page.get("NextContinuationToken", ""),
         next_marker=unquote_plus(next_marker) if encoded else next_marker,
@@ -81,13 +92,8 @@ def parse_listing(body: bytes, *, archives: Container[str] = ()) -> XmlListing:
     )
 
 
-def entity_tag(etag: str) -> str:
-    """Some stores leave out the quotes in listings; an entity tag has them (RFC 9110, 8.8.3)."""
-    return etag if etag.startswith(('"', "W/")) else f'"{etag}"'
-
-
 class _LocalNames(dict[str, str]):
-    """Element names without their namespace, by the names with it; each is cut once."""
+    """Element names without their namespace, by the names with it; each name is cut once."""
 
     def __missing__(self, name: str) -> str:
         local = self[name] = name.rpartition("}")[2]
@@ -98,16 +104,17 @@ def _fields(element: ElementTree.Element, local: _LocalNames) -> dict[str, str]:
     return {local[child.tag]: child.text or "" for child in element}
 
 
-def _object(fields: dict[str, str], element: ElementTree.Element, archives: Container[str]) -> ObjectVersion:
+def _version(
+    fields: dict[str, str], element: ElementTree.Element, archives: Container[str], validator: str
+) -> ObjectVersion:
     archived = fields.get("StorageClass", "")
     if archived and (archived not in archives or _restored(fields, element)):
         archived = ""
     size = fields["Size"]
     if not size.isdecimal():
         raise ValueError(f"the listing has an object of size {size!r}")
-    return ObjectVersion(
-        fields["Key"], int(size), entity_tag(fields["ETag"]), _seconds_ns(fields["LastModified"]), archived=archived
-    )
+    proof = entity_tag(fields["ETag"]) if validator == "ETag" else fields[validator].strip()
+    return ObjectVersion(fields["Key"], int(size), proof, seconds_ns(fields["LastModified"]), archived=archived)
 
 
 def _restored(fields: dict[str, str], element: ElementTree.Element) -> bool:
@@ -116,16 +123,16 @@ def _restored(fields: dict[str, str], element: ElementTree.Element) -> bool:
     return any(child.tag.endswith("RestoreExpiryDate") for child in element.iter())
 
 
-@lru_cache(maxsize=1024)  # what was uploaded together has few of them
-def _seconds_ns(text: str) -> int:
-    """A moment in ISO 8601, or in a header's form; in UTC where it names no zone."""
+@lru_cache(maxsize=1024)  # objects that were uploaded together share few times
+def seconds_ns(text: str) -> int:
+    """Nanoseconds since the epoch of an ISO 8601 or header time; UTC without a zone."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
         try:
             moment = parsedate_to_datetime(text)
         except ValueError:
-            raise ValueError(f"the listing has an object of time {text!r}") from None
+            raise ValueError(f"it has an object of time {text!r}") from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return int(moment.timestamp()) * 1_000_000_000

@@ -1,1 +1,1 @@
-"""One repository, put together from its store, its ways to the bytes and the prefix where it lies. Knows no kernel."""
+"""One repository, put together from its store, its ways to the bytes and its prefix."""

@@ -1,32 +1,37 @@
-"""One repository of a mount, put together: its origin, its way to the bytes, the prefix where it lies.
+"""One repository of a mount, put together: its origin, its way to the bytes, its prefix.
 
-What `mount`, `check` and `ls` have in common. Opening makes no request; `locate` and `list_directory` do.
+Shared by `mount`, `check` and `ls`. Opening makes no request; `locate` and `list_directory` do.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 
 import trio
 
 from d7yfs import __version__
+from d7yfs.cache.filler import Filler, NewFiller
+from d7yfs.cache.version import CachedVersion
 from d7yfs.config.p2p import Mode
 from d7yfs.config.schema import Credentials, RepositoryConfig
 from d7yfs.config.sources import Settings
 from d7yfs.errors import AccessDenied, BucketNotFound, NotFound
-from d7yfs.fetch.dragonfly_proxy import Proxy
+from d7yfs.fetch.dragonfly_proxy import CONNECT_TIMEOUT_S, FIRST_BYTE_TIMEOUT_S, IDLE_TIMEOUT_S, Limits, Proxies, Proxy
 from d7yfs.fetch.dragonfly_task import MAX_DIRECT_BYTES, TaskOptions, task
 from d7yfs.fetch.fetcher import Fetcher
-from d7yfs.fetch.proxies import CONNECT_TIMEOUT_S, FIRST_BYTE_TIMEOUT_S, IDLE_TIMEOUT_S, Limits, Proxies
 from d7yfs.fetch.transport import Transport
+from d7yfs.fill.direct import DirectFiller
 from d7yfs.fill.handover import Handover, open_handover
 from d7yfs.fill.p2p_budget import Policy
+from d7yfs.fill.stream import StreamFiller
 from d7yfs.objects import ObjectVersion
 from d7yfs.origins import open_origin
 from d7yfs.origins.origin import Origin
 from d7yfs.origins.survey import Empty, SingleObject, survey
-from d7yfs.repository.visible import Shown
+from d7yfs.repository.visible import VisibleListings
 from d7yfs.stats.models import Models
 from d7yfs.tls import ssl_context
 from d7yfs.tree.listing import DirectoryListing
@@ -35,32 +40,38 @@ from d7yfs.tree.visibility import Visibility
 USER_AGENT = f"d7yfs/{__version__}"
 MAX_SILENCE_S = 30.0
 _PREFETCHES = 64
-"""At once, for all repositories of a mount: each has a megabyte in hand."""
+"""The concurrent prefetches of all repositories of a mount; each holds a megabyte."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A repository as configured, and what speaks to its store."""
+    """One repository as configured, with its connections to its store."""
 
     config: RepositoryConfig
     transport: Transport
     fetcher: Fetcher
     policy: Policy
     visibility: Visibility
-    shown: Shown
-    """What of its keys the mount shows."""
+    shown: VisibleListings
+    """The keys that the mount shows."""
     handover: Handover | None = None
-    """Where dfdaemon's socket is configured."""
+    """The way by dfdaemon's socket, if one is configured."""
     _replaced: list[Origin] = field(default_factory=list)
-    """The origin that was in use before the present one; requests may still be signed with it."""
+    """The origin before the present one; requests may still be signed with it."""
 
     @property
     def origin(self) -> Origin:
-        """Another one once credentials were replaced."""
+        """The origin; another one once credentials were replaced."""
         return self.fetcher.origin
 
+    @property
+    def directory_prefix(self) -> str:
+        """The prefix to list if the URL names a directory."""
+        prefix = self.config.url.prefix
+        return f"{prefix}/" if prefix else ""
+
     async def replace_credentials(self, credentials: Credentials) -> None:
-        """Go on with other credentials; whoever is in the middle of a request ends it with the old ones."""
+        """Go on with other credentials; requests under way end with the old ones."""
         replacement = open_origin(self.config, credentials)
         while self._replaced:
             await self._replaced.pop().aclose()
@@ -68,7 +79,7 @@ class Repository:
         self.fetcher.origin = self.shown.origin = replacement
 
     async def aclose(self) -> None:
-        """Close all connections, also those to the proxy, which other repositories may share."""
+        """Close all connections, even those to the proxy, which other repositories may share."""
         await self.transport.aclose()
         for proxy in self.fetcher.proxy.all if self.fetcher.proxy is not None else ():
             await proxy.transport.aclose()
@@ -78,9 +89,8 @@ class Repository:
             await origin.aclose()
 
     def route(self, version: ObjectVersion) -> str:
-        """By which way `version` was filled last, else by which it would come: `origin`, `proxy` or `socket`."""
-        known = self.fetcher.journal.route_of(version)
-        if known is not None:
+        """The way by which `version` was filled last, or would come: origin, proxy or socket."""
+        if (known := self.fetcher.journal.route_of(version)) is not None:
             return known
         mode = self.policy.mode_of(version.key)
         small = version.size_bytes <= MAX_DIRECT_BYTES and mode is not Mode.ALWAYS
@@ -90,8 +100,18 @@ class Repository:
             return "socket"
         return "proxy" if self.fetcher.proxy is not None else "origin"
 
+    def make_fillers(self, nursery: trio.Nursery, compare: Callable[[CachedVersion], None] | None) -> NewFiller:
+        """Return what makes fillers, whose tasks run in `nursery`. `compare` gets each version that
+        has come whole.
+        """
+        filler: Callable[..., Filler] = DirectFiller
+        if self.fetcher.proxy is not None or self.handover is not None:
+            filler = partial(StreamFiller, policy=self.policy, handover=self.handover)
+        return partial(filler, fetcher=self.fetcher, nursery=nursery, compare=compare)
+
     async def task_id(self, version: ObjectVersion) -> str:
-        """The id of Dragonfly's task for `version`, on all hosts; empty where it does not go that way. Raises what signing raises."""
+        """The id of Dragonfly's task for `version`, on all hosts; empty if it does not go that
+        way. Raises as signing does."""
         proxies, handover = self.fetcher.proxy, self.handover
         if (proxies is None and handover is None) or self.policy.mode_of(version.key) is Mode.NEVER:
             return ""
@@ -104,16 +124,16 @@ class Repository:
         return task(request, self.origin.identity, version, proxies.options, content_ids=trusted).id
 
     async def locate(self, *, allow_empty: bool) -> str:
-        """What to list: "" or `a/b/` for a directory, a key for that one object.
+        """Find the prefix to list: "" or `a/b/` for a directory, a key for that one object.
 
-        Raises what the origin raises, and NotFound, with the nearest prefixes that exist, when nothing lies there. Where names are to be
-        asked for exactly nothing is listed, and what is no object is believed to be a directory.
+        Raises the origin's errors, and NotFound, with the nearest prefixes that exist, when nothing
+        lies there. With exact names nothing is listed, and a prefix that is no object is taken for
+        a directory.
         """
-        prefix = self.config.url.prefix
         if self.config.listing == "exact":
-            return await self._believe(prefix)
+            return await self._believe(self.config.url.prefix)
         try:
-            found = await survey(self.origin, prefix)
+            found = await survey(self.origin, self.config.url.prefix)
         except AccessDenied as error:
             exact = "--listing exact mounts without the right to list: then a name must be known to be found"
             raise AccessDenied(error.message, hint=f"{error.hint}; {exact}" if error.hint else exact) from None
@@ -126,20 +146,18 @@ class Repository:
                 hint=(f"nearest that exist: {nearest}; or " if nearest else "")
                 + "--allow-empty mounts it all the same",
             )
-        return f"{prefix}/" if prefix else ""
+        return self.directory_prefix
 
     async def _believe(self, prefix: str) -> str:
-        if prefix:
-            try:
-                return (await self.origin.stat(prefix)).key
-            except BucketNotFound:
-                raise
-            except (NotFound, AccessDenied):
-                return f"{prefix}/"
-        return ""
+        try:
+            return (await self.origin.stat(prefix)).key if prefix else ""
+        except BucketNotFound:
+            raise
+        except (NotFound, AccessDenied):
+            return self.directory_prefix
 
     async def list_directory(self, prefix: str) -> DirectoryListing:
-        """Every entry that is shown under `prefix`; the one object when `prefix` is its key."""
+        """Every shown entry under `prefix`; the one object when `prefix` is its key."""
         listing = DirectoryListing(prefix)
         async with aclosing(self.shown.pages(prefix)) as pages:
             async for page in pages:
@@ -148,7 +166,8 @@ class Repository:
 
 
 def open_repositories(settings: Settings) -> list[Repository]:
-    """All repositories of a configuration. Those that name the same proxy share it and its breaker. Raises ConfigError."""
+    """Open all repositories of a configuration. Those with the same proxy share it and its
+    circuit breaker. Raises ConfigError."""
     config = settings.config
     proxies: dict[str, Proxy] = {}
     limits = Limits()
@@ -193,18 +212,18 @@ def open_repositories(settings: Settings) -> list[Repository]:
             exclude=repository.exclude,
             markers=repository.publish_marker,
         )
-        shown = Shown(origin, visibility)
+        shown = VisibleListings(origin, visibility)
         repositories.append(Repository(repository, transport, fetcher, policy, visibility, shown, handover))
     return repositories
 
 
 def _silence_s(read_timeout_s: float) -> float:
-    """When a silent connection is given up: while the reader still has patience for another one."""
+    """The silence after which a connection is given up, early enough for another try."""
     return min(MAX_SILENCE_S, read_timeout_s / 4)
 
 
 def _proxy_transport(settings: Settings) -> Transport:
-    """For all proxies together, which are spoken to in plain HTTP."""
+    """The transport to all proxies, in plain HTTP."""
     return Transport(
         connect_timeout_s=min(settings.config.connect_timeout_s, CONNECT_TIMEOUT_S),
         first_byte_timeout_s=min(FIRST_BYTE_TIMEOUT_S, settings.config.read_timeout_s / 2),

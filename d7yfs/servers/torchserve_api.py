@@ -1,9 +1,12 @@
-"""The thin client of TorchServe's management API: one connection, one request at a time, and files that say how to reach it.
+"""The client of TorchServe's management API: one connection, one request at a time, and files that
+say how to reach it.
 
-Owns addresses, timeouts, the token, and the reading of config.properties and of key_file.json. What to ask and what an answer means is
-`torchserve`'s. The environment is not consulted (no proxies), redirects are not followed: the token must not travel.
+Owns addresses, timeouts, the token, and the reading of config.properties and of key_file.json.
+`torchserve` has the meaning of answers. The environment is not read (no proxies)
+and redirects are not followed, so the token stays here.
 
-An address is http://host:port, https://host:port, or unix:/path (all three as TorchServe's `management_address` has them).
+An address is http://host:port, https://host:port, or unix:/path (all three as TorchServe's
+`management_address` has them).
 """
 
 from __future__ import annotations
@@ -11,41 +14,43 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import re
 import ssl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import httpx
-from pydantic import SecretStr
 
 from d7yfs.errors import ModelServerError, UsageError
-from d7yfs.origins.rest import is_untrusted, reason
+from d7yfs.objects import SecretStr
+from d7yfs.origins.failure import is_untrusted, reason
 from d7yfs.servers import torchserve
-from d7yfs.servers.model_store import ALL, Model
-from d7yfs.servers.torchserve import Outcome, Registered, Reply, Request, Unanswered
-from d7yfs.servers.torchserve_process import Process, listening
+from d7yfs.servers.model_store import ALL, Process, bare, listening
+from d7yfs.servers.torchserve import ApiReply, ModelOutcome, Registered, Unanswered
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8081"
 CONNECT_TIMEOUT_S = 5.0
+PAGE = 100
+"""Most models that one reply lists: the API's own limit."""
 _BODY_MAX_BYTES = 16 << 20
-_UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104  # what a server binds to is no address to call
+_UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104  # a server binds to these, but they are no addresses to call
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """What is of use here in TorchServe's config.properties; empty or None where it says nothing."""
+    """The useful part of TorchServe's config.properties; empty or None where it says nothing."""
 
-    path: Path
-    management_address: str
-    model_store: Path | None
+    path: Path = Path()
+    management_address: str = ""
+    model_store: Path | None = None
 
 
 def read_config(path: Path) -> ServerConfig:
-    """Read a config.properties the way TorchServe's launcher does: `key=value` lines, `#` comments. Raises UsageError."""
+    """Read config.properties as TorchServe's launcher: `key=value`, `#` comments. Raises
+    UsageError."""
     try:
         lines = path.read_text(errors="surrogateescape").splitlines()
     except OSError as error:
@@ -60,11 +65,11 @@ def read_config(path: Path) -> ServerConfig:
 
 
 def read_token(path: Path) -> SecretStr:
-    """The management token out of TorchServe's key_file.json, or out of a file with nothing but the token. Raises UsageError."""
+    """The management token in a key_file.json, or in a file of its own. Raises UsageError."""
     try:
         text = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        words = error.strerror if isinstance(error, OSError) else "it is no text"
+        words = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(
             f"{path}: cannot be read: {words}", hint="--token-file is TorchServe's key_file.json"
         ) from None
@@ -73,34 +78,34 @@ def read_token(path: Path) -> SecretStr:
             text = json.loads(text)["management"]["key"]
         except (ValueError, KeyError, TypeError):
             text = ""
-    if not isinstance(text, str) or not text or not text.isascii() or not text.isprintable() or " " in text:
+    if not isinstance(text, str) or not re.fullmatch("[!-~]+", text):
         raise UsageError(
             f"{path}: holds no management token", hint='allowed: {"management": {"key": "…"}}, or the token alone'
         ) from None
     return SecretStr(text)
 
 
-def check_store(path: Path, config: ServerConfig | None) -> bool:
-    """Whether `config` names a model store, to compare `path` with. Raises UsageError when it is another directory."""
-    store = config.model_store if config else None
-    if config is None or store is None:
+def check_store(path: Path, config: ServerConfig) -> bool:
+    """True if `config` names `path` as the model store. Raises UsageError if it names another."""
+    store = config.model_store
+    if store is None:
         return False
     if os.path.realpath(path) != os.path.realpath(store):
         raise UsageError(
             f"{path} is not TorchServe's model store: {config.path} says model_store={store}",
-            hint=f"mount there, or set model_store={path}; if TorchServe was started with --model-store, which outdoes the file, "
-            "name its --management and leave --ts-config out",
+            hint=f"mount there, or set model_store={path}; if TorchServe was started with --model-store, which overrides the file, "
+            "give its --management and omit --ts-config",
         )
     return True
 
 
 class Management:
-    """A TorchServe's management API at `address`. Every method raises ModelServerError."""
+    """The management API of the TorchServe at `address`. Every method raises ModelServerError."""
 
     def __init__(
         self, address: str, *, token: SecretStr | None = None, ca_bundle: Path | None = None, timeout_s: float = 600.0
     ) -> None:
-        """`timeout_s` bounds one registration, in which TorchServe reads the whole archive. Raises UsageError."""
+        """`timeout_s` bounds one registration, which reads a whole archive. Raises UsageError."""
         self._token = token
         base, self._socket_path = _split(address)
         self.where = address if self._socket_path else base
@@ -121,77 +126,71 @@ class Management:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def process(self) -> Process | None:
-        """The server itself, if it runs on this host, and can be found."""
+    def find_process(self) -> Process | None:
+        """The server's process, if it runs on this host and can be found."""
         url = self._client.base_url
         if not self._socket_path and not _is_loopback(url.host):
             return None
         return listening(url.port or (443 if url.scheme == "https" else 80), self._socket_path)
 
-    def register(self, model: Model, parameters: Mapping[str, str]) -> Outcome:
-        """Register one model. One that is there already gets its workers if it has fewer; it is never left with less than it had."""
+    def register(self, url: str, parameters: Mapping[str, str]) -> ModelOutcome:
+        """Register a model. A registered one gets more workers if it has fewer; it loses none."""
+        model = bare(url)
         try:
-            reply = self._send(torchserve.registration(model, parameters))
+            reply = self._send("POST", "/models", url=url, **parameters)
             there = torchserve.conflict(model, reply)
             if there is None:
                 return torchserve.registered(model, reply)
-            workers = max((each.workers_wanted for each in self._versions(*there)), default=0)
+            workers = max((each.workers_wanted for each in self.list_versions(*there)), default=0)
             wanted = int(parameters.get("initial_workers", "0"))
             if wanted <= workers:
                 return torchserve.present(model, reply, workers)
-            # A registration waits for its workers unless it is told not to, and scaling does not unless it is told to.
-            synchronous = parameters.get("synchronous") != "false"
-            answer = self._send(torchserve.scaling(*there, wanted, synchronous=synchronous))
+            # By default a registration waits for its workers, and scaling does not.
+            synchronous = parameters.get("synchronous", "true")
+            answer = self._send("PUT", _path(*there), min_worker=str(wanted), synchronous=synchronous)
             return torchserve.scaled(model, reply, wanted, answer)
         except Unanswered as error:
             return torchserve.unanswered(model, error)
 
-    def unregister(self, name: str) -> Outcome:
+    def unregister(self, name: str) -> ModelOutcome:
         """Remove all versions of a model."""
         try:
-            return self._unregister(name)
+            defaults = {each.version for each in self.list_versions(name, "")}
+            versions = [each.version for each in self.list_versions(name)]
+            # Without a version, the default one is meant, which must go last.
+            for version in (*(each for each in versions if each not in defaults), ""):
+                outcome = torchserve.unregistered(name, self._send("DELETE", _path(name, version)))
+                if outcome.result == "failed":
+                    break
+            return outcome
         except Unanswered as error:
-            return Outcome(name, "failed", error.message, error.hint)
+            return ModelOutcome(name, "failed", error.message, error.hint)
 
-    def _unregister(self, name: str) -> Outcome:
-        defaults = {each.version for each in self._versions(name)}
-        versions = [each.version for each in self.versions(name)]
-        for version in (each for each in versions if each not in defaults):
-            outcome = torchserve.unregistered(name, self._send(torchserve.removal(name, version)))
-            if outcome.result == "failed":
-                return outcome
-        return torchserve.unregistered(name, self._send(torchserve.removal(name)))
-
-    def models(self) -> Iterator[tuple[str, str]]:
+    def list_models(self) -> Iterator[tuple[str, str]]:
         """Name and URL of every registered model."""
-        page = ""
+        page: dict[str, str] = {}
         while True:
-            rows, after = torchserve.listed(self._send(torchserve.listing(page)))
+            rows, after = torchserve.listed(self._send("GET", "/models", limit=str(PAGE), **page))
             yield from rows
-            if not rows or not after or after == page:
+            if not rows or not after or after == page.get("next_page_token"):
                 return
-            page = after
+            page = {"next_page_token": after}
 
-    def versions(self, name: str) -> list[Registered]:
-        """All versions of a model."""
-        return self._versions(name, ALL)
+    def list_versions(self, name: str, version: str = ALL) -> list[Registered]:
+        """The versions of a model that `version` means: all, or if it is empty the default one."""
+        return torchserve.described(self._send("GET", _path(name, version)))
 
-    def _versions(self, name: str, version: str = "") -> list[Registered]:
-        return torchserve.described(self._send(torchserve.description(name, version)))
-
-    def _send(self, request: Request) -> Reply:
+    def _send(self, method: str, path: str, **query: str) -> ApiReply:
         try:
-            with self._client.stream(request.method, request.path, params=request.query) as response:
+            with self._client.stream(method, path, params=query) as response:
                 body = bytearray()
                 for chunk in response.iter_raw():
                     body += chunk
                     if len(body) > _BODY_MAX_BYTES:
-                        raise ModelServerError(f"{self.where} answers with more than {_BODY_MAX_BYTES >> 20} MiB")
+                        raise ModelServerError(f"{self.where} answered with more than {_BODY_MAX_BYTES >> 20} MiB")
         except httpx.ConnectTimeout:
             raise ModelServerError(f"TorchServe at {self.where} cannot be reached: no answer", hint=_REACH) from None
         except httpx.ConnectError as error:
@@ -202,7 +201,7 @@ class Management:
         except httpx.TimeoutException:
             raise Unanswered(
                 f"TorchServe at {self.where} did not answer in time",
-                hint="its log says what it does; --timeout waits longer",
+                hint="its log says what it is doing; --timeout waits longer",
             ) from None
         except httpx.HTTPError:
             raise Unanswered(f"{self.where} broke off its reply, or does not speak HTTP", hint=_REACH) from None
@@ -210,12 +209,16 @@ class Management:
             content = json.loads(body)
         except ValueError:
             content = None
-        reply = Reply(response.status_code, content)
+        reply = ApiReply(response.status_code, content)
         torchserve.check(reply, self.where, token=self._token is not None)
         return reply
 
 
-_REACH = "is it running, and is this its management_address? --management names another"
+_REACH = "is it running, and is this its management_address? --management gives another"
+
+
+def _path(name: str, version: str = "") -> str:
+    return "/models/" + "/".join(quote(part, safe="") for part in (name, version) if part)
 
 
 def _is_loopback(host: str) -> bool:
@@ -226,7 +229,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _split(address: str) -> tuple[str, str | None]:
-    """The base of URLs, and the path of a unix socket. Raises UsageError."""
+    """The base URL, and the path of a Unix socket or None. Raises UsageError."""
     if address.startswith("unix:"):
         path = address.removeprefix("unix:").removeprefix("//")
         if path.startswith("/"):
@@ -238,7 +241,7 @@ def _split(address: str) -> tuple[str, str | None]:
         parts, host, port = urlsplit(""), "", None
     if parts.scheme not in ("http", "https") or not host or "@" in parts.netloc or parts.query or parts.fragment:
         raise UsageError(
-            "the management address is no URL that can be used",
+            "the management address is not a usable URL",
             hint=f"allowed: such as {DEFAULT_ADDRESS}, or unix:/path",
         )
     host = _UNSPECIFIED.get(host, f"[{host}]" if ":" in host else host)

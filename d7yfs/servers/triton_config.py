@@ -1,7 +1,8 @@
-"""Which of Triton's repository agents a config.pbtxt asks for, and what to remove to be rid of one. Pure.
+"""The repository agents that a config.pbtxt of Triton asks for, and the lines to remove. Pure.
 
-Owns the reading of as much of protobuf's text format as it takes to find fields and the lines that they stand on; the schema is Triton's
-alone. Sources: the Text Format Language Specification of Protocol Buffers; ModelRepositoryAgents in Triton's model_config.proto.
+Owns a parser for as much of protobuf's text format as it takes to find fields and their lines; the
+schema is Triton's alone. Sources: the Text Format Language Specification of Protocol Buffers;
+ModelRepositoryAgents in Triton's model_config.proto.
 
 Called by `check_triton`, on the repository's files.
 """
@@ -9,7 +10,7 @@ Called by `check_triton`, on the repository's files.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from d7yfs.errors import ConfigError
@@ -18,27 +19,29 @@ AGENTS = ("dragonfly", "d7y")
 """The names of Dragonfly's agent: the released one, and the one of its first design."""
 
 _DEPTH = 100
-"""Of messages in messages: what protobuf's own parsers allow."""
+"""Deepest nesting of messages, as in protobuf's own parsers."""
 _TOKEN = re.compile(
     r"""(?P<blank>\s+|\#[^\n]*)
       | (?P<string>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
       | (?P<mark>[{}<>\[\]:;,])
-      | (?P<word>[^\s{}<>\[\]:;,\#"']+)""",
+      | (?P<word>[^\s{}<>\[\]:;,\#"']+)
+      | (?P<endless>["'])
+      | (?P<end>\Z)""",
     re.VERBOSE,
 )
 _CLOSING = {"{": "}", "<": ">"}
 _REST_OF_LINE = re.compile(r"[,;\s]*(?:\#.*)?$", re.MULTILINE)
-"""What may follow a part on its last line and go with it."""
+"""The text that may follow a part on its last line and be removed with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Counted from 1, both included."""
+    """A span of lines, counted from 1, both ends included."""
 
     first: int
     last: int
     shared: bool
-    """Whether something else stands on the first or the last of them."""
+    """True if something else is on the first or the last line."""
 
     def __str__(self) -> str:
         return f"line {self.first}" if self.first == self.last else f"lines {self.first} to {self.last}"
@@ -46,32 +49,33 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """One entry of `agents`."""
+    """One entry of `agents` in a model's configuration."""
 
     name: str
-    parameters: Mapping[str, str]
     lines: Lines
 
 
 @dataclass(frozen=True, slots=True)
 class AgentsBlock:
-    """One `model_repository_agents`."""
+    """One `model_repository_agents` block of a model's configuration."""
 
     agents: tuple[Agent, ...]
     lines: Lines
 
 
 def agents_blocks(text: str) -> tuple[AgentsBlock, ...]:
-    """Each `model_repository_agents` of a config.pbtxt. Raises ConfigError, with the line, for what is no text format."""
-    top = _Parser(text).message()
+    """Each `model_repository_agents` of a config.pbtxt. Raises ConfigError with the line."""
     return tuple(
-        AgentsBlock(tuple(_agent(text, each) for each in _values(block.fields, "agents")), _lines(text, block.span))
-        for block in _values(top, "model_repository_agents", whole_field=True)
+        AgentsBlock(
+            tuple(_agent(text, each) for each in block.fields if each.name == "agents"), _lines(text, block.field_span)
+        )
+        for block in _Parser(text).parse_message()
+        if block.name == "model_repository_agents"
     )
 
 
 def removals(blocks: Sequence[AgentsBlock]) -> list[str]:
-    """What to remove so that no agent of Dragonfly is asked for, and everything else stays; empty when none is."""
+    """The parts to remove so that no agent of Dragonfly is asked for; empty for none."""
     advice = []
     for block in blocks:
         ours = [agent for agent in block.agents if agent.name in AGENTS]
@@ -94,178 +98,125 @@ def _one_of(agent: Agent) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Token:
-    kind: str
-    """`string`, `mark`, `word`, or `end`."""
-    text: str
-    line: int
-    offset: int
-    """Where in the text it begins."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """From one token to another, both included."""
-
-    first: _Token
-    last: _Token
-
-
-@dataclass(frozen=True, slots=True)
 class _Value:
-    """A scalar, as it is written but for quotes, or a message."""
-
-    text: str
-    fields: tuple[_Field, ...]
-    span: _Span
-
-
-@dataclass(frozen=True, slots=True)
-class _Field:
-    """`name: value`, `name { … }` or `name [ value, … ]`."""
+    """A value of a field, with its place in the text."""
 
     name: str
-    values: tuple[_Value, ...]
-    span: _Span
+    """Name of its field, which is `name: value`, `name { … }` or `name [ value, … ]`."""
+    text: str
+    """A scalar, as written but without quotes; empty for a message."""
+    fields: tuple[_Value, ...]
+    """The values in a message."""
+    span: slice
+    """Its own part of the text, that of the field if it is the only value."""
+    field_span: slice
 
 
-def _lines(text: str, span: _Span) -> Lines:
-    begin, end = span.first.offset, span.last.offset + len(span.last.text)
-    before = text[text.rfind("\n", 0, begin) + 1 : begin]
-    shared = bool(before.strip()) or not _REST_OF_LINE.match(text, end)
-    return Lines(span.first.line, span.last.line, shared)
+def _lines(text: str, span: slice) -> Lines:
+    before = text[: span.start].rpartition("\n")[2]
+    shared = bool(before.strip()) or not _REST_OF_LINE.match(text, span.stop)
+    return Lines(_line(text, span.start), _line(text, span.stop), shared)
+
+
+def _line(text: str, offset: int) -> int:
+    return text.count("\n", 0, offset) + 1
 
 
 def _agent(text: str, entry: _Value) -> Agent:
-    parameters = {
-        _text(parameter.fields, "key"): _text(parameter.fields, "value")
-        for parameter in _values(entry.fields, "parameters")
-    }
-    return Agent(_text(entry.fields, "name"), parameters, _lines(text, entry.span))
-
-
-def _values(fields: Sequence[_Field], name: str, *, whole_field: bool = False) -> Iterator[_Value]:
-    """All values of the fields of that name; with `whole_field` each with the span from the field's name on."""
-    for field in fields:
-        if field.name == name:
-            for value in field.values:
-                alone = whole_field or len(field.values) == 1
-                yield _Value(value.text, value.fields, field.span if alone else value.span)
-
-
-def _text(fields: Sequence[_Field], name: str) -> str:
-    """The last value counts, as in protobuf."""
-    return next((value.text for value in reversed(list(_values(fields, name)))), "")
+    # The last value counts, as in protobuf.
+    name = next((value.text for value in reversed(entry.fields) if value.name == "name"), "")
+    return Agent(name, _lines(text, entry.span))
 
 
 class _Parser:
-    """One pass over the text, one token ahead."""
+    """A parser that makes one pass over the text, one token ahead."""
 
     def __init__(self, text: str) -> None:
-        self._tokens = _tokens(text)
-        self._next = next(self._tokens)
-        self._last = self._next
+        self._text = text
+        self._tokens = (each for each in _TOKEN.finditer(text) if each.lastgroup != "blank")
+        self._next = self._last = next(self._tokens)
         self._depth = 0
 
-    def message(self, closing: str = "") -> tuple[_Field, ...]:
-        """Fields up to `closing`, which is taken too, or to the end."""
+    def parse_message(self, closing: str = "") -> tuple[_Value, ...]:
+        """Parse fields up to and with `closing`, or to the end."""
         self._depth += 1
         if self._depth > _DEPTH:
             raise self._error(f"nested more than {_DEPTH} deep")
-        fields = []
+        values: list[_Value] = []
         while not self._take(closing):
-            if self._next.kind == "end":
+            if self._next.lastgroup == "end":
+                if not closing:
+                    break
                 raise self._error(f"{closing} is missing")
-            fields.append(self._field())
+            values += self._parse_field()
         self._depth -= 1
-        return tuple(fields)
+        return tuple(values)
 
-    def _field(self) -> _Field:
-        first = self._next
-        name = self._name()
+    def _parse_field(self) -> list[_Value]:
+        begin = self._next.start()
+        name = self._parse_name()
         colon = self._take(":")
         if self._take("["):
-            values = self._list()
-        elif colon or self._next.text in _CLOSING:
-            values = (self._value(),)
+            values = self._parse_list()
+        elif colon or self._next[0] in _CLOSING:
+            values = [self._parse_value()]
         else:
             raise self._error(f"a colon or a message must follow {name}")
-        field = _Field(name, values, _Span(first, self._last))
+        whole = slice(begin, self._last.end())
         if not self._take(","):
             self._take(";")
-        return field
+        return [_Value(name, text, fields, whole if len(values) == 1 else span, whole) for text, fields, span in values]
 
-    def _name(self) -> str:
-        """A field's, or that of an extension in brackets."""
+    def _parse_name(self) -> str:
+        """Parse the name of a field, or of an extension in brackets."""
         if self._take("["):
             name = ""
             while not self._take("]"):
-                name += self._expect("word").text
+                name += self._expect("word")
             return f"[{name}]"
-        return self._expect("word").text
+        return self._expect("word")
 
-    def _list(self) -> tuple[_Value, ...]:
-        values: list[_Value] = []
+    def _parse_list(self) -> list[tuple[str, tuple[_Value, ...], slice]]:
+        values: list[tuple[str, tuple[_Value, ...], slice]] = []
         while not self._take("]"):
             if values and not self._take(","):
                 raise self._error("a comma or ] is missing")
-            values.append(self._value())
-        return tuple(values)
+            values.append(self._parse_value())
+        return values
 
-    def _value(self) -> _Value:
-        first = self._next
-        if self._next.text in _CLOSING and self._next.kind == "mark":
-            fields = self.message(_CLOSING[self._advance().text])
-            return _Value("", fields, _Span(first, self._last))
-        if self._next.kind == "string":
-            text = ""
-            while self._next.kind == "string":  # adjacent ones are one
-                text += self._advance().text[1:-1]
+    def _parse_value(self) -> tuple[str, tuple[_Value, ...], slice]:
+        """Parse a scalar or a message: text, fields and place."""
+        begin, text = self._next.start(), ""
+        fields: tuple[_Value, ...] = ()
+        if closing := _CLOSING.get(self._next[0]):
+            self._advance()
+            fields = self.parse_message(closing)
+        elif self._next.lastgroup == "string":
+            while self._next.lastgroup == "string":  # adjacent ones are one
+                text += self._advance()[1:-1]
         else:
-            text = self._expect("word").text
+            text = self._expect("word")
             if text == "-":
-                text += self._expect("word").text
-        return _Value(text, (), _Span(first, self._last))
+                text += self._expect("word")
+        return text, fields, slice(begin, self._last.end())
 
     def _take(self, mark: str) -> bool:
-        """Whether the next token was this mark, or, for "", the end."""
-        kind = "mark" if mark else "end"
-        if (self._next.kind, self._next.text) != (kind, mark):
-            return False
-        if mark:
+        """True if the next token was this mark, which is then taken."""
+        taken = self._next.lastgroup == "mark" and self._next[0] == mark
+        if taken:
             self._advance()
-        return True
+        return taken
 
-    def _expect(self, kind: str) -> _Token:
-        if self._next.kind != kind:
-            raise self._error(f"unexpected {self._next.text!r}" if self._next.text else "unexpected end")
+    def _expect(self, kind: str) -> str:
+        if self._next.lastgroup != kind:
+            raise self._error(f"unexpected {self._next[0]!r}" if self._next[0] else "unexpected end")
         return self._advance()
 
-    def _advance(self) -> _Token:
-        token, self._next = self._next, next(self._tokens)
-        self._last = token
-        return token
+    def _advance(self) -> str:
+        self._last, self._next = self._next, next(self._tokens)
+        return self._last[0]
 
     def _error(self, what: str) -> ConfigError:
-        return _error(self._next.line, what)
-
-
-def _tokens(text: str) -> Iterator[_Token]:
-    """Without blanks and comments; endless `end` after the last."""
-    position, line = 0, 1
-    while position < len(text):
-        found = _TOKEN.match(text, position)
-        if found is None:
-            raise _error(line, "a string does not end")
-        kind = found.lastgroup
-        assert kind is not None
-        if kind != "blank":
-            yield _Token(kind, found.group(), line, position)
-        line += found.group().count("\n")
-        position = found.end()
-    while True:
-        yield _Token("end", "", line, position)
-
-
-def _error(line: int, what: str) -> ConfigError:
-    return ConfigError(f"line {line}: not protobuf's text format: {what}")
+        if self._next.lastgroup == "endless":
+            what = "a string does not end"
+        return ConfigError(f"line {_line(self._text, self._next.start())}: not protobuf's text format: {what}")

@@ -1,39 +1,56 @@
-"""Counters of what the kernel asks of a mount, and of what it is told. Counted by `fuse`; shown by `status` and metrics."""
+"""Counters of the kernel's requests. Counted by `fuse`, for `status`."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from d7yfs.stats.histogram import Histogram
+from d7yfs.stats.status import FuseStatus, LatencyStatus
+
+BOUNDS_S = (0.0001, 0.00025, 0.001, 0.0025, 0.01, 0.025, 0.1, 0.25, 1.0, 2.5, 10.0, 30.0, 60.0)
+"""Upper bounds of the buckets, in seconds: answers of the kernel, memory, a disk, stores,
+patience."""
 
 
 @dataclass(slots=True)
 class OperationCounters:
-    """The requests of one mount's kernel by operation: how many came, how many failed, and how long they took."""
+    """The requests of one mount's kernel, by operation: calls, failures, durations."""
 
     errors: dict[str, int]
-    """By every operation from the start: a counter that appears with its first error has not grown, and alarms nobody."""
+    """Every operation from the start: a counter that appears with its first error raises no
+    alarm."""
     calls: dict[str, int] = field(default_factory=dict)
-    took: dict[str, Histogram] = field(default_factory=dict)
-    """How long requests took that have been answered."""
+    took: dict[str, LatencyStatus] = field(default_factory=dict)
+    """The durations of the requests that were answered."""
     under_way: dict[int, float] = field(default_factory=dict)
-    """When each request came that has no answer yet (perf_counter), by its number, the oldest first."""
+    """When each unanswered request came (perf_counter), by its number, the oldest first."""
+
+    def observe(self, operation: str, took_s: float) -> None:
+        """Count a request that was answered after `took_s` seconds."""
+        if (took := self.took.get(operation)) is None:
+            took = self.took[operation] = LatencyStatus(counts=[0] * (len(BOUNDS_S) + 1), sum_s=0.0)
+        took.counts[bisect_left(BOUNDS_S, took_s)] += 1
+        took.sum_s += took_s
 
     @property
     def oldest_s(self) -> float:
-        """For how long the oldest request has waited, in seconds; 0 when there is none."""
+        """For how long the oldest request has waited, in seconds; 0 if there is none."""
         began_at = next(iter(self.under_way.values()), None)
         return 0.0 if began_at is None else perf_counter() - began_at
 
-
-@dataclass(slots=True)
-class NoticeCounters:
-    """The notices of one mount to its kernel since the mount was made."""
-
-    notices: int = 0
-    """Entries that the kernel was told to forget."""
-    known: int = 0
-    """Of these, those that it had."""
-    overflow: int = 0
-    """Names that were dropped because too many waited."""
+    def describe(self, *, open_files: int, read_bytes: int) -> FuseStatus:
+        """The account of the requests now; the arguments are the file system's."""
+        return FuseStatus(
+            calls={**self.calls},
+            errors={**self.errors},
+            in_flight=len(self.under_way),
+            oldest_request_s=round(self.oldest_s, 3),
+            latency_bounds_s=BOUNDS_S,
+            latency={
+                name: LatencyStatus(counts=[*took.counts], sum_s=round(took.sum_s, 6))
+                for name, took in self.took.items()
+            },
+            open_files=open_files,
+            read_bytes=read_bytes,
+        )

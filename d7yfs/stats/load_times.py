@@ -1,14 +1,18 @@
-"""How full the models of one repository are: of their files that were opened, how much is cached, and how long that took. Pure.
+"""How full the models of one repository are: how much of their opened files is cached, and how long
+loads took. Pure.
 
-What counts is what somebody opened, a reader or a warm-up: versions that no server loads say nothing about those that it does. Of each
-model (`models`) the last FILES such files count, each as its newest version, until the repository has them no more.
+Only files that a reader or a warm-up has opened count: versions that no server loads say nothing
+about those that it does. Of each model (`models`) the last FILES such files count, each as its
+newest version, until they are deleted.
 
-- A *load* begins when a file is opened of which something is missing, and is over when nothing is missing of any that is open. One that
-  is closed before it was whole is not waited for. What is opened within PAUSE_S goes on with the same load: servers open file after file.
-- What is cached of a file in use is known, at the cost of a look into a dictionary. Of one that is closed it is what was cached then, until
-  it is looked at again: evictions and other daemons change it behind our back. A look is a small file read, so `describe` has them
-  made in turn: two to five milliseconds of a thread every five seconds, however many files there are, and none where nobody asks. What
-  they find is shown by the next `describe`.
+- A *load* begins when an incomplete file is opened, and ends when all open files are complete. A
+  file that is closed before it is complete is not waited for. A file that is opened within PAUSE_S
+  continues the same load, because servers open file after file.
+- The cached bytes of an open file are known, at the cost of a look into a dictionary. Those of a
+  closed file are as they were when it was closed, until it is checked again: evictions and other
+  daemons change them. A check reads a small file, so `measure` has them made in turn: two to five
+  milliseconds of a thread every five seconds, for any number of files, and none while no client
+  asks. The next `measure` shows the results.
 
 Made and called by `filesystem`; `status` shows it.
 """
@@ -23,55 +27,42 @@ from functools import partial
 
 from d7yfs.objects import ObjectVersion
 from d7yfs.stats.models import OTHER, TOP, Models
+from d7yfs.stats.repository_status import ModelStatus
+from d7yfs.stats.status import blank
 
 FILES = 256
-"""Of one model, those opened last."""
+"""Files of one model that count: those opened last."""
 
 PAUSE_S = 30.0
-"""So long after all was there the next missing file still belongs to the same load."""
+"""Within this time after a load an incomplete file still belongs to it."""
 
 LOOK_PERIOD_S = 5.0
 LOOK_FILES = 50
 _LOOK_BYTES = 16 << 30
-"""Their size: what a look reads grows with it, by eight bytes per MiB."""
+"""Size of the files of one round: a check reads eight bytes per MiB of a file."""
 
 
 OpenBytes = Callable[[ObjectVersion], int | None]
 Look = Callable[[Sequence[ObjectVersion], Callable[[list[int]], None]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Full:
-    """One model, for `status`."""
-
-    files: int = 0
-    size_bytes: int = 0
-    """Of the files that count."""
-    cached_bytes: int = 0
-    """Of these."""
-    loads: int = 0
-    """That have begun."""
-    load_s: float | None = None
-    """How long the last one took that brought anything whole: from its first open until the last such file was there."""
-
-
 @dataclass(slots=True)
 class _File:
     version: ObjectVersion
     opens: int = 0
-    """That were not closed yet."""
+    """Handles that were not closed yet."""
     cached_bytes: int = 0
-    """When it was looked at last."""
+    """Cached bytes at the last check."""
     awaited: bool = False
-    """Open, and something is missing."""
+    """True while it is open and incomplete."""
     gone: bool = False
-    """The repository has it no more."""
+    """True if it was deleted from the repository."""
 
 
 @dataclass(slots=True)
 class _Model:
     files: OrderedDict[str, _File] = field(default_factory=OrderedDict)
-    """By key, the one opened last at the end."""
+    """By key, the file opened last at the end."""
     awaited: int = 0
     loads: int = 0
     began_at: float = -math.inf
@@ -94,10 +85,11 @@ class _Model:
 
 
 class Fullness:
-    """One repository's. Times are monotonic seconds.
+    """The fullness of one repository's models. Times are monotonic seconds.
 
-    `open_bytes` tells how much of a version is cached that is open, and None of one that is not. `look` finds out how much of others is
-    cached, without making anybody wait, and tells the function that it is given, from a thread.
+    `open_bytes` returns how much of an open version is cached, and None for a closed one. `look`
+    finds out how much of closed versions is cached; it returns at once and calls the given function
+    from a thread.
     """
 
     def __init__(self, models: Models, open_bytes: OpenBytes, look: Look) -> None:
@@ -110,7 +102,7 @@ class Fullness:
         self._looking = False
 
     def opened(self, version: ObjectVersion, now: float, *, whole: bool) -> bool:
-        """It was opened, and all of it was there or not. True: tell `whole` when it is."""
+        """Count an open. True if the file is incomplete, and `whole` must be called later."""
         self._names.of(version.key)
         model = self._models.setdefault(self._names.label_of(version.key), _Model())
         file = model.files.get(version.key)
@@ -133,14 +125,14 @@ class Fullness:
         return True
 
     def whole(self, version: ObjectVersion, now: float) -> None:
-        """All of it is there now."""
+        """Note that a file is complete now."""
         if (found := self._find(version)) is not None and found[1].awaited:
             model, file = found
             model.whole_at = now
             model.stop_waiting(file, now)
 
     def closed(self, version: ObjectVersion, now: float, cached_bytes: int) -> None:
-        """Takes back one `opened`; so much of it is cached."""
+        """Take back one `opened`; `cached_bytes` of the file are cached now."""
         if (found := self._find(version)) is None:
             return
         model, file = found
@@ -152,7 +144,7 @@ class Fullness:
                 del model.files[version.key]
 
     def forget(self, prefix: str, names: Container[str]) -> None:
-        """The directory at `prefix` has these names no more, or something else under them."""
+        """Drop files of these names in the directory at `prefix`: deleted or replaced ones."""
         of_one = {self._names.label_of(prefix), OTHER} if self._names.name_of(prefix) != TOP else self._models.keys()
         for model in (self._models[name] for name in of_one if name in self._models):
             for key in [*model.files]:
@@ -162,13 +154,20 @@ class Fullness:
                     else:
                         del model.files[key]
 
-    def describe(self, now: float) -> dict[str, Full]:
-        """By model, under the names of `Models.all`."""
+    def measure(self, now: float) -> dict[str, ModelStatus]:
+        """The models of `Models.all`, and how full each is."""
         self._look(now)
-        return {name: self._sum(model) for name, model in self._models.items()}
+        shown = self._names.all()
+        for name, model in self._models.items():
+            files, status = model.files.values(), shown.setdefault(name, blank(ModelStatus))
+            status.files = len(files)
+            status.size_bytes = sum(file.version.size_bytes for file in files)
+            status.cached_bytes = sum(self._cached_bytes(file) for file in files)
+            status.loads, status.load_s = model.loads, model.load_s
+        return shown
 
     def _find(self, version: ObjectVersion) -> tuple[_Model, _File] | None:
-        for name in (self._names.label_of(version.key), OTHER):  # the limit may have risen since it was opened
+        for name in (self._names.label_of(version.key), OTHER):  # the limit may have risen
             model = self._models.get(name)
             file = model.files.get(version.key) if model is not None else None
             if model is not None and file is not None and file.version.identity == version.identity:
@@ -203,13 +202,3 @@ class Fullness:
     def _cached_bytes(self, file: _File) -> int:
         open_bytes = self._open_bytes(file.version) if file.opens else None
         return file.cached_bytes if open_bytes is None else open_bytes
-
-    def _sum(self, model: _Model) -> Full:
-        files = model.files.values()
-        return Full(
-            files=len(files),
-            size_bytes=sum(file.version.size_bytes for file in files),
-            cached_bytes=sum(self._cached_bytes(file) for file in files),
-            loads=model.loads,
-            load_s=model.load_s,
-        )

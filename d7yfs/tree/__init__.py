@@ -1,1 +1,1 @@
-"""Names: which exist, since when that is known, and which question to the store comes next. The lister alone asks."""
+"""Names: which exist, since when that is known, and which question to the store comes next."""

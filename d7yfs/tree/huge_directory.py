@@ -1,18 +1,20 @@
-"""A directory too large to be known whole, read page by page: what readdir shows of it, and nothing else.
+"""A directory too large to be known whole, as readdir shows it: page by page, each fetched once
+(single flight).
 
-Owns the places where pages begin, and keeps a few pages. Kept of every page that was read are its continuation token and its last key, so
-that it can be read again: some 300 bytes per thousand entries. Invariants:
+Owns the bounds of pages, and keeps a few pages. Of every page that was read the token and the last
+key are kept, to read it again: some 300 bytes per thousand entries. Invariants:
 
-- An index is steady: the page's number and a position in it. Read again after it was dropped, a page reaches from the same key to the same
-  key, whatever was added or deleted meanwhile, so that pages neither overlap nor leave a gap.
-- A name is shown once. Of an object `a` and a directory `a/` far behind it the object's entry is the one shown; a lookup says what it is.
-  Which page shows such a name is decided when the page of the object is first read, and stays so. In a store that lists in no order at
-  all (S3's directory buckets) it is shown by both, if they are on two pages.
-- Each page is fetched in a task of its own, single flight, one ahead of whoever reads: no reader waits for another's page, and one who
-  gives up takes nothing from others. A fetch that fails is an error for those who wait for it; whoever asks next has it tried again.
+- An index is steady: the page's number and a position in it. A page that is read again reaches from
+  the same key to the same key: pages neither overlap nor leave a gap.
+- A name is shown once. Of an object `a` and a directory `a/` far behind it the object's entry is
+  shown; a lookup says what it is. The first read of the object's page decides which page shows such
+  a name. In a store without any order (S3's directory buckets) two pages may show it.
+- Each page is fetched in a task of its own, one ahead of the reader. No reader waits for another's
+  page, and one that gives up takes nothing from others. A fetch that fails is an error for its
+  readers; the next reader has it tried again.
 
-One stream serves all who open the directory within the metadata TTL, and the pages that it keeps answer lookups. `lister` has the streams,
-`filesystem` reads them for those who have the directory open. Trio thread only.
+One stream serves all readers that open the directory within the metadata TTL, and its pages answer
+lookups. `lister` has the streams, `filesystem` reads them for open directories. Trio thread only.
 """
 
 from __future__ import annotations
@@ -33,25 +35,26 @@ from d7yfs.tree.nodes import Directory
 log = logging.getLogger(__name__)
 
 PAGES_KEPT = 4
-"""By a stream; who reads one that is dropped keeps it besides. A page of a thousand entries takes half a megabyte."""
+"""The pages that a stream keeps; a page of a thousand entries takes half a megabyte."""
 
 STREAMS_KEPT = 4
-"""Of a repository, beside those that somebody has open."""
+"""The streams that a repository keeps, in addition to those that are open."""
 
 _POSITION_BITS = 20
-"""Of an index: far more entries than any store's page has."""
+"""The bits of an index for the position: far more entries than any store's page has."""
 
 _LAST = chr(0x10FFFF)
-"""Behind every key."""
+"""A character behind every key."""
 
 _ORDERS: tuple[Callable[[str], str], ...] = (lambda key: key, by_segment)
-"""In which stores list, by what they compare: S3 by keys, stores that keep directories (SeaweedFS) by segments."""
+"""The orders in which stores list: S3 by keys, stores with directories (SeaweedFS) by segments."""
 
 _Ends = tuple[str, ...]
-"""The last key of some, in each order, as that compares it."""
+"""The last key in each order, as that compares it."""
 
 Fetch = Callable[[str], Awaitable[tuple[DirectoryListing, str]]]
-"""The page behind a continuation token ("" for the first), and the next page's token, empty after the last. Raises D7yfsError."""
+"""The page behind a token ("" for the first) and the next token, empty after the last. Raises
+D7yfsError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +68,21 @@ _UNSEEN = {is_directory: Unseen(is_directory) for is_directory in (False, True)}
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """Some entries in a row."""
+class DirectoryPage:
+    """Some entries of a directory in a row."""
 
     number: int
     asked_at: float
     entries: dict[str, ObjectVersion | None]
     """By name; None is a directory."""
     names: tuple[str, ...]
-    """What is shown: the entries' names, then those that were objects here, are none any more, and may be directories by now."""
+    """The names shown: those of entries, then of former objects, which may be directories now."""
     reached: Reached | None
-    """Beyond which keys it goes: no object of it with a directory's key before that can still turn out to be one. None without an order."""
+    """The keys that it has passed: up to there no object can turn out to be a directory. None
+    without an order."""
 
     def shown(self, position: int) -> Iterator[tuple[int, str, Unseen]]:
-        """Index, name and kind of the entries from `position` on."""
+        """The index, name and kind of the entries from `position` on."""
         base = self.number << _POSITION_BITS
         for at in range(position, len(self.names)):
             name = self.names[at]
@@ -90,7 +94,7 @@ class Page:
         return (self.number + 1) << _POSITION_BITS
 
     def answer(self, name: str) -> Answer | None:
-        """What `name` is; None when this page does not tell."""
+        """The meaning of `name`; None when this page does not tell."""
         version = self.entries.get(name, NoObject.ABSENT)
         if version is None:
             return NoObject.DIRECTORY
@@ -99,30 +103,30 @@ class Page:
 
 
 @dataclass(slots=True)
-class _Place:
-    """Where a page begins and, once it was read, ends."""
+class _PageBounds:
+    """The bounds of a page; its end is known once it was read."""
 
     token: str
     after: _Ends
-    """Of the keys before it."""
+    """The ends of the keys before it."""
     objects: frozenset[str]
-    """Names of objects before it that have a directory's name, if one comes."""
+    """The names of objects before it that have a directory's name, if one comes."""
     read: bool = False
     count: int = 0
-    """Of the entries that were last found in it."""
+    """The number of entries that were last found in it."""
     ends: _Ends | None = None
-    """Of the keys in it and before. None where nothing came behind it."""
+    """The ends of the keys in it and before; None where nothing came behind it."""
 
 
 @dataclass(slots=True)
 class _Fetching:
     done: trio.Event = field(default_factory=trio.Event)
-    page: Page | None = None
+    page: DirectoryPage | None = None
     error: D7yfsError | None = None
 
 
 class DirectoryStream:
-    """One directory as it was from `started_at` on, in trio's seconds. `nursery` runs the fetches; closing it cancels them."""
+    """One directory as it was from `started_at` on, in trio's seconds; `nursery` runs fetches."""
 
     def __init__(self, prefix: str, fetch: Fetch, nursery: trio.Nursery, *, pages_kept: int = PAGES_KEPT) -> None:
         self.started_at = trio.current_time()
@@ -130,16 +134,17 @@ class DirectoryStream:
         self._fetch = fetch
         self._nursery = nursery
         self._pages_kept = pages_kept
-        self._places = [_Place("", ("",) * len(_ORDERS), frozenset())]
-        self._pages: OrderedDict[int, Page] = OrderedDict()
+        self._places = [_PageBounds("", ("",) * len(_ORDERS), frozenset())]
+        self._pages: OrderedDict[int, DirectoryPage] = OrderedDict()
         self._fetching: dict[int, _Fetching] = {}
         self._not_ahead: int | None = None
-        """The page whose fetch ahead of the reader failed: left to whoever needs it."""
+        """The page whose fetch ahead failed: left to the next reader of it."""
         self._orders = list(range(len(_ORDERS)))
-        """In which keys came so far. S3's directory buckets list in none."""
+        """The orders that all keys so far had. S3's directory buckets have none."""
 
-    async def page(self, index: int, held: Page | None = None) -> tuple[Page, int] | None:
-        """The page and position where the entries from `index` on are; None at the end. Raises what fetching raises.
+    async def page(self, index: int, held: DirectoryPage | None = None) -> tuple[DirectoryPage, int] | None:
+        """The page and position of the entries from `index` on; None at the end. Raises as the
+        fetch.
 
         `held` is the page that the caller was given last, which need not be kept here.
         """
@@ -154,7 +159,7 @@ class DirectoryStream:
             number, position = number + 1, 0
 
     def find(self, name: str) -> tuple[Answer, float] | None:
-        """What `name` is, and when that was asked for, if a page is kept that tells."""
+        """The meaning of `name`, and when it was asked for, if a kept page tells."""
         for page in reversed(self._pages.values()):
             if (answer := page.answer(name)) is not None:
                 return answer, page.asked_at
@@ -162,12 +167,12 @@ class DirectoryStream:
 
     @property
     def entries(self) -> int | None:
-        """How many the directory has; None as long as its end was not seen."""
+        """The number of entries; None as long as no reader has seen the end."""
         return sum(place.count for place in self._places) if self._places[-1].read else None
 
-    async def _page(self, number: int) -> Page | None:
+    async def _page(self, number: int) -> DirectoryPage | None:
         while number >= len(self._places):
-            # Nobody knows yet where it begins: read on to there.
+            # Its bounds are not known yet: read on to there.
             if self._places[-1].read:
                 return None
             await self._fetched(len(self._places) - 1)
@@ -177,7 +182,7 @@ class DirectoryStream:
             return page
         return await self._fetched(number)
 
-    async def _fetched(self, number: int) -> Page:
+    async def _fetched(self, number: int) -> DirectoryPage:
         self._begin(number)
         fetching = self._fetching[number]
         await fetching.done.wait()
@@ -214,8 +219,8 @@ class DirectoryStream:
             del self._fetching[number]
             fetching.done.set()
 
-    async def _read(self, number: int) -> Page:
-        """Fetch a page; as many of the store's as it takes to reach the end that it had before."""
+    async def _read(self, number: int) -> DirectoryPage:
+        """Fetch a page: as many of the store's pages as reach its former end."""
         place = self._places[number]
         asked_at = trio.current_time()
         entries: dict[str, ObjectVersion | None] = {}
@@ -236,38 +241,42 @@ class DirectoryStream:
             for name, version in listing.entries.items():
                 if version is None and name in place.objects:
                     continue  # An earlier page shows its object.
-                # Of an object that was not here at first a later page may show the directory.
+                # A later page may show the directory of a name that was no object here at first.
                 if stops is None or name in here or not any(self._is_behind(name, stops)):
                     entries[name] = version
             if stops is None or not token or all(ends[each] >= stops[each] for each in self._orders):
                 break
-        # What was an object here may still be a directory: no later page would show it.
+        # A former object may still be a directory: no later page would show it.
         gone = [name for name in sorted(here - entries.keys()) if token and any(self._is_behind(name, ends))]
         names = (*entries, *gone)
         if token and number == len(self._places) - 1:
             place.ends = ends
-            self._places.append(_Place(token, ends, self._open_names(place, entries, ends)))
+            self._places.append(_PageBounds(token, ends, self._open_names(place, entries, ends)))
         place.read, place.count = True, len(names)
-        return Page(number, asked_at, entries, names, reached if 0 in self._orders else None)
+        return DirectoryPage(number, asked_at, entries, names, reached if 0 in self._orders else None)
 
     def _is_behind(self, name: str, ends: _Ends) -> Iterator[bool]:
-        """Whether a directory of that name comes behind these ends, in each of the orders that it may be."""
+        """For each possible order: true if a directory of that name comes behind these ends."""
         return (_ORDERS[each](self._key(name, None)) > ends[each] for each in self._orders)
 
     def _key(self, name: str, version: ObjectVersion | None) -> str:
         return f"{self.prefix}{name}/" if version is None else version.key
 
-    def _open_names(self, place: _Place, entries: dict[str, ObjectVersion | None], ends: _Ends) -> frozenset[str]:
-        """The names of objects up to there of which a directory's key may still come: those that the last key of an order begins with."""
+    def _open_names(self, place: _PageBounds, entries: dict[str, ObjectVersion | None], ends: _Ends) -> frozenset[str]:
+        """The names of objects up to there whose directory may still come.
+
+        Those are the names that the last key of an order begins with.
+        """
         names = (end[len(self.prefix) :] for end in ends)
         heads = {name[:length] for name in names for length in range(1, len(name) + 1)}
         return frozenset(head for head in heads if head in place.objects or entries.get(head) is not None)
 
 
 class Streams:
-    """Of one repository's huge directories. `fetch` is as `DirectoryStream` wants it, once it knows for which directory.
+    """The streams of one repository's huge directories.
 
-    `lives_until` says until when what was asked for at a moment is believed.
+    `fetch` fetches a page of a directory. `lives_until` gives the end of life of what was asked for
+    at a moment.
     """
 
     def __init__(
@@ -282,7 +291,7 @@ class Streams:
         self._streams: OrderedDict[int, DirectoryStream] = OrderedDict()
 
     def open(self, directory: Directory, asked_at: float) -> DirectoryStream:
-        """The stream for who opens, or rewinds, the directory at `asked_at`."""
+        """The stream for a reader that opens, or rewinds, the directory at `asked_at`."""
         stream = self._streams.get(directory.inode)
         if stream is None or not self._fresh(stream.started_at, asked_at):
             stream = DirectoryStream(directory.prefix, partial(self._fetch, directory), self._nursery)
@@ -293,21 +302,21 @@ class Streams:
         return stream
 
     def entries(self, directory: Directory) -> int | None:
-        """How many entries the directory has, if it was read to its end."""
+        """The number of entries, if the directory was read to its end."""
         stream = self._streams.get(directory.inode)
         return stream.entries if stream is not None else None
 
     def find(self, directory: Directory, name: str, asked_at: float) -> tuple[Answer, float] | None:
-        """What a page that is kept tells of a name, and when that was asked for, if it counts for a question of `asked_at`."""
+        """The meaning of a name on a kept page and when it was asked for, if still fresh."""
         stream = self._streams.get(directory.inode)
         found = stream.find(name) if stream is not None else None
         return found if found is not None and self._fresh(found[1], asked_at) else None
 
     def drop(self, prefix: str = "") -> None:
-        """Whatever is opened below a key prefix from now on is read anew."""
+        """Drop the streams below a key prefix: directories opened there are read anew."""
         for inode in [inode for inode, stream in self._streams.items() if stream.prefix.startswith(prefix)]:
             del self._streams[inode]
 
     def _fresh(self, learnt_at: float, asked_at: float) -> bool:
-        """As `Directory.fresh`."""
+        """See `Directory.fresh`."""
         return asked_at < self._lives_until(learnt_at) or asked_at <= learnt_at

@@ -1,12 +1,14 @@
-"""The inodes of one mount: how they come, how long they stay, and what is given up for room. Pure and synchronous.
+"""The inodes of one mount: how they come, how long they stay, and which are dropped for room. Pure
+and synchronous.
 
 Invariants:
 
-- A number is never given out twice. An inode is known while it is an entry of its directory, or remembered: by the kernel (lookup
-  counts) or by an open handle. One that is no entry any more and is then forgotten is gone.
-- All that is known stays within a bound, but for what the kernel or a handle remembers and for the directory that was filled last.
+- A number is never given out twice. An inode is known while it is an entry of its directory, or
+  remembered by the kernel (lookup counts) or an open handle. An inode that is neither is gone.
+- The known inodes stay within a bound, except for remembered ones and the directory that was filled
+  last.
 
-Used by `tree` alone, which decides what the entries of a directory are.
+`tree.Tree` adds the names: it decides on the entries of a directory.
 """
 
 from __future__ import annotations
@@ -14,53 +16,78 @@ from __future__ import annotations
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Hashable, Iterable, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from d7yfs.errors import VersionGone
 from d7yfs.objects import ObjectVersion
+from d7yfs.stats.status import TreeStatus
 from d7yfs.tree.nodes import NOTHING_WITHHELD, Directory, File, Node, Single
 
+N = TypeVar("N", File, Directory)
+
 _ROOM = 64
-"""A pass makes room for this part of the bound, so that not each new inode needs one."""
+"""The part of the bound that a pass frees, so that not each new inode needs a pass."""
 
 
 class InodeTable:
-    """All nodes by number. The first one that is added is the root: the kernel knows it as 1."""
+    """All nodes of one mount by number. The first one is the root: the kernel knows it as 1."""
 
     def __init__(self, *, max_entries: int, created_ns: int) -> None:
         self.max_entries = max_entries
+        """The bound; an excess goes when entries are next learnt."""
         self.first_sight_ns = created_ns
-        """The mtime of a directory at first sight; never before that of one that is gone, for it may be the same that comes back."""
+        """The mtime of a directory at first sight. It is never before that of a directory that is
+        gone: the same one may come back."""
         self.nodes: dict[int, Node] = {}
-        self.unlinked: dict[tuple[str, ...], Node] = {}
-        """Remembered, but no entry at present; by identity."""
+        self.unlinked: dict[Hashable, Node] = {}
+        """Remembered nodes that are no entries at present, by identity."""
         self.filled: OrderedDict[int, Directory] = OrderedDict()
-        """Directories with entries that are known, all or some; least recently used first."""
-        self.directories = self.remembered = self.hidden = 0
+        """Directories with known entries, least recently used first."""
+        self.directories = self.remembered_count = 0
         self.dropped_total = self.unmatched_forgets_total = 0
         self._numbers = itertools.count(1)
-        self._absent = 0  # names known not to be there, which cost memory too
-        self._surplus_told = 0  # so many were remembered when `surplus` was asked for
-        self._trim_after = 0  # inodes to be added or forgotten before another trim is worth its time
+        self._absent = 0  # names known to be absent, which cost memory too
+        self._surplus_told = 0  # how many were remembered when names to forget were last picked
+        self._trim_after = 0  # the inodes to be added or forgotten before another trim is worth its time
 
     def get(self, inode: int) -> Node:
-        """The node of a number. Raises VersionGone (ESTALE: the kernel looks the path up again) for an unknown one."""
+        """The node of a number. Raises VersionGone (ESTALE: the kernel looks the path up again)."""
         node = self.nodes.get(inode)
         if node is None:
-            raise VersionGone(f"inode {inode} is not known any more", hint="open the path again")
+            raise unknown(inode)
         return node
+
+    def describe(self, *, stale_listings: int, stale_answers: int) -> TreeStatus:
+        """Gauges, then counters since the mount was made; the arguments are the tree's."""
+        return TreeStatus(
+            inodes=len(self.nodes),
+            inodes_limit=self.max_entries,
+            directories=self.directories,
+            directories_listed=sum(1 for directory in self.filled.values() if directory.children is not None),
+            files=len(self.nodes) - self.directories,
+            remembered=self.remembered_count,
+            unlinked=len(self.unlinked),
+            hidden_keys=sum(directory.hidden_count for directory in self.filled.values()),
+            stale_listings_total=stale_listings,
+            stale_answers_total=stale_answers,
+            dropped_inodes_total=self.dropped_total,
+            unmatched_forgets_total=self.unmatched_forgets_total,
+        )
 
     # -- lookup counts
 
-    def remember(self, inode: int, count: int) -> None:
-        """See `Tree.remember`."""
+    def remember(self, inode: int, count: int = 1) -> None:
+        """Keep an inode: one for every entry told to the kernel, and one for every open handle.
+        Raises VersionGone."""
         node = self.get(inode)
-        self.remembered += not node.lookups
+        self.remembered_count += not node.lookups
         node.lookups += count
 
-    def forget(self, inode: int, count: int) -> None:
-        """See `Tree.forget`."""
+    def forget(self, inode: int, count: int = 1) -> None:
+        """Take back `count`; an excess is counted. A node neither remembered nor an entry is
+        gone."""
         node = self.nodes.get(inode)
         if node is None or node.lookups < count:
             self.unmatched_forgets_total += 1
@@ -68,35 +95,36 @@ class InodeTable:
             return
         node.lookups = max(node.lookups - count, 0)
         if not node.lookups:
-            self.remembered -= 1
+            self.remembered_count -= 1
             self._trim_after -= 1
             if not node.linked:
                 del self.unlinked[node.identity]
                 self.unlink(node)
 
     @property
-    def crowded(self) -> bool:
-        """Whether so much is remembered that little can be dropped, and nothing was done about it yet."""
-        if self.remembered <= self.max_entries * 3 // 4:
+    def is_crowded(self) -> bool:
+        """True if over three quarters of the bound are remembered, and no names were picked yet."""
+        if self.remembered_count <= self.max_entries * 3 // 4:
             self._surplus_told = 0
             return False
-        return self.remembered >= self._surplus_told + self.max_entries // 8
+        return self.remembered_count >= self._surplus_told + self.max_entries // 8
 
-    def surplus(self, spared: Container[int]) -> dict[int, list[str]]:
-        """See `Tree.surplus`."""
-        excess = self.remembered - self.max_entries // 2
-        self._surplus_told = self.remembered
+    def pick_names_to_forget(self, spared: Container[int]) -> dict[int, list[str]]:
+        """Pick names that the kernel should forget, by directory, to keep half of the bound.
+
+        The least recently used files come first, without those `spared`. Open files and working
+        directories would lose their path with their name.
+        """
+        excess = self.remembered_count - self.max_entries // 2
+        self._surplus_told = self.remembered_count
         surplus: dict[int, list[str]] = {}
         for directory in self.filled.values():
             if excess <= 0:
                 break
-            entries: Iterable[tuple[str, Node | None]] = (
-                directory.children.items()
-                if directory.children is not None
-                else ((name, single.node) for name, single in (directory.singles or {}).items())
-            )
             names = [
-                name for name, node in entries if isinstance(node, File) and node.lookups and node.inode not in spared
+                name
+                for name, node in directory.names.items()
+                if isinstance(node, File) and node.lookups and node.inode not in spared
             ][:excess]
             excess -= len(names)
             if names:
@@ -105,78 +133,68 @@ class InodeTable:
 
     # -- nodes come and go
 
-    def add_file(self, repository: str, version: ObjectVersion, parent: int) -> File:
-        """A new inode, an entry of `parent`."""
-        node = File(next(self._numbers), repository, version, parent)
+    def add_directory(self, repository: str | None, prefix: str, mtime_ns: int) -> Directory:
+        """Add a directory as an entry of the one above it."""
+        self.directories += 1
+        return self._add(Directory(next(self._numbers), repository, prefix, mtime_ns))
+
+    def _add(self, node: N) -> N:
         self.nodes[node.inode] = node
         self._trim_after -= 1
         return node
 
-    def add_directory(self, repository: str | None, prefix: str, mtime_ns: int) -> Directory:
-        """A new inode, an entry of the directory above it."""
-        directory = Directory(next(self._numbers), repository, prefix, mtime_ns)
-        self.nodes[directory.inode] = directory
-        self.directories += 1
-        self._trim_after -= 1
-        return directory
-
     def entry(
-        self,
-        directory: Directory,
-        repository: str,
-        name: str,
-        version: ObjectVersion | None,
-        node: Node | None,
-        first_sight_ns: int,
+        self, directory: Directory, name: str, version: ObjectVersion | None, node: Node | None, first_sight_ns: int
     ) -> Node:
-        """The node of an entry, made where there is none: `node` if that is what the name stood for and still stands for.
+        """The node of an entry: `node` if the name still stands for it, else a relinked or new one.
 
-        `version` None is a directory; `first_sight_ns` is the mtime of one that is new.
+        `version` None is a directory; `first_sight_ns` is the mtime of a new one.
         """
+        repository = directory.repository
+        assert repository is not None, "the root above repositories has no origin"
         if version is None:
             if isinstance(node, Directory):
                 return node
             prefix = f"{directory.prefix}{name}/"
-            known = self.relink((repository, prefix))
-            return known or self.add_directory(repository, prefix, first_sight_ns)
+            return self.relink((repository, prefix)) or self.add_directory(repository, prefix, first_sight_ns)
         if not isinstance(node, File) or node.version.identity != version.identity:
-            key, validator, size_bytes = version.identity
-            node = self.relink((repository, key, validator, str(size_bytes)))
+            node = self.relink((repository, *version.identity))
         if not isinstance(node, File):
-            return self.add_file(repository, version, directory.inode)
+            return self._add(File(next(self._numbers), repository, version, directory.inode))
         node.parent = directory.inode
         # Restored from the archive, or moved there: the same bytes, and so the same inode.
         if node.version.archived != version.archived:
             node.version = replace(node.version, archived=version.archived)
         return node
 
-    def relink(self, identity: tuple[str, ...]) -> Node | None:
-        """The remembered node of this identity that was no entry, which it is now again."""
+    def relink(self, identity: Hashable) -> Node | None:
+        """Make the remembered node of this identity, if any, an entry again, and return it."""
         node = self.unlinked.pop(identity, None)
         if node is not None:
             node.linked = True
             if isinstance(node, Directory) and node.vanished:
-                self._doubt(node)
+                self._expire_below(node)
         return node
 
-    def _doubt(self, directory: Directory) -> None:
-        """Have all that is known of a directory and below it asked for again when it is next used."""
+    def _expire_below(self, directory: Directory) -> None:
+        """Expire all that is known of a directory and below it."""
         pending = [directory]
         while pending:
             each = pending.pop()
             each.vanished = False
             each.returned = True
             each.expires_at = -math.inf
-            self.doubt_singles(each)
+            self.expire_names(each)
             pending.extend(child for child in each.entries if isinstance(child, Directory))
 
-    def doubt_singles(self, directory: Directory) -> None:
-        """As `Tree.doubt`."""
+    def expire_names(self, directory: Directory) -> tuple[str, ...]:
+        """Expire all names of a directory that were learnt one by one, and return them."""
         singles = directory.singles or {}
         singles.update((name, replace(single, expires_at=-math.inf)) for name, single in list(singles.items()))
+        return tuple(singles)
 
     def unlink(self, node: Node, *, vanished: bool = True) -> None:
-        """`node` is no entry any more: keep it aside while it is remembered, else remove it and all below it.
+        """Make `node` no entry: keep it while it is remembered, else remove it and all below it.
 
         `vanished`: the store has it no more; else it is only not known to be an entry.
         """
@@ -196,7 +214,7 @@ class InodeTable:
                 pending.extend(self.clear(node))
 
     def clear(self, directory: Directory) -> list[Node]:
-        """Make nothing known of a directory's entries; they are returned, still to be unlinked."""
+        """Forget a directory's entries, and return them; the caller must unlink them."""
         entries = directory.entries
         self.set_singles(directory, {})
         self.filled.pop(directory.inode, None)
@@ -204,14 +222,18 @@ class InodeTable:
         return entries
 
     def _drop(self, directory: Directory) -> None:
-        """Have its entries be learnt anew when it is next used; of those that are gone then nobody knows."""
+        """Forget a directory's entries, which are learnt anew at its next use."""
         if directory.children is not None:
             directory.fingerprint = fingerprint(directory.children)
         for child in self.clear(directory):
             self.unlink(child, vanished=False)
 
-    def drop_unlinked(self, above: Directory) -> None:
-        """See `Tree.drop_strays`."""
+    def drop_strays(self, above: Directory) -> None:
+        """Forget the entries of directories below `above` that are no entries themselves; `known`
+        lacks those.
+
+        They are remembered: as entries again, they would answer with what they held.
+        """
         pending: list[Node] = list(self.unlinked.values())
         while pending:
             node = pending.pop()
@@ -220,7 +242,6 @@ class InodeTable:
                 self._drop(node)
 
     def _forget_listing(self, directory: Directory) -> None:
-        self.hidden -= directory.hidden_count
         directory.children = None
         directory.hidden_count = 0
         directory.withheld = NOTHING_WITHHELD
@@ -230,12 +251,12 @@ class InodeTable:
     # -- names that were learnt one by one
 
     def set_singles(self, directory: Directory, singles: Mapping[str, Single]) -> None:
-        """Have a directory keep these, and no others."""
+        """Make these a directory's only single names."""
         self._absent += _absent(singles.values()) - _absent((directory.singles or {}).values())
         directory.singles = dict(singles) or None
 
     def set_single(self, directory: Directory, name: str, single: Single) -> None:
-        """Have a directory keep this one as its newest."""
+        """Make this one a directory's newest single name."""
         if directory.singles is None:
             directory.singles = {}
         old = directory.singles.pop(name, None)
@@ -243,25 +264,10 @@ class InodeTable:
         self._absent += (single.node is None) - (old is not None and old.node is None)
         self._trim_after -= single.node is None
 
-    def scatter(self, directory: Directory) -> None:
-        """Have a directory keep what its listing had as if each name had been learnt alone."""
-        assert directory.children is not None
-        singles = {
-            name: Single(node, directory.asked_at, directory.expires_at, directory.stale)
-            for name, node in directory.children.items()
-        }
-        self._forget_listing(directory)
-        self.set_singles(directory, {**singles, **(directory.singles or {})})
-
     # -- the bound
 
-    def touch(self, directory: Directory) -> None:
-        """It is used; remembers nothing of a directory without known entries."""
-        if directory.inode in self.filled:
-            self.filled.move_to_end(directory.inode)
-
     def fill(self, directory: Directory, now: float) -> None:
-        """Its entries were learnt, which makes it the most recently used; others make room for it."""
+        """Make a directory whose entries were learnt the most recently used, and trim."""
         self.filled[directory.inode] = directory
         self.filled.move_to_end(directory.inode)
         self._trim(now, directory)
@@ -271,11 +277,13 @@ class InodeTable:
         return len(self.nodes) + self._absent - self.max_entries
 
     def _trim(self, now: float, keep: Directory) -> None:
-        """Drop the entries of least recently used directories down to somewhat below the bound: expired ones first, then live ones.
+        """Drop the entries of least recently used directories to somewhat below the bound, expired
+        ones first.
 
-        A dropped directory is listed again when it is next used. One whose children are mostly remembered is left alone
-        (little memory to gain) and counts as used. When that leaves too much, another pass waits until an eighth of all
-        inodes has been added or forgotten, so that passes cost a constant time per inode.
+        A dropped directory is listed again at its next use. One whose children are mostly
+        remembered is left alone (little memory to gain) and counts as used. If too much is left,
+        another pass waits until an eighth of all inodes has been added or forgotten: passes cost a
+        constant time per inode.
         """
         if self._trim_after > 0 or self._excess <= 0:
             return
@@ -286,12 +294,13 @@ class InodeTable:
                     return
                 if directory.inode not in self.filled or (expired_only and _lives_until(directory) > now):
                     continue
-                # What was just listed must stay, and so must what alone keeps it known: the directories above it.
+                # The directory just listed must stay, and so must those above it, which keep it
+                # known.
                 if directory is keep or (not keep.lookups and _above(directory, keep)):
                     continue
                 remembered = sum(1 for child in directory.entries if child.lookups)
                 if 2 * remembered >= len(directory.children or directory.singles or ()):
-                    self.touch(directory)
+                    self.filled.move_to_end(directory.inode)
                     continue
                 before = len(self.nodes)
                 self._drop(directory)
@@ -301,7 +310,7 @@ class InodeTable:
             self._trim_after = len(self.nodes) // 8
 
     def _thin(self, directory: Directory, room: int) -> None:
-        """Drop what was learnt first of the names that were learnt one by one, but for what is remembered."""
+        """Drop the oldest of a directory's single names, except remembered ones."""
         if directory.children is not None or directory.singles is None:
             return
         for name, single in list(directory.singles.items())[:-1]:
@@ -317,8 +326,13 @@ class InodeTable:
                 self.unlink(single.node, vanished=False)
 
 
+def unknown(inode: int) -> VersionGone:
+    """The error for a number that is known no more."""
+    return VersionGone(f"inode {inode} is not known any more", hint="open the path again")
+
+
 def fingerprint(children: Mapping[str, Node]) -> int:
-    """Tells whether dropped entries were still the same when they are listed again; never 0."""
+    """A hash that tells whether dropped entries are listed again unchanged; never 0."""
     return hash(frozenset((name, *node.identity) for name, node in children.items())) or 1
 
 

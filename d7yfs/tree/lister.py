@@ -1,439 +1,450 @@
-"""How one repository's directories come to be known: by a flat listing of all of it, directory by directory, or name by name.
+"""The questions to one repository's store, until the tree can answer.
 
-Owns what is being asked (each question once, however many wait for its answer), the choice between the three ways, and the going over from
-one to the next. Everything that is learnt goes into the `Tree`, at once; who waits looks there. What is asked runs in a task of its own, so
-that a reader who gives up takes nothing from those who wait for the same answer.
+Single flight: each question is asked once, in a task of its own, for all readers that wait for it.
+A reader that gives up takes nothing from the others. Every answer is applied to the tree at once; a
+reader that waits looks there. Owns the choice between a flat listing of the repository, the listing
+of one directory and the request for one name. Owns also what follows when the store fails.
 
-Called by `filesystem`, and by what keeps the tree fresh; trio thread only.
+Called by `filesystem` and `refresher`; trio thread only.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 import trio
 
-from d7yfs.errors import AccessDenied, D7yfsError, VersionGone
+from d7yfs.errors import AccessDenied, D7yfsError, NotFound, OriginUnavailable
 from d7yfs.logs import fields_of
-from d7yfs.tree.answers import Changes, Expired
-from d7yfs.tree.huge_directory import DirectoryStream, Streams
-from d7yfs.tree.ingest import Intake
-from d7yfs.tree.listing import DirectoryListing
-from d7yfs.tree.nodes import Directory
-from d7yfs.tree.question import Asking, Refreshed, news
-from d7yfs.tree.scan import Scan
-from d7yfs.tree.source import Listings, Mode
+from d7yfs.stats.repository_status import LastScanStatus, ListingStatus
+from d7yfs.stats.status import blank
+from d7yfs.tree.huge_directory import Streams
+from d7yfs.tree.listing import Answer, DirectoryListing, NoObject, Scan, Unordered, name_fault
+from d7yfs.tree.nodes import Absent, Directory, Expired, File, Found, NameChanges
+from d7yfs.tree.question import Question, wait_for_news
+from d7yfs.tree.source import ListingMode, ListingSource, ask
 from d7yfs.tree.tree import Tree
 
 log = logging.getLogger(__name__)
 
 LIMIT = 20_000
-"""Default of the objects up to which a repository is listed whole, and of the entries up to which a directory is kept."""
+"""The default of the most objects listed whole, and the most entries of a directory kept."""
 
 RACE_AFTER_S = 1.0
-"""So long who wants a whole directory waits for a flat listing that is amid it: where the store is near, one of 10,000 objects is over by
-then."""
+"""The time after which a reader of a directory stops waiting for a flat listing alone. A near
+store lists 10,000 objects faster."""
 
 STALE_RETRY_S = 5.0
-"""What could not be asked is tried again after this time; until then what was known is served."""
+"""The pause after a failed question; until then the last answer is served (stale-if-error)."""
 
 DENIED_RETRY_S = 60.0
-"""What may not be listed is tried again after this time."""
+"""The pause before a denied listing is tried again."""
 
-_ASKED_BY_NAME = 1000
-"""Names that a refresh asks for in a directory that is not listed. Of more it makes sure that they are asked for when they are used."""
-
-_AT_ONCE = 8
-"""Requests of a refresh."""
+_APPLIED_AT_ONCE = 2000
+"""Entries that are applied before other tasks run: some 5 ms."""
 
 
 class Lister:
-    """One repository's. `nursery` runs what is asked; closing it cancels that."""
+    """The way of one repository's names into the tree. `nursery` runs the questions."""
 
     def __init__(
         self,
         tree: Tree,
         repository: str,
-        listings: Listings,
+        source: ListingSource,
         nursery: trio.Nursery,
         *,
         url: str,
-        mode: Mode = Mode.AUTO,
+        mode: ListingMode = ListingMode.AUTO,
         limit: int = LIMIT,
-        changed: Callable[[Directory, Changes], None] = lambda _directory, _changes: None,
+        changed: Callable[[Directory, NameChanges], None] = lambda _directory, _changes: None,
     ) -> None:
-        """`url` names the bucket in logs. `changed` hears of what each answer changed, at once and without awaiting."""
-        self._intake = Intake(tree, repository, listings, url=url, mode=mode, limit=limit, changed=changed)
+        """`url` names the bucket in logs. `changed` gets the changes of each answer, at once; it
+        must not await. `limit` is the most objects listed whole, and the most entries of a
+        directory that are kept."""
+        self.mode = mode
+        self.unanswered_since: float | None = None
+        """When the store began to fail each question, in trio's seconds; else None."""
+        self.not_whole = "" if mode in (ListingMode.AUTO, ListingMode.WHOLE) else "set so"
+        """Why the repository is not listed whole, in words."""
+        self.streams = Streams(self._fetch_page, nursery, tree.lives_until)
+        """The huge directories, page by page."""
+        self._answered_at: float | None = None
+        """When the store answered last; None before its first answer."""
+        self._counters = blank(ListingStatus)
         self._tree = tree
         self._repository = repository
+        self._top = tree.top(repository)
+        self._source = source
         self._nursery = nursery
         self._url = url
-        self._mode = mode
-        self._scanning: Asking | None = None
-        self._listed: dict[Directory, Asking] = {}
-        self._exact: dict[tuple[Directory, str], Asking] = {}
+        self._limit = limit
+        self._changed = changed
+        self._is_too_large = False
+        self._last_scan = blank(LastScanStatus)
         self._scan_again_at = -math.inf
+        """When the last flat listing expires, or the pause after a failed one is over."""
         self._denied: WeakKeyDictionary[Directory, float] = WeakKeyDictionary()
-        self._streams = Streams(self._intake.page, nursery, tree.lives_until)
+        self._under_way: dict[tuple[Directory | None, str | None], Question] = {}
+        """The questions that are shared, by directory and name."""
 
     def set_limit(self, limit: int) -> None:
-        """Of objects that are listed whole, and entries of a directory that are kept: another one from now on."""
-        self._intake.set_limit(limit)
+        """Change the limit. A repository too large for the old one may be listed whole again."""
+        if limit != self._limit and self._is_too_large:
+            self.not_whole, self._is_too_large = "", False
+        self._limit = limit
 
-    # --- questions ---
+    def relocate(self, prefix: str) -> None:
+        """Move the repository to `prefix`: nothing is known of it from now on."""
+        self._tree.relocate(self._repository, prefix)
+        self.streams.drop()
+        self._last_scan = blank(LastScanStatus)
+        self._scan_again_at = -math.inf
 
-    async def lookup(self, directory: Directory, name: str, asked_at: float) -> None:
-        """Return when `tree.lookup` has an answer for this question. Raises what the origin raised where nothing older can be served."""
-        if directory.huge and (known := self._streams.find(directory, name, asked_at)) is not None:
-            self._intake.admit(directory, name, *known)
-        asked: list[Asking] = []
-        questions = self._questions(directory, name)
-        while self._is_open(directory, name, asked_at):
-            if any(self._settles(each, directory, name, asked_at) for each in asked):
-                return
+    # --- for readers ---
+
+    async def lookup(self, directory: Directory, name: str, asked_at: float) -> Found | Absent:
+        """The tree's answer about a name. Raises the store's error if nothing stale is left."""
+        if directory.huge and (known := self.streams.find(directory, name, asked_at)) is not None:
+            self._apply_name(directory, name, *known)
+        asked: list[Question] = []
+        questions = self._next_questions(directory, name)
+        while isinstance(found := self._find(directory, name, asked_at), Expired):
+            if any(self._apply_answer(each, directory, name, asked_at) for each in asked):
+                continue
             waiting = [each for each in asked if not each.done]
-            question = next(questions, None) if all(each.leaves_open for each in waiting) else None
-            if question is not None:
+            if all(each.leaves_open for each in waiting) and (question := next(questions, None)) is not None:
                 asked.append(question)
-            elif waiting:
-                await news(waiting)
+                if question.pages or question.done:
+                    continue
+                waiting.append(question)
+            if waiting:
+                await wait_for_news(waiting)
             else:
                 _raise_last(asked)
-                asked, questions = [], self._questions(directory, name)
+                asked, questions = [], self._next_questions(directory, name)
+        return found
+
+    def _find(self, directory: Directory, name: str, asked_at: float) -> Found | Absent | Expired:
+        return self._tree.lookup(directory.inode, name, trio.current_time(), asked_at=asked_at)
+
+    def _next_questions(self, directory: Directory, name: str) -> Iterator[Question]:
+        """The questions that tell of a name, each asked if those before leave it open, or fail."""
+        if not self._asks_by_name(directory):
+            if self._may_scan(directory):
+                yield self.scan()
+            listing = self.list_directory(directory)
+            yield listing
+            if listing.done and not self._asks_by_name(directory):
+                return
+        if not directory.is_lone:
+            yield self._ask(Question(trio.current_time(), directory, name))
+
+    def _apply_answer(self, question: Question, directory: Directory, name: str, asked_at: float) -> bool:
+        """Apply what the pages so far tell of a name. True if the tree then has an answer."""
+        if (answer := question.answer(directory, name)) is None:
+            return False
+        self._apply_name(directory, name, answer, question.asked_at, question.took_s)
+        return not isinstance(self._find(directory, name, asked_at), Expired)
 
     async def list(self, directory: Directory, asked_at: float) -> None:
-        """Return when `tree.listed` for this question, or when `directory.huge`: then it is not kept whole. Raises as `lookup`."""
-        entries = self._streams.entries(directory) if directory.huge else None
-        if entries is not None and entries <= self._intake.limit:
+        """Return when `tree.listed` for this question, or when the directory is huge. Raises as
+        `lookup`."""
+        entries = self.streams.entries(directory) if directory.huge else None
+        if entries is not None and entries <= self._limit:
             directory.huge = False  # it has shrunk
-        listing: Asking | None = None
+        listing: Question | None = None
         race_at = trio.current_time() + RACE_AFTER_S
-        pages = self._scanning.pages if self._scanning is not None else 0
+        pages = self.scanning.pages if self.scanning is not None else 0
         while not self._tree.listed(directory.inode, asked_at) and not directory.huge:
-            scan = self._scan() if self._scans(directory) else None
+            scan = self.scan() if self._may_scan(directory) else None
             if scan is not None:
-                self._intake.part(scan, directory)
+                self._apply_part(scan, directory)
                 if self._tree.listed(directory.inode, asked_at):
                     return
             if listing is None and (
                 scan is None or trio.current_time() >= race_at or self._is_far(scan, pages, directory)
             ):
-                listing = self._list(directory)
+                listing = self.list_directory(directory)
             under_way = [each for each in (scan, listing) if each is not None and not each.done]
             if under_way:
-                await news(under_way, race_at - trio.current_time() if listing is None else math.inf)
+                await wait_for_news(under_way, race_at - trio.current_time() if listing is None else math.inf)
             elif listing is not None:
-                if listing.error is not None:
-                    raise listing.error
+                _raise_last([listing])
                 listing = None  # it was asked for before this question
 
-    def _is_far(self, scan: Asking, pages: int, directory: Directory) -> bool:
-        """Whether a directory that was asked for when `pages` had come may be long in coming: the next one has not brought it, or need not.
+    def _is_far(self, scan: Question, pages: int, directory: Directory) -> bool:
+        """True if a flat listing, with `pages` when a reader came, may be long in reaching the
+        directory.
 
-        Who walks the repository in order always wants what the next page brings, and so asks for nothing beside the flat listing.
+        The next page has not brought it, or need not. A reader that walks the repository in order
+        always wants the next page, and so asks for nothing more than the flat listing.
         """
-        key = scan.reached.key
+        key = scan.listing.reached.key if scan.listing is not None else ""
         if not key or key.startswith(directory.prefix):
             return False
-        above = self._above(directory)
+        above = self._tree.above(directory)
         return scan.pages > pages or any(
             isinstance(each, Directory) and key < each.prefix < directory.prefix
             for each in (above.entries if above else ())
         )
 
-    def stream(self, directory: Directory, asked_at: float) -> DirectoryStream:
-        """What shows a huge directory to who opens, or rewinds, it at `asked_at`."""
-        return self._streams.open(directory, asked_at)
+    # --- which question ---
 
-    def _is_open(self, directory: Directory, name: str, asked_at: float) -> bool:
-        found = self._tree.lookup(directory.inode, name, trio.current_time(), asked_at=asked_at)
-        return isinstance(found, Expired)
+    def _asks_by_name(self, directory: Directory) -> bool:
+        """True if a name in the directory is asked for alone.
 
-    def _settles(self, asking: Asking, directory: Directory, name: str, asked_at: float) -> bool:
-        """Whether the pages that have come answer the question; then the tree does."""
-        answer = asking.answer(directory.prefix, name)
-        if answer is None:
-            return False
-        self._intake.admit(directory, name, answer, asking.asked_at, asking.took_s)
-        return not self._is_open(directory, name, asked_at)
-
-    # --- ways ---
-
-    def _questions(self, directory: Directory, name: str) -> Iterator[Asking]:
-        """What to ask to learn of a name: first this, then the next, beside it where it leaves that open, after it where it fails."""
-        if not self._is_exact(directory):
-            if self._scans(directory):
-                yield self._scan()
-            listing = self._list(directory)
-            yield listing
-            if listing.done and not self._is_exact(directory):
-                return
-        if not _is_lone(directory):
-            yield self._ask_exactly(directory, name)
-
-    def _is_exact(self, directory: Directory) -> bool:
-        """Whether a name in it is asked for by itself. While its listing lives, only a name that was asked for since is open."""
+        So it is by mode or size, where listing is denied, or while a listing lives.
+        """
         now = trio.current_time()
         denied = now < self._denied.get(directory, -math.inf)
-        alone = self._mode is Mode.EXACT or directory.huge or denied or directory.fresh(now)
-        return alone and not _is_lone(directory)
+        alone = self.mode is ListingMode.EXACT or directory.huge or denied or directory.fresh(now)
+        return alone and not directory.is_lone
 
-    def _scans(self, directory: Directory) -> bool:
-        """Whether a question about a directory is one for a flat listing of the whole repository."""
+    def _may_scan(self, directory: Directory) -> bool:
+        """True if a flat listing of the whole repository is the way to know the directory."""
         now = trio.current_time()
-        top = self._tree.top(self._repository)
         return (
-            not self._intake.not_whole
-            and now >= self._intake.last_scan.lives_until  # otherwise it is this directory alone that is not known
-            and now >= self._scan_again_at
+            not self.not_whole
+            and now >= self._scan_again_at  # before, this directory alone is not known
             and self._tree.lives_until(now) > now
-            and not _is_lone(top)
-            and directory.prefix.startswith(top.prefix)
+            and not self._top.is_lone
+            and directory.prefix.startswith(self._top.prefix)
         )
 
-    def _scan(self) -> Asking:
-        """The flat listing of the whole repository: the one under way, or else a new one."""
-        if self._scanning is None:
-            self._scanning = self._start_scan(self._tree.top(self._repository).prefix)
-        return self._scanning
+    # --- asking ---
 
-    def _start_scan(self, prefix: str) -> Asking:
-        scan = Scan(prefix)
-        asking = Asking(trio.current_time(), scan.answer, scan.listing, scan.reached)
-        self._nursery.start_soon(
-            asking.run, f"{self._url}/{prefix}", lambda: self._run_scan(asking, scan), self._scan_failed
-        )
-        return asking
+    @property
+    def scanning(self) -> Question | None:
+        """The flat listing of the whole repository that is under way."""
+        return self._under_way.get((None, None))
 
-    def _list(self, directory: Directory) -> Asking:
-        """The listing of one directory: the one under way, or else a new one."""
-        asking = self._listed.get(directory)
-        if asking is None:
-            listing = DirectoryListing(directory.prefix)
-            asking = Asking(trio.current_time(), lambda _prefix, name: listing.answer(name))
-            self._listed[directory] = listing_asked = asking
-            self._nursery.start_soon(
-                asking.run,
-                f"{self._url}/{directory.prefix}",
-                lambda: self._run_listing(listing_asked, directory, listing),
-                lambda error: self._bear(error, directory),
+    def scan(self) -> Question:
+        """The flat listing of the whole repository: the one under way, else a new one."""
+        return self.scanning or self._ask(Question(trio.current_time(), listing=Scan(self._top.prefix)))
+
+    def scan_below(self, directory: Directory) -> Question:
+        """A new flat listing of all below a directory, which no reader shares."""
+        return self._start(Question(trio.current_time(), listing=Scan(directory.prefix)))
+
+    def list_directory(self, directory: Directory) -> Question:
+        """The listing of one directory: the one under way, else a new one."""
+        return self._ask(Question(trio.current_time(), directory, listing=DirectoryListing(directory.prefix)))
+
+    def under_way(self, prefix: str) -> Sequence[Question]:
+        """The shared questions at or below `prefix`, and the flat listing of the repository."""
+        asked = self._under_way.items()
+        return [each for (about, _), each in asked if about is None or about.prefix.startswith(prefix)]
+
+    def _ask(self, question: Question) -> Question:
+        key = (question.directory, question.name)
+        if key not in self._under_way:
+            self._under_way[key] = self._start(question)
+        return self._under_way[key]
+
+    def _start(self, question: Question) -> Question:
+        self._nursery.start_soon(self._run, question)
+        return question
+
+    async def _run(self, question: Question) -> None:
+        listing, directory = question.listing, question.directory
+        try:
+            if isinstance(listing, Scan):
+                await self._fetch_scan(question, listing)
+            elif directory is not None and listing is not None:
+                await self._fetch_listing(question, directory, listing)
+            elif directory is not None and question.name is not None:
+                question.found.add(directory, await self.fetch_name(directory, question.name, question.asked_at))
+        except D7yfsError as error:
+            question.error = error
+        except Exception as error:
+            name = f"{self._url}/{question.key}"
+            log.exception("listing %s failed unexpectedly", name)
+            question.error = OriginUnavailable(f"listing {name} failed: {type(error).__name__}")
+        finally:
+            key = (question.directory, question.name)
+            if self._under_way.get(key) is question:
+                del self._under_way[key]
+            if question.error is not None:
+                self._note_failure(question, question.error)
+            question.finish()
+
+    async def _fetch_scan(self, question: Question, scan: Scan) -> None:
+        """Fetch a flat listing. One too long or out of order leaves nothing but `not_whole`."""
+        self._counters.scans += 1
+        try:
+            async with aclosing(self._source.pages(scan.prefix, delimiter="")) as pages:
+                async for page in pages:
+                    self._note_answer()
+                    self._counters.scan_pages += 1
+                    scan.add(page)
+                    if scan.objects > self._limit and self.mode is ListingMode.AUTO:
+                        self._is_too_large = True
+                        self._stop_scans(f"it has more than {self._limit} objects")
+                        return
+                    question.count_page(more=bool(page.next_token))
+        except Unordered:
+            self._stop_scans("its keys do not come in order")
+            return
+        took_s = question.took_s
+        at_once = 0
+        for listing in scan.listings():
+            directory = self._tree.find_directory(self._repository, listing.prefix)
+            if directory is None:
+                continue  # dropped for room, or gone since
+            question.found.add(directory, self._apply(directory, listing, question.asked_at, took_s))
+            at_once += 1 + len(listing.entries)
+            if at_once >= _APPLIED_AT_ONCE:
+                at_once = 0
+                await trio.lowlevel.checkpoint()
+        if scan.prefix == self._top.prefix:
+            self._scan_again_at = self._tree.lives_until(question.asked_at, took_s)
+            self._last_scan = LastScanStatus(
+                objects=scan.objects,
+                directories=question.found.directories,
+                pages=question.pages,
+                took_s=round(took_s, 3),
             )
-        return asking
 
-    def _ask_exactly(self, directory: Directory, name: str) -> Asking:
-        """The question for one name: the one under way, or else a new one."""
-        asking = self._exact.get((directory, name))
-        if asking is None:
-            asking = self._exact[directory, name] = question = Asking(trio.current_time())
-            self._nursery.start_soon(
-                asking.run,
-                f"{self._url}/{directory.prefix}{name}",
-                lambda: self._run_question(question, directory, name),
-                lambda error: self._bear(error, directory, name),
-            )
-        return asking
+    def _stop_scans(self, reason: str) -> None:
+        if not self.not_whole:
+            self.not_whole = reason
+            log.info("%s is listed directory by directory: %s", self._url, reason)
 
-    # --- what runs ---
+    async def _fetch_listing(self, question: Question, directory: Directory, listing: DirectoryListing) -> None:
+        """Fetch the listing of one directory, unless the directory turns out to be huge."""
+        self._counters.listings += 1
+        async with aclosing(self._source.pages(listing.prefix)) as pages:
+            async for page in pages:
+                self._note_answer()
+                self._counters.listing_pages += 1
+                listing.add(page)
+                if page.next_token and len(listing.entries) > self._limit and self.mode is not ListingMode.WHOLE:
+                    log.info("%s/%s has more than %d entries", self._url, listing.prefix, self._limit)
+                    self._tree.split_listing(directory.inode)
+                    return
+                question.count_page(more=bool(page.next_token))
+        if listing.prefix == directory.prefix:
+            question.found.add(directory, self._apply(directory, listing, question.asked_at, question.took_s))
 
-    async def _run_scan(self, asking: Asking, scan: Scan) -> None:
-        try:
-            await self._intake.scan(asking, scan)
-        finally:
-            if asking is self._scanning:
-                self._scanning = None
+    async def fetch_name(self, directory: Directory, name: str, asked_at: float) -> NameChanges:
+        """Ask for one name now, and apply the answer. Raises what the store's requests raise."""
+        answer: Answer = NoObject.ABSENT
+        if not name_fault(name):
+            self._counters.exact_lookups += 1
+            # Only where nothing else can tell of directories, and never in place of a known file.
+            trusting = self.mode is ListingMode.EXACT and not isinstance(directory.entry(name), File)
+            answer = await ask(self._source, f"{directory.prefix}{name}", trusting=trusting)
+            self._note_answer()
+        return self._apply_name(directory, name, answer, asked_at)
 
-    async def _run_listing(self, asking: Asking, directory: Directory, listing: DirectoryListing) -> None:
-        try:
-            await self._intake.listing(asking, directory, listing)
-        finally:
-            del self._listed[directory]
+    async def _fetch_page(self, directory: Directory, token: str) -> tuple[DirectoryListing, str]:
+        """One page of a huge directory, for its stream; the tree learns nothing of it."""
+        self._counters.streamed_pages += 1
+        page = await self._source.page(directory.prefix, token)
+        self._note_answer()
+        listing = DirectoryListing(directory.prefix)
+        listing.add(page)
+        self._tell(directory, NameChanges(hidden=self._tree.report_hidden(directory, listing)))
+        return listing, page.next_token
 
-    async def _run_question(self, asking: Asking, directory: Directory, name: str) -> None:
-        try:
-            asking.found.add(directory, await self._intake.name(directory, name, asking.asked_at))
-        finally:
-            del self._exact[directory, name]
+    # --- applying ---
 
-    def _scan_failed(self, error: D7yfsError) -> None:
-        """Those who wait list the directory that they need, and so does who comes in the next time."""
-        self._intake.failed(error)
+    def _apply_part(self, question: Question, directory: Directory) -> None:
+        """Apply a directory of a flat listing under way, if all of it has come."""
+        listing = question.listing.listing(directory.prefix) if isinstance(question.listing, Scan) else None
+        if listing is not None:
+            changes = self._apply(directory, listing, question.asked_at, question.took_s)
+            question.found.changes += [(directory.prefix, changes)] if changes else []
+
+    def _apply(self, directory: Directory, listing: DirectoryListing, asked_at: float, took_s: float) -> NameChanges:
+        now = trio.current_time()
+        changes = self._tree.apply(directory.inode, listing, now, asked_at=asked_at, took_s=took_s)
+        return self._tell(directory, changes)
+
+    def _apply_name(
+        self, directory: Directory, name: str, answer: Answer, asked_at: float, took_s: float = 0.0
+    ) -> NameChanges:
+        now = trio.current_time()
+        changes = self._tree.apply_name(directory.inode, name, answer, now, asked_at=asked_at, took_s=took_s)
+        return self._tell(directory, changes)
+
+    def expire_names(self, directory: Directory) -> None:
+        """Expire the names learnt one by one: readers and the kernel ask for each again."""
+        names = self._tree.expire_names(directory)
+        self._changed(directory, NameChanges(replaced=names))
+
+    def _tell(self, directory: Directory, changes: NameChanges) -> NameChanges:
+        for hidden in changes.hidden:
+            log.warning("%s/%s cannot be shown: %s", self._url, hidden.key, hidden.reason)
+        if changes:
+            self._changed(directory, changes)
+        return changes
+
+    # --- answers and failures of the store ---
+
+    def _note_answer(self) -> None:
+        self.unanswered_since, self._answered_at = None, trio.current_time()
+
+    def _note_failure(self, question: Question, error: D7yfsError) -> None:
+        error.about(repository=self._repository)
+        if self.unanswered_since is None and not isinstance(error, NotFound):  # which is an answer
+            self.unanswered_since = trio.current_time()
+        if question.directory is not None:
+            self._serve_stale(error, question.directory, question.name)
+            return
+        # Readers that wait list the directory that they need, and so do those that come during the
+        # pause.
         pause_s = DENIED_RETRY_S if isinstance(error, AccessDenied) else STALE_RETRY_S
-        self._scan_again_at = trio.current_time() + pause_s
+        self._scan_again_at = max(self._scan_again_at, trio.current_time() + pause_s)
 
-    def _bear(self, error: D7yfsError, directory: Directory, name: str | None = None) -> None:
-        """A question failed: have what is known served, or remember that this directory may not be listed."""
-        self._intake.failed(error)
+    def _serve_stale(self, error: D7yfsError, directory: Directory, name: str | None) -> None:
+        """Extend the life of the last answer (stale-if-error), or note that listing is denied."""
         now = trio.current_time()
         try:
-            if directory.fresh(now) if name is None else not self._is_open(directory, name, now):
+            if (directory.singles or {}).get(name or "", directory).fresh(now):
                 return  # a refresh ahead of time
-            if name is not None and directory in self._listed:
-                return  # which will tell
+            if name is not None and (directory, None) in self._under_way:
+                return  # the listing will tell
             if self._tree.extend_stale(directory.inode, now, STALE_RETRY_S, name=name):
                 listed = f"{self._url}/{directory.prefix}"
                 log.warning("%s; serving the last listing of %s", error.message, listed, extra=fields_of(error))
                 return
         except D7yfsError:
             return  # the directory itself is gone: the error says more
-        if name is None and isinstance(error, AccessDenied) and self._mode is Mode.AUTO:
+        if name is None and isinstance(error, AccessDenied) and self.mode is ListingMode.AUTO:
             self._denied[directory] = now + DENIED_RETRY_S
-
-    # --- refreshing ---
-
-    async def refresh(self, directory: Directory) -> Refreshed:
-        """Ask now for all that is known of a directory and below it, however fresh. Raises as `lookup`."""
-        self._streams.drop(directory.prefix)
-        self._tree.drop_strays(directory)
-        if not self._intake.not_whole and not _is_lone(directory):
-            asking = await self._rescan(directory)
-            try:
-                found = await asking.end()
-            except AccessDenied:
-                found = Refreshed()
-            if found.directories:
-                return await self._look_for(directory, found)
-        await self._older(directory)
-        self._tree.drop_strays(directory)
-        found = Refreshed()
-        known = self._tree.known(directory)
-        if self._mode is not Mode.EXACT and directory not in known:
-            known.insert(0, directory)
-        pending = iter(known)
-        errors: list[D7yfsError] = []
-
-        async def work() -> None:
-            for each in pending:
-                try:
-                    await self._refresh_one(each, found)
-                except VersionGone:
-                    pass  # it is no directory any more
-                except D7yfsError as error:
-                    errors.append(error)
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(_AT_ONCE):
-                nursery.start_soon(work)
-        if errors:
-            raise errors[0]
-        return await self._look_for(directory, found)
-
-    async def _older(self, directory: Directory) -> None:
-        """Wait for what was asked for before now of a directory and below it: then it is known, and asked for anew with the rest."""
-        now = trio.current_time()
-
-        def under_way() -> list[Asking]:
-            asked = [*self._listed.items(), *((each, asking) for (each, _), asking in self._exact.items())]
-            below = [asking for each, asking in asked if each.prefix.startswith(directory.prefix)]
-            return [each for each in (*below, self._scanning) if each is not None and each.asked_at < now]
-
-        while older := under_way():
-            await news(older)
-
-    async def _look_for(self, directory: Directory, found: Refreshed) -> Refreshed:
-        """Whether a directory in which nothing is left is one at all: else it would stay until the one above is listed."""
-        parent, name = self._above(directory), directory.prefix.rstrip("/").rpartition("/")[2]
-        if not directory.entries and parent is not None and parent.entry(name) is directory:
-            found.add(parent, await self.refresh_entry(parent, name))
-        return found
-
-    def _above(self, directory: Directory) -> Directory | None:
-        """The directory that shows this one, if it is known at present."""
-        above = directory.prefix.rstrip("/").rpartition("/")[0]
-        return self._tree.at(self._repository, f"{above}/" if above else "")
-
-    async def _rescan(self, directory: Directory) -> Asking:
-        """A flat listing of `directory` that is asked for from now on. Who asks for all of it while one is under way shares the next."""
-        if directory is not self._tree.top(self._repository):
-            return self._start_scan(directory.prefix)
-        now = trio.current_time()
-        while self._scanning is not None and self._scanning.asked_at < now:
-            await news([self._scanning])
-        return self._scan()
-
-    async def _refresh_one(self, directory: Directory, found: Refreshed) -> None:
-        if directory.children is not None or directory.singles is None:
-            listed = await self.relist(directory)
-            found.directories += listed.directories
-            found.changes += listed.changes
-            if directory.children is not None or directory.singles is None:
-                return
-            # It has turned out to be huge.
-        if len(directory.singles) > _ASKED_BY_NAME:
-            self._intake.doubt(directory)
-            found.directories += 1
-            return
-        for name in list(directory.singles):
-            found.add(directory, await self.refresh_entry(directory, name))
-
-    async def relist(self, directory: Directory) -> Refreshed:
-        """Ask now for a directory alone; one question with who asks for it already. Raises as `lookup`."""
-        return await self._list(directory).end()
-
-    async def refresh_entry(self, directory: Directory, name: str) -> Changes:
-        """Ask now for one name, however fresh. Raises what the origin raises: nothing older is served instead."""
-        if _is_lone(directory):
-            found = await self.relist(directory)
-            return found.changes[0][1] if found.changes else Changes(len(directory.children or ()))
-        return await self._intake.name(directory, name, trio.current_time())
-
-    def settle(self, prefix: str) -> None:
-        """The repository lies at `prefix` from now on, and nothing is known of it."""
-        self._tree.settle(self._repository, prefix)
-        self._streams.drop()
-        self._intake.forget()
-        self._scan_again_at = -math.inf
 
     # --- status ---
 
     @property
-    def unanswered_since(self) -> float | None:
-        """Since when the store has answered no question, in trio's seconds; None while it does."""
-        return self._intake.unanswered_since
-
-    @property
     def whole_requests(self) -> int | None:
-        """How many requests the last flat listing took; None where there is none."""
-        return self._intake.last_scan.pages or None if not self._intake.not_whole else None
+        """The number of requests of the last flat listing; None where there is none."""
+        return self._last_scan.pages or None if not self.not_whole else None
 
-    def describe(self) -> dict[str, Any]:
-        """For `status`: the way in use and why, and what was asked since start."""
-        in_use, reason, last = Mode.WHOLE, self._intake.not_whole, self._intake.last_scan
-        answered_at = self._intake.answered_at
-        if self._mode is Mode.EXACT:
-            in_use = Mode.EXACT
-        elif reason:
-            in_use = Mode.DIRECTORY
-        elif _is_lone(self._tree.top(self._repository)):
-            in_use, reason = Mode.DIRECTORY, "it is one object"
-        elif self._tree.lives_until(0.0) <= 0:
-            in_use, reason = Mode.DIRECTORY, "metadata_ttl is 0"
-        return {
-            "mode": str(self._mode),
-            "in_use": str(in_use),
-            "reason": reason,
-            "limit": self._intake.limit,
-            "last_scan": {
-                "objects": last.objects,
-                "directories": last.directories,
-                "pages": last.pages,
-                "took_s": round(last.took_s, 3),
-            },
-            "answered_s": None if answered_at is None else round(trio.current_time() - answered_at, 3),
-            **asdict(self._intake.counters),
-        }
+    def describe(self) -> ListingStatus:
+        """The way in use and why, and the counters, for `status`."""
+        no_life = "metadata_ttl is 0" if self._tree.lives_until(0.0) <= 0 else ""
+        reason = self.not_whole or ("it is one object" if self._top.is_lone else no_life)
+        in_use = ListingMode.DIRECTORY if reason else ListingMode.WHOLE
+        now = trio.current_time()
+        return replace(
+            self._counters,
+            mode=str(self.mode),
+            in_use=str(ListingMode.EXACT if self.mode is ListingMode.EXACT else in_use),
+            reason=reason,
+            limit=self._limit,
+            last_scan=self._last_scan,
+            answered_s=None if self._answered_at is None else round(now - self._answered_at, 3),
+        )
 
 
-def _is_lone(directory: Directory) -> bool:
-    """Whether it shows one object, whose key is its prefix."""
-    return bool(directory.prefix) and not directory.prefix.endswith("/")
-
-
-def _raise_last(asked: list[Asking]) -> None:
+def _raise_last(asked: list[Question]) -> None:
     for each in reversed(asked):
         if each.error is not None:
             raise each.error

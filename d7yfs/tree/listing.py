@@ -1,48 +1,52 @@
-"""One directory as its origin lists it: the pages of a delimiter listing, with keys mapped to names. Pure.
+"""Listings as an origin gives them, page by page, with keys mapped to names. Pure.
 
-Owns the rules for which keys can be shown as names. The filesystem collects pages into a `DirectoryListing` and hands
-it to `tree.Tree.apply`; `d7yfs check` and `d7yfs ls` read one directly. What cannot be shown is never dropped silently:
-it is counted, and a bounded sample says why.
+`DirectoryListing` gathers one directory; `Scan` cuts a flat listing of all below a prefix into its
+directories. Both go to `tree.Tree.apply`. Owns the rules for which keys can be shown as names: a
+key that cannot be shown is counted, and a bounded sample says why.
+
+A `Scan` shows the same names as one delimiter listing per directory, with the same names hidden for
+the same reasons. Its answers on the way hold when it is over: keys come in the order of their
+UTF-8, so all of a directory comes in one stretch.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 from d7yfs.objects import ListingPage, ObjectVersion
 
 NAME_MAX_BYTES = 255
-"""Longest name in UTF-8 that Linux programs expect (NAME_MAX in limits.h)."""
+"""The longest name in UTF-8 that Linux programs expect (NAME_MAX in limits.h)."""
 
 HIDDEN_SAMPLE = 100
-"""How many hidden keys a listing (and the tree) names; the others are only counted."""
+"""The most hidden keys that a listing (and the tree) names; the others are only counted."""
 
 
 class NoObject(Enum):
-    """What a name is that is no object."""
+    """The meaning of a name that is no object."""
 
     DIRECTORY = "directory"
     ABSENT = "absent"
 
 
 Answer: TypeAlias = ObjectVersion | NoObject
-"""What the origin has under one name."""
+"""The meaning of one name at the origin."""
 
 
 @dataclass(frozen=True, slots=True)
 class HiddenKey:
-    """A key that the mount cannot show, and why in words."""
+    """A key that the mount cannot show, and the reason in words."""
 
     key: str
     reason: str
 
 
 def name_fault(name: str) -> str:
-    """Why `name` cannot be one path segment, in words; empty when it can."""
+    """The reason why `name` cannot be one path segment, in words; empty when it can."""
     if name in ("", ".", ".."):
         return "empty path segment" if not name else f"path segment {name!r}"
     if "/" in name or "\0" in name:
@@ -58,26 +62,28 @@ def name_fault(name: str) -> str:
 
 
 class Reached:
-    """How far the pages of a listing have come. Keys come in the order of their UTF-8, which is that of str: so what is passed is settled.
+    """The last key that the pages of a listing have reached.
 
-    Where they turn out not to come so (S3's directory buckets), nothing is settled before the end. Stores that keep directories (SeaweedFS)
-    may list `model/` before `model-2/`, and show it late: so nothing is settled which that order would leave open.
+    Keys come in the order of their UTF-8, which is that of str: all keys before it are settled. If
+    pages break that order (S3's directory buckets), nothing is settled before the end. Stores that
+    keep directories (SeaweedFS) may list `model/` before `model-2/`: a name is settled only where
+    that order settles it too.
     """
 
     __slots__ = ("complete", "in_segments", "key", "last_segments", "ordered")
 
     def __init__(self) -> None:
         self.key = ""
-        """The last one in the order of keys."""
+        """The last key in the order of keys."""
         self.ordered = True
         self.last_segments = ""
-        """The last one in the order of segments, as `by_segment` has it."""
+        """The last key in the order of segments, as `by_segment` has it."""
         self.in_segments = True
-        """Whether keys came in that order."""
+        """True if keys came in that order."""
         self.complete = False
 
     def add(self, page: ListingPage) -> None:
-        """Take note of a page."""
+        """Add a page."""
         first, first_segments = self.key, self.last_segments
         for part in ([version.key for version in page.objects], page.prefixes):
             if part:
@@ -89,20 +95,21 @@ class Reached:
         self.complete = not page.next_token
 
     def beyond(self, prefix: str) -> bool:
-        """Whether all that comes before `prefix`, and something behind it, has come: then it is known whether anything lies under it."""
+        """True if the pages have passed `prefix`: it is known whether anything lies under it."""
         return self.complete or (self.ordered and self.key > prefix and self.last_segments > by_segment(prefix))
 
 
 def by_segment(key: str) -> str:
-    """By which keys are in the order of their segments."""
+    """The sort key that puts keys in the order of their segments."""
     return key.replace("/", "\0")
 
 
 class DirectoryListing:
     """The entries under `prefix`, gathered page by page.
 
-    `prefix` is "" (the bucket's top) or ends in "/". Anything else is the key of one object, and then the listing holds
-    that object alone, under the last segment of its key: this is how a URL that names one object is mounted.
+    `prefix` is "" (the bucket's top) or ends in "/". Anything else is the key of one object: then
+    the listing holds that object alone, under the last segment of its key. So a URL that names one
+    object is mounted.
     """
 
     __slots__ = ("_directory_prefix", "date_ns", "entries", "hidden", "hidden_count", "prefix", "reached", "withheld")
@@ -111,50 +118,41 @@ class DirectoryListing:
         self.prefix = prefix
         self._directory_prefix = prefix[: prefix.rfind("/") + 1]
         self.reached = reached or Reached()
-        """How far its pages have come, or those of the `scan.Scan` that it is cut from."""
+        """The progress of its pages, or that of the `Scan` that it is cut from."""
         self.entries: dict[str, ObjectVersion | None] = {}
         """By name, in the origin's order; None is a directory."""
         self.hidden: list[HiddenKey] = []
         self.hidden_count = 0
         self.withheld: Counter[str] = Counter()
-        """How many of the directory's entries settings hide, by reason (see `visibility`)."""
+        """The number of the directory's entries that settings hide, by reason."""
         self.date_ns = 0
         """The newest page's Date, on the origin's clock."""
 
-    @classmethod
-    def collect(cls, prefix: str, pages: Iterable[ListingPage]) -> Self:
-        """The listing made of all `pages` of `prefix`."""
-        listing = cls(prefix)
-        for page in pages:
-            listing.add(page)
-        return listing
-
     def answer(self, name: str) -> Answer | None:
-        """What `name` is, as far as the pages have come; None while they leave it open."""
+        """The meaning of `name`, as far as the pages have come; None while they leave it open."""
         found = self.entries.get(name, NoObject.ABSENT)
         if found is None:
             return NoObject.DIRECTORY
         return found if self.reached.beyond(f"{self._directory_prefix}{name}/") else None
 
     def add(self, page: ListingPage) -> None:
-        """Take one page. Entries may come in any order and on any page: of `a` and `a/b`, the directory wins."""
+        """Add one page. Entries may come in any order and on any page: of `a` and `a/b`, the
+        directory wins."""
         self.date_ns = max(self.date_ns, page.date_ns)
         self.reached.add(page)
         self.withheld.update(each.reason for each in page.withheld)
-        if self.prefix != self._directory_prefix:
-            for version in page.objects:
-                if version.key == self.prefix:
-                    self.enter(version.key, version)
-            return
+        is_lone = self.prefix != self._directory_prefix
         for version in page.objects:
-            # A trailing slash makes the key a directory marker, and the key of this very directory no entry at all.
-            if version.key != self.prefix:
+            # A trailing slash makes the key a directory marker; the key of this directory is no
+            # entry.
+            if (version.key == self.prefix) == is_lone:
                 self.enter(version.key, None if version.key.endswith("/") else version)
-        for prefix in page.prefixes:
+        for prefix in () if is_lone else page.prefixes:
             self.enter(prefix, None)
 
     def enter(self, key: str, version: ObjectVersion | None) -> bool:
-        """Take one entry: an object, or None for the directory of which `key` is the prefix. Whether it is shown."""
+        """Add one entry: an object, or None for the directory of which `key` is the prefix. True if
+        it is shown."""
         if not key.startswith(self._directory_prefix):
             self._hide(key, "outside the listed prefix")
             return False
@@ -179,3 +177,84 @@ class DirectoryListing:
         self.hidden_count += 1
         if len(self.hidden) < HIDDEN_SAMPLE:
             self.hidden.append(HiddenKey(key, reason))
+
+
+class Unordered(Exception):
+    """Keys out of order, as in S3's directory buckets: earlier answers may be wrong, and the scan
+    is of no use."""
+
+
+class Scan:
+    """A flat listing of all below `prefix`, which is "" or ends in a slash."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.objects = 0
+        """The number of listed objects, including hidden ones."""
+        self.reached = Reached()
+        self._date_ns = 0
+        self._directories: dict[str, DirectoryListing | None] = {prefix: DirectoryListing(prefix, self.reached)}
+        """Directories by prefix, parents first; None is one that cannot be shown, and nor can any
+        below it."""
+
+    def add(self, page: ListingPage) -> None:
+        """Add one page. Raises Unordered; the scan then answers nothing any more."""
+        self.reached.add(page)
+        if not self.reached.ordered:
+            self.reached.complete = False
+            self._directories.clear()
+            raise Unordered(f"keys under {self.prefix!r} are not listed in order")
+        self._date_ns = max(self._date_ns, page.date_ns)
+        self.objects += len(page.objects) + page.left_out
+        folder, listing = self.prefix, self._directories[self.prefix]
+        for version in page.objects:
+            key = version.key
+            cut = key.rfind("/") + 1
+            if cut != len(folder) or not key.startswith(folder):
+                folder = key[:cut]
+                listing = self._directory(folder)
+            # A key that ends in a slash is its directory's marker.
+            if listing is not None and cut != len(key):
+                listing.enter(key, version)
+        for key, reason in page.withheld:
+            listing = self._directories.get(key[: key.rfind("/", 0, -1) + 1])
+            if listing is not None:
+                listing.withheld[reason] += 1
+
+    def _directory(self, folder: str) -> DirectoryListing | None:
+        """The listing of a directory in which a key has come; it is an entry of its parent now."""
+        if folder in self._directories:
+            return self._directories[folder]
+        if not folder.startswith(self.prefix):
+            return None  # no reader asked for it
+        above = self._directory(folder[: folder.rfind("/", 0, -1) + 1])
+        shown = above is not None and above.enter(folder, None)
+        listing = self._directories[folder] = DirectoryListing(folder, self.reached) if shown else None
+        return listing
+
+    def answer(self, directory_prefix: str, name: str) -> Answer | None:
+        """The meaning of `name` in that directory, as far as the pages have come; None while they
+        leave it open.
+
+        It stays None for a directory that they do not have: the reader's directory is newer than
+        the pages, or gone.
+        """
+        listing = self._directories.get(directory_prefix)
+        if listing is not None:
+            return listing.answer(name)
+        return NoObject.ABSENT if directory_prefix in self._directories else None
+
+    def listing(self, prefix: str) -> DirectoryListing | None:
+        """A directory of which all has come; None before, and where there is none."""
+        passed = self.reached.complete or (self.reached.key > prefix and not self.reached.key.startswith(prefix))
+        listing = self._directories.get(prefix) if passed else None
+        if listing is not None:
+            listing.date_ns = self._date_ns
+        return listing
+
+    def listings(self) -> Iterator[DirectoryListing]:
+        """Every directory once all pages have come, parents first."""
+        for listing in self._directories.values():
+            if listing is not None:
+                listing.date_ns = self._date_ns
+                yield listing

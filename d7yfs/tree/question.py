@@ -1,65 +1,60 @@
-"""Something that is being asked of a store, in a task of its own, and those who wait for what comes of it. Used by `lister`."""
+"""One question to a repository's store, and what it has found so far.
+
+`lister` asks, adds the pages that come, and applies the answers; readers wait here for news.
+"""
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
 import trio
 
-from d7yfs.errors import D7yfsError, OriginUnavailable
-from d7yfs.tree.answers import Changes
-from d7yfs.tree.listing import Answer, DirectoryListing, Reached
-from d7yfs.tree.nodes import Directory
-
-log = logging.getLogger(__name__)
+from d7yfs.errors import D7yfsError
+from d7yfs.tree.listing import Answer, DirectoryListing, Scan
+from d7yfs.tree.nodes import Directory, NameChanges
 
 _PAGE_S = 5.0
-"""Longer than this a store does not work on a page; then it is in trouble."""
+"""The longest time that a healthy store works on a page."""
 _FEW_PAGES = 3
 _FEW_PAGE_S = 0.5
-"""Of fewer pages than that none tells how long one takes: a stall of the network, or a retry, must not make their answers old."""
+"""The time counted for each of fewer pages: a stall or a retry must not make their answers old."""
 
 
 @dataclass(slots=True)
 class Refreshed:
-    """What was learnt."""
+    """The directories that were asked for, and their changes."""
 
     directories: int = 0
-    """So many were looked at."""
-    changes: list[tuple[str, Changes]] = field(default_factory=list)
+    """The number of directories."""
+    changes: list[tuple[str, NameChanges]] = field(default_factory=list)
     """By the directory's key prefix; only where something has changed."""
 
-    def add(self, directory: Directory, changes: Changes) -> None:
-        """Take account of one directory."""
+    def add(self, directory: Directory, changes: NameChanges) -> None:
+        """Count one directory."""
         self.directories += 1
         if changes:
             self.changes.append((directory.prefix, changes))
 
 
-def _nothing(*_question: str) -> None:
-    return None
-
-
 @dataclass(slots=True, eq=False)
-class Asking:
-    """One question, from `asked_at` on in trio's seconds."""
+class Question:
+    """One question, asked at `asked_at` in trio's seconds, and its answer so far."""
 
     asked_at: float
-    answer: Callable[[str, str], Answer | None] = _nothing
-    """What a name in the directory of a prefix is, as far as pages have come; None while they leave it open."""
-    listing: Callable[[str], DirectoryListing | None] = _nothing
-    """All that is in the directory of a prefix, once all of it has come; of a flat listing."""
-    reached: Reached = field(default_factory=Reached)
-    """How far its pages have come, of a flat listing."""
+    directory: Directory | None = None
+    """None for a flat listing."""
+    name: str | None = None
+    """The one name that is asked for; None for a listing."""
+    listing: Scan | DirectoryListing | None = None
+    """The pages that have come; None where one name is asked for."""
     pages: int = 0
-    """So many have come."""
+    """The number of pages that have come."""
     leaves_open: bool = False
-    """Pages have come, and more are to come."""
+    """True if pages have come, and more are to come."""
     done: bool = False
     error: D7yfsError | None = None
     found: Refreshed = field(default_factory=Refreshed)
@@ -68,8 +63,21 @@ class Asking:
     """When each page came."""
 
     @property
+    def key(self) -> str:
+        """The key or prefix that it is about."""
+        if self.listing is not None:
+            return self.listing.prefix
+        return f"{self.directory.prefix if self.directory else ''}{self.name}"
+
+    def answer(self, directory: Directory, name: str) -> Answer | None:
+        """The answer about a name, as far as pages have come; None while they leave it open."""
+        if isinstance(self.listing, Scan):
+            return self.listing.answer(directory.prefix, name)
+        return self.listing.answer(name) if self.listing is not None else None
+
+    @property
     def took_s(self) -> float:
-        """How long the store has worked on it so far, by what a page usually takes: a stall, or a store that was away, is no work."""
+        """The seconds that the store worked on it, at the usual time per page, without outages."""
         now = trio.current_time()
         page_s = _FEW_PAGE_S
         if self.pages >= _FEW_PAGES:
@@ -77,49 +85,39 @@ class Asking:
             page_s = min(median(pages_s), _PAGE_S)
         return min(now - self.asked_at, max(self.pages, 1) * page_s)
 
-    def came(self, *, more: bool) -> None:
-        """There is a page, for those who wait to look at."""
+    def count_page(self, *, more: bool) -> None:
+        """Count a page that was added to the listing, and wake all readers."""
         self.pages += 1
         self._came_at.append(trio.current_time())
         self.leaves_open = more
-        self._tell()
+        self._wake()
 
-    def _tell(self) -> None:
+    def finish(self) -> None:
+        """End the question, and wake all readers."""
+        self.done = True
+        self._wake()
+
+    def _wake(self) -> None:
         for event in self._waiting:
             event.set()
 
-    async def run(self, name: str, ask: Callable[[], Awaitable[None]], failed: Callable[[D7yfsError], None]) -> None:
-        """Await `ask` to its end; `failed` hears of an error before anybody who waits does. `name` is for the log."""
-        try:
-            await ask()
-        except D7yfsError as error:
-            self.error = error
-        except Exception as error:
-            log.exception("listing %s failed unexpectedly", name)
-            self.error = OriginUnavailable(f"listing {name} failed: {type(error).__name__}")
-        finally:
-            if self.error is not None:
-                failed(self.error)
-            self.done = True
-            self._tell()
-
-    async def end(self) -> Refreshed:
-        """Wait for its end. Raises its error."""
+    async def wait(self) -> Refreshed:
+        """Wait for the end. Raises its error."""
         while not self.done:
-            await news([self])
+            await wait_for_news([self])
         if self.error is not None:
             raise self.error
         return self.found
 
 
-async def news(asked: Sequence[Asking], timeout_s: float = math.inf) -> None:
-    """Wait until any of these has a page more or comes to its end, or until the time is over."""
+async def wait_for_news(questions: Sequence[Question], timeout_s: float = math.inf) -> None:
+    """Wait until any question has another page or ends, or until the timeout."""
     event = trio.Event()
-    for each in asked:
+    for each in questions:
         each._waiting.add(event)
     try:
         with trio.move_on_after(timeout_s):
             await event.wait()
     finally:
-        for each in asked:
+        for each in questions:
             each._waiting.discard(event)

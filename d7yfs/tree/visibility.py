@@ -1,17 +1,21 @@
-"""Which entries of a repository are shown: the options `include`, `exclude` and `publish_marker`. Pure.
+"""The entries of a repository that are shown: `include`, `exclude`, `publish_marker`. Pure.
 
-Owns the rules, and holds them against listing pages *before* anything else sees these: what is hidden is left out of a page, so that
-neither the tree nor a lookup can know of it, whichever way the page came. The rules, for paths relative to the repository's directory:
+Owns the rules, and applies them to listing pages *before* anything else sees these. Hidden entries
+are left out of a page: neither the tree nor a lookup can know of them. The rules, for paths
+relative to the repository's directory:
 
 - A file or directory that a glob of `exclude` matches is hidden, and with a directory all below it.
-- With `include`, a file is shown when a glob matches it or a directory that it lies in. A directory is shown when it is or lies in such a
-  one, or when the globs alone do not rule out that something below it matches; what it really holds is not asked.
-- A directory that needs a marker is hidden, with all below it, while the store does not hold that object; whether the marker itself is
-  shown is for the other options to say.
+- With `include`, a file is shown if a glob matches it or a directory that it lies in. A directory
+  is shown if it is or lies in such a one, or if a glob may match something below it; its real
+  contents are not asked for.
+- A directory that needs a marker is hidden, with all below it, while the store lacks that object.
+  The other options decide whether the marker itself is shown.
 
-A directory is held against a glob with a slash both as `a/b` and as `a/b/`: so `tmp/*` hides `tmp`, of which nothing could be shown.
+A directory is matched with a glob with a slash both as `a/b` and as `a/b/`: so `tmp/*` hides `tmp`,
+of which nothing could be shown.
 
-Invariant: a flat listing that passed `Flat` shows the same tree as delimiter listings that passed `directory_page`.
+Invariant: a flat listing that passed `Flat` shows the same tree as delimiter listings that passed
+`directory_page`.
 
 Called by `repository` and `check`.
 """
@@ -26,8 +30,7 @@ from dataclasses import dataclass, replace
 from d7yfs.config.globs import Globs
 from d7yfs.config.markers import Markers
 from d7yfs.objects import ListingPage, ObjectVersion, Withheld
-from d7yfs.tree.listing import name_fault
-from d7yfs.tree.scan import Unordered
+from d7yfs.tree.listing import Unordered, name_fault
 
 EXCLUDED = "excluded"
 """Hidden by `exclude`, or left out by `include`."""
@@ -36,7 +39,7 @@ UNPUBLISHED = "unpublished"
 """A directory whose marker is not there."""
 
 NAME = "name"
-"""Not hidden by settings: no name could show it (see `listing`)."""
+"""An entry that no name could show (see `listing`); settings do not hide it."""
 
 _IN_WORDS = {
     EXCLUDED: "hidden by include or exclude",
@@ -47,8 +50,8 @@ _IN_WORDS = {
 _NO_GLOBS = Globs()
 _NO_MARKERS = Markers()
 
-_PLACES = 10_000
-"""Directories whose state is remembered."""
+_RULES_KEPT = 10_000
+"""The directories whose rules are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,26 +64,26 @@ class _Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """What the names on the way to a directory say of it."""
+class _PathRules:
+    """The rules for a directory that follow from the names on its path."""
 
     excluded: str = ""
-    """The uppermost directory on the way that is hidden by the globs."""
+    """The uppermost directory on the path that the globs hide."""
     nameless: bool = False
-    """Whether one on the way has no name that could be shown: none of our business then, nor what is below."""
+    """True if one on the path has no name that could be shown: no rule applies there or below."""
     included: bool = False
-    """Whether all below is, whatever its name."""
+    """True if all below is included, whatever its name."""
     candidates: tuple[_Candidate, ...] = ()
-    """Those on the way, uppermost first."""
+    """The directories on the path that need a marker, uppermost first."""
 
 
 def in_words(hidden: Mapping[str, int]) -> str:
-    """How many entries are not shown, by reason (see `Tree.hidden_by_reason`); empty when all are."""
+    """The numbers of hidden entries by reason, in words; empty for none."""
     return ", ".join(f"{hidden[reason]} {words}" for reason, words in _IN_WORDS.items() if hidden.get(reason))
 
 
 class Visibility:
-    """The rules of one repository; `prefix` is its URL's. False when nothing is hidden."""
+    """The rules of one repository; `prefix` is its URL's."""
 
     def __init__(
         self,
@@ -95,31 +98,32 @@ class Visibility:
         self._include = _Matcher(include.globs) if include else None
         self._exclude = _Matcher(exclude.globs)
         self._markers = markers
-        self._active = bool(include or exclude or markers)
-        self._places: dict[str, _Place] = {}
-
-    def __bool__(self) -> bool:
-        return self._active
+        self.hides_any = bool(include or exclude or markers)
+        """True if there is any rule."""
+        self._rules: dict[str, _PathRules] = {}
 
     def hides(self, key: str) -> bool:
-        """Whether the globs hide an object, or a directory when `key` ends in a slash. Its markers are another question."""
+        """True if the globs hide an object, or a directory if `key` ends in a slash. No markers."""
         cut = key.rfind("/") + 1
-        place = self.place(key[:cut])
-        return bool(place.excluded) or self.hides_file(place, key, key[cut:])
+        rules = self.rules_for(key[:cut])
+        return bool(rules.excluded) or self.hides_file(rules, key, key[cut:])
 
     def marker_of(self, prefix: str) -> str:
-        """The key that must exist for the directory `prefix` to be shown in the one above it; empty when none need."""
-        candidates = self.place(prefix).candidates
+        """The key that must exist for `prefix` to be shown in the directory above; may be empty."""
+        candidates = self.rules_for(prefix).candidates
         return candidates[-1].marker if candidates and candidates[-1].prefix == prefix else ""
 
     def markers(self, prefix: str, page: ListingPage) -> dict[str, str]:
-        """The directories of a page of the delimiter listing of `prefix` that need a marker, and the key of each one's."""
+        """The directories of a delimiter page of `prefix` that need a marker, with its key."""
         directories = {version.key for version in page.objects if version.key.endswith("/")}.union(page.prefixes)
         found = {each: self.marker_of(each) for each in directories if each != prefix and not self.hides(each)}
         return {each: marker for each, marker in found.items() if marker}
 
     def directory_page(self, page: ListingPage, unpublished: Collection[str] = ()) -> ListingPage:
-        """What is shown of a page of a delimiter listing. `unpublished`: those of its directories whose marker is not there."""
+        """A page of a delimiter listing, without hidden entries.
+
+        `unpublished`: those of its directories whose marker is not there.
+        """
         reasons = dict.fromkeys(unpublished, UNPUBLISHED)
         keys = (*(version.key for version in page.objects), *page.prefixes)
         reasons |= {key: EXCLUDED for key in keys if self.hides(key)}
@@ -130,28 +134,28 @@ class Visibility:
             withheld=page.withheld + tuple(Withheld(key, reason) for key, reason in reasons.items()),
         )
 
-    def hides_file(self, place: _Place, key: str, name: str) -> bool:
-        """Whether the globs hide a file of a directory that they show."""
-        if place.nameless or not name:
+    def hides_file(self, rules: _PathRules, key: str, name: str) -> bool:
+        """True if the globs hide a file of a directory that they show."""
+        if rules.nameless or not name:
             return False
         path = name if key == self._key else key[len(self._base) :]
         if self._exclude.matches(path, name):
             return True
-        return self._include is not None and not place.included and not self._include.matches(path, name)
+        return self._include is not None and not rules.included and not self._include.matches(path, name)
 
-    def place(self, prefix: str) -> _Place:
-        """What the names on the way to a directory say of it."""
-        place = self._places.get(prefix)
-        if place is None:
-            if len(self._places) >= _PLACES:
-                self._places.clear()
-            place = self._places[prefix] = self._find_place(prefix)
-        return place
+    def rules_for(self, prefix: str) -> _PathRules:
+        """The rules that follow from the names on the way to a directory."""
+        rules = self._rules.get(prefix)
+        if rules is None:
+            if len(self._rules) >= _RULES_KEPT:
+                self._rules.clear()
+            rules = self._rules[prefix] = self._find_rules(prefix)
+        return rules
 
-    def _find_place(self, prefix: str) -> _Place:
+    def _find_rules(self, prefix: str) -> _PathRules:
         if len(prefix) <= len(self._base) or not prefix.startswith(self._base):
-            return _Place()
-        above = self.place(prefix[: prefix.rfind("/", 0, -1) + 1])
+            return _PathRules()
+        above = self.rules_for(prefix[: prefix.rfind("/", 0, -1) + 1])
         if above.excluded or above.nameless:
             return above
         path = prefix[len(self._base) : -1]
@@ -167,7 +171,7 @@ class Visibility:
                 return replace(above, excluded=prefix)
         marker = self._markers.name_for(path)
         candidates = (*above.candidates, _Candidate(prefix, prefix + marker)) if marker else above.candidates
-        return _Place(included=included, candidates=candidates)
+        return _PathRules(included=included, candidates=candidates)
 
 
 class _Matcher:
@@ -204,18 +208,11 @@ def _compile(globs: Iterable[str]) -> re.Pattern[str] | None:
 
 
 def _head(glob: str) -> tuple[list[re.Pattern[str]], bool]:
-    """What a glob wants of the first characters of a path, one by one, and whether it takes anything after them."""
-    head, star, _ = glob.partition("*") if "[" not in glob else _partition(glob)
-    tokens = re.findall(r"(?s)\[!?\]?[^]]*\]|.", head)
-    return [re.compile(fnmatch.translate(each)) for each in tokens], bool(star)
-
-
-def _partition(glob: str) -> tuple[str, str, str]:
-    """As `str.partition` at the first star that stands in no brackets."""
-    for found in re.finditer(r"(?s)\[!?\]?[^]]*\]|.", glob):
-        if found[0] == "*":
-            return glob[: found.start()], "*", glob[found.end() :]
-    return glob, "", ""
+    """The patterns of a glob for the first characters of a path, and true if it takes anything
+    after them."""
+    tokens = re.findall(r"(?s)\[!?\]?[^]]*\]|.", glob)
+    stop = tokens.index("*") if "*" in tokens else len(tokens)
+    return [re.compile(fnmatch.translate(each)) for each in tokens[:stop]], stop < len(tokens)
 
 
 @dataclass(slots=True)
@@ -224,49 +221,50 @@ class _Open:
 
     candidate: _Candidate
     start: int
-    """Where its entries begin among the events."""
+    """The index of its first entry among the events."""
     shown: str
     """The last key shown before it."""
     page: ListingPage
-    """That of its first key."""
+    """The page of its first key."""
     published: bool | None = None
-    """None until the marker has come, or a key that comes after it."""
+    """None until the marker has come, or a key after it."""
 
     def published_by(self, marker: ObjectVersion, page: ListingPage) -> bool:
-        """Whether all that was put before `marker`, which stands on `page`, has come.
+        """True if everything that was put before `marker`, which stands on `page`, has come.
 
-        A page tells of its own moment. What begins on an earlier one than its marker may lack what was put in between, so that marker must
-        be older; in whole seconds, which is what dates are in. The next listing shows it.
+        A page tells of its own moment. A directory that begins on an earlier page than its marker
+        may lack what was put in between. So that marker must be older, in whole seconds as dates
+        are. The next listing shows it.
         """
         date_ns = self.page.date_ns
         return page is self.page or marker.mtime_ns < date_ns - date_ns % 1_000_000_000
 
 
 class Flat:
-    """What is shown of one flat listing, page by page, in the origin's order. One per listing.
+    """A filter for one flat listing, page by page, in the origin's order.
 
-    A directory of which only hidden keys are known is still one: its own key (`a/`) stands in for them. What depends on a marker that has
-    not come yet is kept back for a later page.
+    A directory of which only hidden keys are known is still one: its own key (`a/`) stands in for
+    them. Entries that depend on a marker are kept back until it has come.
     """
 
     def __init__(self, visibility: Visibility, prefix: str) -> None:
-        """`prefix`: what is listed."""
+        """`prefix` is the prefix that is listed."""
         self._visibility = visibility
         self._prefix = prefix
         self._events: list[ObjectVersion | Withheld] = []
         self._open: list[_Open] = []
         """The directories that need a marker on the way to the last key, uppermost first."""
         self._last = self._shown = ""
-        """Of all keys, and of those that are shown."""
+        """The last keys: of all, and of those that are shown."""
         self._page = ListingPage((), (), "", 0)
         self._withheld = Withheld("", "")
-        """The last one."""
+        """The last one of them."""
         self._directory: str | None = None
-        self._place = _Place()
-        """Of the last key."""
+        self._path_rules = _PathRules()
+        """The rules of the last key's directory."""
 
     def add(self, page: ListingPage) -> ListingPage:
-        """What is shown of the next page. Raises Unordered when its keys do not come in code point order."""
+        """The next page without hidden entries. Raises Unordered if keys are out of order."""
         self._page = page
         for version in page.objects:
             if version.key <= self._last:
@@ -288,14 +286,14 @@ class Flat:
         key = version.key
         directory = key[: key.rfind("/") + 1]
         if directory != self._directory:
-            self._directory, self._place = directory, self._visibility.place(directory)
+            self._directory, self._path_rules = directory, self._visibility.rules_for(directory)
             self._leave(key)
-            self._enter(self._place.candidates[len(self._open) :])
-        if self._open and not self._settle(version):
+            self._enter(self._path_rules.candidates[len(self._open) :])
+        if self._open and not self._check_markers(version):
             return
-        if self._place.excluded:
-            self._withhold(Withheld(self._place.excluded, EXCLUDED))
-        elif self._visibility.hides_file(self._place, key, key[len(directory) :]):
+        if self._path_rules.excluded:
+            self._withhold(Withheld(self._path_rules.excluded, EXCLUDED))
+        elif self._visibility.hides_file(self._path_rules, key, key[len(directory) :]):
             self._withhold(Withheld(key, EXCLUDED))
         else:
             self._events.append(version)
@@ -305,19 +303,19 @@ class Flat:
         if self._open and self._open[-1].published is False:
             return
         for candidate in candidates:
-            # What is listed was asked for: its own marker is no question here.
+            # The listed prefix was asked for: its own marker does not count.
             published = True if len(candidate.prefix) <= len(self._prefix) else None
             self._open.append(_Open(candidate, len(self._events), self._shown, self._page, published))
 
     def _leave(self, key: str) -> None:
-        """Be done with the directories that `key` does not lie in; all of them when it is empty."""
+        """Leave the directories that `key` does not lie in; all of them when it is empty."""
         while self._open and not (key and key.startswith(self._open[-1].candidate.prefix)):
             left = self._open.pop()
             if left.published is None:
                 self._drop(left)
 
-    def _settle(self, version: ObjectVersion) -> bool:
-        """Learn from an object what it says of the markers on its way. Whether it may be shown, as far as is known."""
+    def _check_markers(self, version: ObjectVersion) -> bool:
+        """Compare an object with the markers on its path. True if it may be shown so far."""
         for position, each in enumerate(self._open):
             if each.published is None and version.key >= each.candidate.marker:
                 each.published = version.key == each.candidate.marker and each.published_by(version, self._page)
@@ -334,7 +332,7 @@ class Flat:
         self._withhold(Withheld(unpublished.candidate.prefix, UNPUBLISHED))
 
     def _withhold(self, withheld: Withheld) -> None:
-        """Take note of an entry that is hidden, once, and see that the directory which it is in is shown."""
+        """Record a hidden entry, once, and see that its directory is shown."""
         if withheld == self._withheld:
             return
         self._withheld = withheld

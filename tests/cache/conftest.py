@@ -37,11 +37,13 @@ def _no_descriptor_leaks() -> Iterator[None]:
     """Every test here gives back the cache's descriptors that it opened."""
     before = set(_cache_descriptors())
     yield
-    # A cancelled cache abandons its evicting thread, which may be deleting a file on a disk that is slow just now.
+    # A cancelled cache abandons its evicting thread, which may be deleting a file on a disk that is
+    # slow just now.
     deadline = time.monotonic() + 60
     while (left := set(_cache_descriptors()) - before) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not left  # what a look of its own would find may be the next file that the thread has in hand
+    # Another look may find the next file that the thread has in hand.
+    assert not left
 
 
 def _cache_descriptors() -> list[str]:

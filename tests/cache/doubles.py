@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
@@ -14,11 +15,12 @@ from typing import TypeVar, cast
 import trio
 
 from d7yfs.cache.backing import BackingFile
-from d7yfs.cache.budget import MemoryBudget
-from d7yfs.cache.directory import TRIES, CacheDirectory, VersionFiles
-from d7yfs.cache.disk import Disk, _Call
-from d7yfs.cache.filler import FillTarget
+from d7yfs.cache.directory import TRIES, CacheDirectory
+from d7yfs.cache.disk import Disk, Lane, _Call
 from d7yfs.cache.linked import LinkedStore
+from d7yfs.cache.memory import MemoryBudget
+from d7yfs.cache.pair import VersionFiles
+from d7yfs.cache.version import CachedVersion
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion, StoreIdentity
 
 T = TypeVar("T")
@@ -64,7 +66,9 @@ class OpenedDirectory(CacheDirectory):
         return OpenedFiles(self, *(getattr(files, field.name) for field in fields(files)))
 
     def bury(self) -> None:
-        """What a SIGKILL does to files: descriptors and locks are gone at once. The numbers stay taken until they are closed."""
+        """Do to files as a SIGKILL does: descriptors and locks are gone at once. The numbers stay
+        taken until they are closed.
+        """
         grave = os.memfd_create("grave")
         for files in self.opened:
             for descriptor in (files.data_fd, files.map_fd):
@@ -86,7 +90,9 @@ class OpenedFiles(VersionFiles):
 
 
 class PromptDisk(Disk):
-    """A disk that answers at once: nothing is done in a worker thread, for which a mock clock would not wait."""
+    """A disk that answers at once: nothing is done in a worker thread, for which a mock clock would
+    not wait.
+    """
 
     is_prompt = True
 
@@ -99,15 +105,17 @@ class PromptDisk(Disk):
         finally:
             self._let_go(made)
 
-    def soon(self, call: Callable[[], object]) -> None:
+    def run_soon(self, call: Callable[[], object]) -> None:
         call()
 
-    def behind(self, call: Callable[[], object]) -> None:
+    def run_behind(self, call: Callable[[], object]) -> None:
         call()
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """A mock clock jumps whenever all tasks wait, if only for a thread: keep it from that while one works, and let time pass else."""
+    """A mock clock jumps whenever all tasks wait, if only for a thread: keep it from that while one
+    works, and let time pass else.
+    """
     threads = trio.to_thread.current_default_thread_limiter()
     with trio.fail_after(10_000):
         while not condition():  # a thread's work has no event
@@ -118,7 +126,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def at_once(coroutine: Coroutine[object, object, T]) -> T:
-    """What a coroutine returns that waits for nothing."""
+    """The result of a coroutine that waits for nothing."""
     try:
         coroutine.send(None)
     except StopIteration as stop:
@@ -147,16 +155,20 @@ def backing(
 
     disk = PromptDisk()
     files = within.open(ORIGIN, of) if within else None
+    if files is not None:
+        files.linked = LinkedStore(files, of.size_bytes, boot_tag, disk)
+        with suppress(OSError):
+            files.linked.open()
     file = BackingFile(
         of,
         files,
-        LinkedStore(files, of.size_bytes, boot_tag, disk) if files else None,
-        lane=disk.lane(),
+        lane=Lane(disk),
         boot_tag=boot_tag,
         budget=budget or MemoryBudget(64 * MIB),
         take_room=take_room,
         room_left=lambda: room[0] > 0,
         is_wanted=wanted.__contains__,
+        counts=Counter(),
     )
     try:
         yield file
@@ -192,11 +204,11 @@ def read(file: BackingFile, wanted: ByteRange) -> bytearray:
 class ManualFiller:
     """Brings nothing by itself: the test does, through `target`."""
 
-    def __init__(self, target: FillTarget) -> None:
+    def __init__(self, target: CachedVersion) -> None:
         self.target = target
         self.requests: list[tuple[ByteRange, ByteRange | None]] = []
         self.prefetches: list[ByteRange] = []
-        self.fills = self.relented = 0
+        self.fills = self.stopped_fills = 0
         self._asked = trio.Event()
 
     def request(self, wanted: ByteRange, ahead: ByteRange | None) -> None:
@@ -215,8 +227,8 @@ class ManualFiller:
     def fill(self) -> None:
         self.fills += 1
 
-    def relent(self) -> None:
-        self.relented += 1
+    def stop_filling(self) -> None:
+        self.stopped_fills += 1
 
     def prefetch(self, ahead: ByteRange) -> None:
         self.prefetches.append(ahead)

@@ -1,4 +1,6 @@
-"""Backing files: what was written is what is read, on disk, in memory, across a full disk, a reboot and a kill."""
+"""Backing files: what was written is what is read, on disk, in memory, across a full disk, a reboot
+and a kill.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from d7yfs.cache.backing import BackingFile, Landing
-from d7yfs.cache.budget import MemoryBudget
+from d7yfs.cache.backing import BackingFile
 from d7yfs.cache.directory import CacheDirectory
-from d7yfs.cache.presence import Block
+from d7yfs.cache.disk import Landing
+from d7yfs.cache.memory import MemoryBudget
+from d7yfs.cache.pair import Block
 from d7yfs.objects import BLOCK_BYTES, ByteRange
 from tests.cache.conftest import MountTmpfs
 from tests.cache.doubles import BOOT, MIB, ORIGIN, at_once, backing, data_of, directory, fill, read, version, write
@@ -40,7 +43,7 @@ def test_chunks_of_any_size_make_the_object(tmp_path: Path, chunk_bytes: int, on
     with backing(FILE, directory(tmp_path) if on_disk else None) as file:
         for start in range(0, FILE.size_bytes, chunk_bytes):
             write(file, start, data_of(FILE)[start : start + chunk_bytes])
-        assert file.presence.complete
+        assert not file.presence.absent_count
         assert not file.presence.arriving
         assert set(file.presence.blocks) == {Block.DISK if on_disk else Block.MEMORY}
         assert read(file, FILE.whole) == data_of(FILE)
@@ -61,7 +64,7 @@ def test_overlapping_and_repeated_transfers_write_each_byte_once(tmp_path: Path,
             if readable and rng.random() < 0.1:
                 assert read(file, ByteRange(0, readable)) == data_of(FILE)[:readable]
         assert read(file, FILE.whole) == data_of(FILE)
-        assert file.disk_bytes_written == (FILE.size_bytes if on_disk else 0)
+        assert file.counts["disk_bytes_written"] == (FILE.size_bytes if on_disk else 0)
         assert not on_disk or all(file.matches_checksum(index) for index in range(4))
 
 
@@ -132,7 +135,7 @@ def test_a_block_that_is_there_already_is_not_landed_again(tmp_path: Path) -> No
         for landings in both:
             file.store(landings)
             file.finish_write(landings)
-        assert file.disk_bytes_written == MIB
+        assert file.counts["disk_bytes_written"] == MIB
         assert file.begin_write(0, data_of(FILE)[:MIB]) == []
         check(file, BLOCK)
 
@@ -147,7 +150,7 @@ def test_one_write_of_many_blocks_lands_in_each(tmp_path: Path) -> None:
         file.store(landings)
         file.finish_write(landings)
         assert list(file.presence.blocks) == [Block.DISK, Block.DISK, Block.DISK, Block.MEMORY]
-        assert file.disk_bytes_written == 3 * MIB
+        assert file.counts["disk_bytes_written"] == 3 * MIB
         check(file, FILE.whole)
 
 
@@ -181,9 +184,9 @@ def test_what_lands_for_a_block_that_another_daemon_has_brought_changes_nothing(
         with _full_disk(ours, really=disk_fails):
             ours.store(landings)
         fill(theirs, 0)
-        assert ours.refresh(BLOCK)
+        assert _takes_over(ours, BLOCK)
         ours.finish_write(landings)
-        assert (ours.disk_bytes_written, ours.taken_over_blocks) == (0, 1)
+        assert (ours.counts["disk_bytes_written"], ours.taken_over_blocks) == (0, 1)
         assert ours.presence.blocks[0] == Block.DISK
         assert ours.keeps
         check(ours, BLOCK)
@@ -244,7 +247,7 @@ def test_two_transfers_that_the_disk_refuses_move_their_block_once(tmp_path: Pat
             file.finish_write(landings)
         assert list(file.presence.blocks[:2]) == [Block.MEMORY, Block.MEMORY]
         assert budget.used_bytes == 2 * MIB
-        assert file.disk_bytes_written == 0
+        assert file.counts["disk_bytes_written"] == 0
         check(file, ByteRange(0, 2 * MIB))
 
 
@@ -257,7 +260,7 @@ _SIZES = [1, 700, 5000, 600_000, 2 * MIB]
 
 @st.composite
 def _programs(draw: st.DrawFn) -> list[_Step]:
-    """What some transfers do, and up to two upsets in between."""
+    """The steps of some transfers, and up to two upsets in between."""
     doings = st.sampled_from(["begin", "begin", "store", "finish", "finish", "restart"])
     steps = draw(st.lists(st.tuples(doings, st.integers(0, _TRANSFERS - 1), st.sampled_from(_SIZES)), max_size=25))
     upsets = st.tuples(st.sampled_from(["full", "drop", "leave", "theirs"]), st.integers(0, 1), st.just(0))
@@ -326,12 +329,12 @@ def test_however_transfers_overtake_each_other_every_byte_is_right(
                     transfers[which].restart()
                 case "drop":
                     if _in_memory(file, which):
-                        file.drop_memory_block(which)
+                        file._memory_file().drop(which)
                 case "leave":
                     file.leave_disk(OSError(errno.EIO, "Input/output error"))
                 case "theirs":
                     fill(theirs, which)
-                    file.refresh(_SMALL.whole)
+                    _takes_over(file, _SMALL.whole)
             for block in [] if what in ("begin", "store", "full") else _SMALL.whole.split(BLOCK_BYTES):
                 unreadable = file.presence.first_unreadable(block)
                 if unreadable != block.start:
@@ -347,6 +350,13 @@ def test_however_transfers_overtake_each_other_every_byte_is_right(
                     check(later, _SMALL.whole.split(BLOCK_BYTES)[index])
     assert budget.used_bytes == 0
     shutil.rmtree(path)
+
+
+def _takes_over(file: BackingFile, wanted: ByteRange) -> bool:
+    """True if another daemon has brought blocks of it since."""
+    known = file.taken_over_blocks
+    file.missing(wanted)
+    return file.taken_over_blocks > known
 
 
 def _in_memory(file: BackingFile, index: int) -> bool:
@@ -405,7 +415,7 @@ def test_leaving_the_disk_keeps_what_is_in_memory(tmp_path: Path) -> None:
         file.leave_disk(OSError(errno.EIO, "Input/output error"))
         assert list(file.presence.blocks) == [Block.ABSENT, Block.ABSENT, Block.MEMORY, Block.ABSENT]
         assert not file.presence.arriving
-        assert not file.refresh(FILE.whole)
+        assert not _takes_over(file, FILE.whole)
         assert not file.keeps
         fill(file)
         assert set(file.presence.blocks) == {Block.MEMORY}
@@ -454,7 +464,7 @@ def test_memory_stays_within_its_budget_and_the_oldest_go_first() -> None:
         fill(other)
         assert list(file.presence.blocks) == [Block.ABSENT, Block.ABSENT, Block.MEMORY, Block.ABSENT]
         assert budget.used_bytes == 2 * MIB
-        assert os.fstat(file._memory_fd).st_blocks * 512 == MIB
+        assert os.fstat(file._memory_file().fd).st_blocks * 512 == MIB
         assert read(other, ByteRange(0, MIB)) == data_of(other.version)
     assert budget.used_bytes == 0
 
@@ -470,7 +480,7 @@ def test_wanted_blocks_stay_in_memory() -> None:
 def test_the_transfer_of_a_dropped_block_does_no_harm_to_the_next() -> None:
     with backing(FILE, None) as file:
         write(file, 0, data_of(FILE)[:500_000])
-        file.drop_memory_block(0)
+        file._memory_file().drop(0)
         write(file, 0, data_of(FILE)[:1000])
         write(file, 500_000, data_of(FILE)[500_000:MIB])
         assert file.presence.arriving[0].landed_bytes == 1000
@@ -484,13 +494,13 @@ def test_the_transfer_of_a_dropped_block_does_no_harm_to_the_next() -> None:
 def test_blocks_of_another_daemon_are_taken_over(tmp_path: Path) -> None:
     with backing(FILE, directory(tmp_path)) as ours, backing(FILE, directory(tmp_path), room_bytes=0) as theirs:
         write(theirs, 2 * MIB, data_of(FILE)[2 * MIB : 2 * MIB + 7])
-        assert not theirs.refresh(FILE.whole)
+        assert not _takes_over(theirs, FILE.whole)
         fill(ours, 0, 2)
-        assert theirs.refresh(FILE.whole)
+        assert _takes_over(theirs, FILE.whole)
         assert list(theirs.presence.blocks) == [Block.DISK, Block.ABSENT, Block.DISK, Block.ABSENT]
-        assert theirs._budget.used_bytes == 0
+        assert theirs._memory_file()._budget.used_bytes == 0
         assert read(theirs, ByteRange(2 * MIB, 3 * MIB)) == data_of(FILE)[2 * MIB : 3 * MIB]
-        assert not theirs.refresh(FILE.whole)
+        assert not _takes_over(theirs, FILE.whole)
 
 
 def test_after_a_reboot_blocks_are_verified_once(tmp_path: Path) -> None:
@@ -501,7 +511,7 @@ def test_after_a_reboot_blocks_are_verified_once(tmp_path: Path) -> None:
         assert file.presence.first_unreadable(FILE.whole) == 0
         assert file.presence.missing(FILE.whole) == []
         for index in file.presence.unverified(FILE.whole):
-            file.verified(index, good=file.matches_checksum(index))
+            file.apply_verdict(index, good=file.matches_checksum(index))
         assert read(file, FILE.whole) == data_of(FILE)
     with backing(FILE, cache, boot_tag=LATER_BOOT) as file:
         assert file.presence.unverified(FILE.whole) == []
@@ -519,12 +529,12 @@ def test_a_block_that_a_power_loss_corrupted_is_detected_and_brought_again(tmp_p
         verdicts = {index: file.matches_checksum(index) for index in file.presence.unverified(FILE.whole)}
         assert verdicts == {0: True, 1: False, 2: True, 3: True}
         for index, good in verdicts.items():
-            file.verified(index, good=good)
-        assert file.corrupt_blocks == 1
+            file.apply_verdict(index, good=good)
+        assert file.counts["corrupt_blocks"] == 1
         assert file.presence.missing(FILE.whole) == [ByteRange(MIB, 2 * MIB)]
-        assert not file.refresh(FILE.whole)
+        assert not _takes_over(file, FILE.whole)
         fill(file, 1)
-        file.verified(1, good=False)  # the late verdict of another reader
+        file.apply_verdict(1, good=False)  # the late verdict of another reader
         assert read(file, FILE.whole) == data_of(FILE)
     with backing(FILE, cache, boot_tag=LATER_BOOT) as file:
         assert set(file.presence.blocks) == {Block.DISK}
@@ -535,8 +545,8 @@ def test_a_corrupt_block_that_cannot_be_struck_out_is_not_taken_over_again(tmp_p
     with backing(FILE, cache) as file:
         fill(file)
     with backing(FILE, cache, boot_tag=LATER_BOOT) as file, _read_only_map(file):
-        file.verified(1, good=False)
-        assert not file.refresh(FILE.whole)
+        file.apply_verdict(1, good=False)
+        assert not _takes_over(file, FILE.whole)
         assert file.presence.missing(FILE.whole) == [ByteRange(MIB, 2 * MIB)]
 
 
@@ -558,7 +568,7 @@ def test_the_crc_of_all_blocks_is_the_objects(tmp_path: Path) -> None:
 def test_what_is_partly_in_memory_is_not_whole(tmp_path: Path) -> None:
     with backing(FILE, directory(tmp_path), room_bytes=2 * MIB) as file:
         fill(file)
-        assert file.presence.complete
+        assert not file.presence.absent_count
         assert (file.is_whole, file.whole_crc32c()) == (False, None)
 
 
@@ -570,7 +580,7 @@ def test_what_is_struck_out_is_gone_for_all_and_can_be_brought_again(tmp_path: P
         with backing(FILE, cache) as other:
             assert set(other.presence.blocks) == {Block.ABSENT}
         assert file.presence.missing(FILE.whole) == [FILE.whole]
-        assert not file.refresh(FILE.whole)
+        assert not _takes_over(file, FILE.whole)
         fill(file)
         assert read(file, FILE.whole) == data_of(FILE)
     with backing(FILE, cache) as file:
@@ -583,7 +593,7 @@ def test_what_cannot_be_struck_out_is_not_taken_over_again(tmp_path: Path) -> No
         fill(file)
     with backing(FILE, cache) as file, _read_only_map(file):
         at_once(file.strike_out())
-        assert not file.refresh(FILE.whole)
+        assert not _takes_over(file, FILE.whole)
         assert file.presence.missing(FILE.whole) == [FILE.whole]
         fill(file)
         assert read(file, FILE.whole) == data_of(FILE)
@@ -630,7 +640,7 @@ def test_what_a_killed_writer_called_present_is_right(tmp_path: Path) -> None:
             for index in present:
                 block = ByteRange(index * MIB, (index + 1) * MIB)
                 assert read(file, block) == data_of(file_version, block)
-            cut_short += not file.presence.complete
+            cut_short += file.presence.absent_count > 0
             fill(file)
             assert read(file, file_version.whole) == data_of(file_version)
     assert cut_short, "no writer was killed in the middle: make the file longer"

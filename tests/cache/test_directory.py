@@ -1,4 +1,6 @@
-"""The cache directory: pairs that are whole or made anew, locks between processes, eviction, and directories that cannot be used."""
+"""The cache directory: pairs that are whole or made anew, locks between processes, eviction, and
+directories that cannot be used.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from d7yfs.cache.directory import ENTRY_BYTES, HEADER_BYTES, CacheDirectory, VersionFiles
+from d7yfs.cache.directory import CacheDirectory
+from d7yfs.cache.pair import ENTRY_BYTES, HEADER_BYTES, VersionFiles
 from d7yfs.errors import CacheUnusable
 from d7yfs.objects import ObjectVersion, StoreIdentity
 from tests.cache.conftest import MountTmpfs
@@ -319,7 +322,7 @@ def test_the_disk_keeps_its_free_space(mount_tmpfs: MountTmpfs) -> None:
     cache = directory(mount_tmpfs(8 * MIB), min_free_bytes=3 * MIB)
     assert cache.has_room(5 * MIB)
     assert not cache.has_room(5 * MIB + 1)
-    assert cache.shortfall_bytes == 0
+    assert cache.shortfall_before(0) == 0
     assert cache.shortfall_before(6 * MIB) == MIB
 
 

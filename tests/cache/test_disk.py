@@ -11,8 +11,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from d7yfs.cache.cache import Cache
-from d7yfs.cache.disk import _THREADS, FRESH_S, Disk, DiskStalled
-from d7yfs.cache.pace import PATIENCE_S
+from d7yfs.cache.disk import _THREADS, FORGIVEN, FRESH_S, QUICK_S, REST_S, SLOW_S, Disk, DiskStalled, Lane, Pace
 from d7yfs.objects import ByteRange
 from tests.cache.doubles import MIB, ORIGIN, ManualFiller, bytes_of, data_of, directory, version
 
@@ -84,8 +83,8 @@ async def test_so_many_threads_hang_and_no_more(hung: Hung) -> None:
             callers.start_soon(give_up)
     assert len(disk._under_way) == _THREADS
     with pytest.raises(DiskStalled):
-        await disk.lane().write(lambda: None)
-    assert await disk.lane().read(lambda: "read") == "read"
+        await Lane(disk).write(lambda: None)
+    assert await Lane(disk).read(lambda: "read") == "read"
     hung.go_on.set()
     await has_answered(disk)
     assert hung.steps == ["called"] * _THREADS
@@ -93,29 +92,29 @@ async def test_so_many_threads_hang_and_no_more(hung: Hung) -> None:
 
 async def test_descriptors_are_closed_after_the_last_call_on_them(hung: Hung) -> None:
     disk = Disk(patience_s=PATIENCE)
-    lane = disk.lane()
+    lane = Lane(disk)
     with pytest.raises(DiskStalled):
         await lane.read(hung)
     lane.close(lambda: hung.steps.append("closed"))
-    await disk.quiet()
+    await disk.wait_until_quiet()
     assert hung.steps == []
     hung.go_on.set()
     await has_answered(disk)
-    await disk.quiet()
+    await disk.wait_until_quiet()
     assert hung.steps == ["called", "closed"]
 
 
 async def test_what_nobody_waits_for_is_done_in_order_and_counts_as_a_stall(hung: Hung) -> None:
     now_s = 1000.0
     disk = Disk(clock=lambda: now_s)
-    disk.behind(hung)
-    disk.behind(lambda: hung.steps.append("next"))
-    disk.behind(lambda: 1 / 0)
-    disk.behind(lambda: hung.steps.append("last"))
+    disk.run_behind(hung)
+    disk.run_behind(lambda: hung.steps.append("next"))
+    disk.run_behind(lambda: 1 / 0)
+    disk.run_behind(lambda: hung.steps.append("last"))
     now_s += disk.patience_s
     assert disk.stalled_s == disk.patience_s
     hung.go_on.set()
-    await disk.quiet()
+    await disk.wait_until_quiet()
     assert hung.steps == ["called", "next", "last"]
     assert disk.stalled_s == 0
 
@@ -124,12 +123,12 @@ async def test_what_is_done_soon_never_overtakes_what_was_given_before(hung: Hun
     """An entry of the map and its taking back, say."""
     now_s = 1000.0
     disk = Disk(clock=lambda: now_s)
-    disk.behind(hung)
-    disk.timed(lambda: None)  # the disk has just taken a write
-    disk.soon(lambda: hung.steps.append("taken back"))
+    disk.run_behind(hung)
+    disk.time_write(lambda: None)  # the disk has just taken a write
+    disk.run_soon(lambda: hung.steps.append("taken back"))
     assert hung.steps == []
     hung.go_on.set()
-    await disk.quiet()
+    await disk.wait_until_quiet()
     assert hung.steps == ["called", "taken back"]
 
 
@@ -143,16 +142,16 @@ async def test_who_waits_for_quiet_hears_of_it_although_more_was_given_meanwhile
     steps: list[str] = []
 
     async def wait() -> None:
-        await disk.quiet()
+        await disk.wait_until_quiet()
         steps.append("quiet")
 
     async with trio.open_nursery() as nursery:
-        disk.behind(lambda: steps.append("one"))
+        disk.run_behind(lambda: steps.append("one"))
         nursery.start_soon(wait)
         await wait_all_tasks_blocked()
         work, tell = threads.pop()
         work()
-        disk.behind(lambda: steps.append("more"))
+        disk.run_behind(lambda: steps.append("more"))
         tell(None)
         work, tell = threads.pop()
         work()
@@ -166,16 +165,16 @@ async def test_only_a_write_of_a_moment_ago_is_a_sign_that_the_next_will_not_wai
     disk = Disk(patience_s=PATIENCE, clock=lambda: now_s)
     assert not disk.is_prompt
     await disk.run(lambda: None)
-    await disk.lane().read(lambda: None)
+    await Lane(disk).read(lambda: None)
     assert not disk.is_prompt, "a frozen disk can be read"
-    await disk.lane().write(lambda: None)
+    await Lane(disk).write(lambda: None)
     assert disk.is_prompt
     now_s += 2 * FRESH_S
     assert not disk.is_prompt
     with pytest.raises(DiskStalled):
         await disk.run(hung)
     now_s += 2 * FRESH_S
-    disk.timed(lambda: None)
+    disk.time_write(lambda: None)
     assert not disk.is_prompt, "another call hangs"
     hung.go_on.set()
     await has_answered(disk)
@@ -187,10 +186,10 @@ async def test_a_disk_that_has_fallen_behind_is_not_prompt() -> None:
 
     def sluggish() -> None:
         nonlocal now_s
-        now_s += 2 * PATIENCE_S
+        now_s += 2 * SLOW_S
 
     disk = Disk(clock=lambda: now_s)
-    disk.timed(sluggish)
+    disk.time_write(sluggish)
     assert not disk.is_prompt
 
 
@@ -201,7 +200,7 @@ async def test_a_write_that_comes_back_late_writes_what_had_arrived(tmp_path: Pa
     cached = await cache.open(ORIGIN, file, ManualFiller)
     store = cached.backing.store
     cached.backing.store = lambda landings: (hung(), store(landings))[1]  # type: ignore[method-assign]
-    await disk.quiet()
+    await disk.wait_until_quiet()
     with trio.fail_after(FAILSAFE_S):
         while disk.is_prompt:
             await trio.lowlevel.checkpoint()
@@ -216,12 +215,12 @@ async def test_a_write_that_comes_back_late_writes_what_had_arrived(tmp_path: Pa
     assert data_path.read_bytes() == data_of(file)
     assert await cache.cached_bytes(ORIGIN, [file]) == [MIB]
     cached.drop()
-    await disk.quiet()
+    await disk.wait_until_quiet()
     assert await cache.cached_bytes(ORIGIN, [file]) == [0], "nothing vouches for what came late"
     again = await cache.open(ORIGIN, file, ManualFiller)
     await again.write(0, data_of(file))
     again.drop()
-    await disk.quiet()
+    await disk.wait_until_quiet()
     assert await cache.cached_bytes(ORIGIN, [file]) == [MIB]
 
 
@@ -239,11 +238,69 @@ async def test_an_open_that_hangs_is_uncached_and_its_files_are_closed_when_they
     assert (statistics.open_versions, statistics.uncached_opens) == (1, 1), "all three have one"
     hung.go_on.set()
     await has_answered(disk)
-    await disk.quiet()  # the autouse fixture looks for descriptors
+    await disk.wait_until_quiet()  # the autouse fixture looks for descriptors
     (cached,) = cache._open.values()
     for _ in range(3):
         cached.drop()
     kept = await cache.open(ORIGIN, file, ManualFiller)
     assert kept.keeps
     kept.drop()
-    await disk.quiet()
+    await disk.wait_until_quiet()
+
+
+MOMENT_S = 0.001
+
+
+class Writes:
+    """Writes that take as long as they are told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.pace = Pace()
+
+    def take(self, takes_s: float) -> bool:
+        """Whether the disk is slow after a write."""
+        self.now_s += takes_s
+        self.pace.record(takes_s, self.now_s)
+        return self.is_slow
+
+    @property
+    def is_slow(self) -> bool:
+        return self.pace.is_slow(self.now_s)
+
+
+def test_a_quick_disk_is_trusted() -> None:
+    writes = Writes()
+    assert not any(writes.take(QUICK_S * 0.9) for _ in range(1000))
+
+
+def test_a_busy_machine_is_no_slow_disk() -> None:
+    writes = Writes()
+    for _ in range(100):
+        assert not writes.take(SLOW_S / 2)
+        writes.now_s += SLOW_S / 2 / FORGIVEN
+    assert not writes.take(SLOW_S / 3)
+
+
+def test_many_short_waits_are_a_slow_disk() -> None:
+    writes, count = Writes(), 1
+    while not writes.take(5 * QUICK_S):
+        count += 1
+    assert SLOW_S / (5 * QUICK_S) <= count <= 2 * SLOW_S / (5 * QUICK_S)
+
+
+def test_a_slow_disk_is_not_trusted_for_a_while() -> None:
+    writes = Writes()
+    assert writes.take(SLOW_S + MOMENT_S)
+    assert writes.take(0.0), "that the disk was quick once says little"
+    writes.now_s += REST_S - MOMENT_S
+    assert writes.is_slow
+    writes.now_s += 2 * MOMENT_S
+    assert not writes.is_slow
+
+
+def test_another_slow_write_prolongs_it() -> None:
+    writes = Writes()
+    for _ in range(3):
+        assert writes.take(SLOW_S + MOMENT_S)
+        writes.now_s += REST_S - MOMENT_S

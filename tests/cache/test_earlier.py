@@ -1,4 +1,6 @@
-"""What earlier versions have left: never served, gone once nobody has it open, counted until then, and nothing of others touched."""
+"""Files of earlier versions: never served, gone once no process has them open, counted until then,
+and nothing of others touched.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ sys.stdin.readline()
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A directory that a daemon of format v1 has used for two files: their pairs lie as those of today do, under that name."""
+    """A directory that a daemon of format v1 has used for two files: their pairs lie as those of
+    today do, under that name.
+    """
     made = tmp_path / "cache"
     within = directory(made)
     for each in (HELD, FREE):
@@ -189,7 +193,9 @@ async def test_a_cache_drops_it_as_it_is_released_and_says_so_once(
         nursery.cancel_scope.cancel()
     cached.drop()
     (said,) = (each for each in caplog.messages if "earlier" in each)
-    assert said == "cache: 0.0 GiB of an earlier version's format are dropped; 1 files more once nobody has them open"
+    assert (
+        said == "cache: 0.0 GiB of an earlier version's format are dropped; 1 files more once no process has them open"
+    )
 
 
 def test_what_remains_leaves_less_room_and_is_no_reason_to_spare_what_is_cached(path: Path) -> None:

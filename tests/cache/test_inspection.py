@@ -1,4 +1,6 @@
-"""Looking into a cache directory, verifying it and deleting from it, while others use it and while they do not."""
+"""Looking into a cache directory, verifying it and deleting from it, while others use it and while
+they do not.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from d7yfs.cache import inspection
-from d7yfs.cache.directory import HEADER_BYTES
-from d7yfs.cache.inspection import Map, Verdict
+from d7yfs.cache.inspection import CheckedVersion, Map
+from d7yfs.cache.pair import HEADER_BYTES
 from d7yfs.config.place import Place
 from d7yfs.errors import CacheUnusable
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
@@ -37,7 +39,7 @@ def spoil(path: Path, of: ObjectVersion, offset: int) -> None:
         file.write(b"spoilt")
 
 
-def verify(path: Path, *, md5: bool = False) -> list[Verdict]:
+def verify(path: Path, *, md5: bool = False) -> list[CheckedVersion]:
     done: list[int] = []
     verdicts = inspection.verify(inspection.stored(path), done.append, md5=md5)
     assert sum(done) <= sum(each.stored.cached_bytes for each in verdicts)

@@ -16,7 +16,8 @@ import pytest
 
 from d7yfs.cache.backing import BackingFile
 from d7yfs.cache.directory import CacheDirectory
-from d7yfs.cache.leases import Leases
+from d7yfs.cache.disk import Lane
+from d7yfs.cache.pair import Leases
 from d7yfs.objects import ByteRange
 from tests.cache.conftest import MountTmpfs
 from tests.cache.doubles import MIB, ORIGIN, PromptDisk, backing, directory, fill, version, write
@@ -33,11 +34,10 @@ class Daemon:
         self.keeps = True
         files = within.open(ORIGIN, FILE)
         stack.callback(files.close)
-        self.leases = Leases(files, PromptDisk().lane(), keeps=lambda: self.keeps, missing=self.missing)
+        self.leases = Leases(files, Lane(PromptDisk()), keeps=lambda: self.keeps, missing=self.missing)
 
     def missing(self, wanted: ByteRange) -> list[ByteRange]:
-        self.file.refresh(wanted)
-        return self.file.presence.missing(wanted)
+        return self.file.missing(wanted)
 
 
 @contextmanager
@@ -118,8 +118,9 @@ def test_a_block_that_lands_between_the_look_and_the_lock(tmp_path: Path) -> Non
         with ExitStack() as stack:
             files = directory(tmp_path).open(ORIGIN, FILE)
             stack.callback(files.close)
-            late = Leases(files, PromptDisk().lane(), keeps=lambda: True, missing=missing)
-            assert late.take(mib(0, 3)) == ([mib(0, 1), mib(2, 3)], [])
+            late = Leases(files, Lane(PromptDisk()), keeps=lambda: True, missing=missing)
+            one.leases.take(mib(2, 3))
+            assert late.take(mib(0, 3)) == ([mib(0, 1)], [mib(2, 3)])
 
 
 def test_who_is_out_of_patience_takes_what_others_hold(tmp_path: Path) -> None:
@@ -139,7 +140,7 @@ async def test_what_is_not_kept_is_not_leased(tmp_path: Path) -> None:
         assert other.leases.take_stream()
         other.leases.release(WHOLE)
         other.leases.release_stream()
-    without = Leases(None, PromptDisk().lane(), keeps=lambda: True, missing=lambda wanted: [wanted])
+    without = Leases(None, Lane(PromptDisk()), keeps=lambda: True, missing=lambda wanted: [wanted])
     assert without.take(WHOLE) == ([WHOLE], [])
     assert without.take_stream()
     without.release(WHOLE)
@@ -180,7 +181,8 @@ def test_leases_and_the_openers_lock_know_nothing_of_each_other(path: Path) -> N
         within.evict(0)
         assert list(path.rglob("*.map"))
         assert within.cached_bytes(ORIGIN, FILE) == 0
-        # That has opened and closed the map in this process: no reason for leases to end, unlike with fcntl's older locks.
+        # That has opened and closed the map in this process: no reason for leases to end, unlike
+        # with fcntl's older locks.
         assert other.leases.take(mib(0, 1)) == ([], [mib(0, 1)])
     within.evict(0)
     assert not list(path.rglob("*.map"))

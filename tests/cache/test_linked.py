@@ -1,4 +1,6 @@
-"""The second store of a version: dfdaemon's file, linked, read and never written; what of it is believed, and until when."""
+"""The second store of a version: dfdaemon's file, linked, read and never written; what of it is
+believed, and until when.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from d7yfs.cache import inspection
 from d7yfs.cache.backing import BackingFile
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.linked import LinkFailed, shed_copies
-from d7yfs.cache.presence import Block
+from d7yfs.cache.pair import Block
 from d7yfs.checksum import crc32c_of_blocks
 from d7yfs.objects import ByteRange
 from tests.cache.doubles import BOOT, MIB, ORIGIN, at_once, backing, bytes_of, data_of, directory, fill, read, version
@@ -47,7 +49,8 @@ def link(file: BackingFile, store: Path) -> None:
 
 def land(file: BackingFile, *pieces: ByteRange, check: bool = True) -> None:
     for piece in pieces:
-        crcs = file.check_linked(piece, zlib.crc32(data_of(FILE, piece)) if check else None)
+        assert file.linked
+        crcs = file.linked.check(piece, zlib.crc32(data_of(FILE, piece)) if check else None)
         assert crcs is not None
         file.land_linked(piece, crcs)
 
@@ -64,7 +67,7 @@ def the_link(path: Path) -> Path:
     return found
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
+# --- reading ---
 
 
 def test_only_what_was_announced_is_readable(tmp_path: Path) -> None:
@@ -114,15 +117,16 @@ def test_the_store_is_never_written(tmp_path: Path) -> None:
     assert (store.read_bytes(), store.stat().st_mtime_ns) == before
 
 
-# --- what is not taken ------------------------------------------------------------------------------------------------
+# --- what is not taken ---
 
 
 def test_a_wrong_piece_is_told(tmp_path: Path) -> None:
     store = store_of(tmp_path, FIRST)
     with backing(FILE, directory(tmp_path / "c")) as file:
         link(file, store)
-        assert file.check_linked(FIRST, zlib.crc32(data_of(FILE, FIRST)) ^ 1) is None
-        assert file.check_linked(LAST, zlib.crc32(data_of(FILE, LAST))) is None, "zeros"
+        assert file.linked
+        assert file.linked.check(FIRST, zlib.crc32(data_of(FILE, FIRST)) ^ 1) is None
+        assert file.linked.check(LAST, zlib.crc32(data_of(FILE, LAST))) is None, "zeros"
 
 
 @pytest.mark.parametrize(
@@ -176,7 +180,7 @@ def test_without_a_disk_there_is_no_place_for_a_link() -> None:
         assert file.new_link_path() is None
 
 
-# --- what is kept -----------------------------------------------------------------------------------------------------
+# --- what is kept ---
 
 
 def test_a_link_is_found_again(tmp_path: Path) -> None:
@@ -197,9 +201,9 @@ def test_after_another_boot_blocks_are_compared_first(tmp_path: Path) -> None:
     with backing(FILE, within, boot_tag=BOOT + 2) as file:
         assert set(file.presence.blocks) == {Block.UNVERIFIED_LINK}
         for index in file.presence.unverified(FILE.whole):
-            file.verified(index, good=file.matches_checksum(index))
+            file.apply_verdict(index, good=file.matches_checksum(index))
         assert [index for index, state in enumerate(file.presence.blocks) if state == Block.ABSENT] == [1]
-        assert file.corrupt_blocks == 1
+        assert file.counts["corrupt_blocks"] == 1
     with backing(FILE, within, boot_tag=BOOT + 2) as later:
         assert list(later.presence.blocks[:3]) == [Block.LINKED, Block.ABSENT, Block.LINKED]
 
@@ -211,7 +215,7 @@ def test_what_was_not_checked_is_believed_until_the_next_boot(tmp_path: Path) ->
         assert file.presence.cached_bytes == FIRST.size
     with backing(FILE, within, boot_tag=BOOT + 2) as file:
         assert set(file.presence.blocks) == {Block.ABSENT}
-        assert file.corrupt_blocks == 0
+        assert file.counts["corrupt_blocks"] == 0
 
 
 def test_a_map_does_not_speak_of_another_file(tmp_path: Path) -> None:
@@ -241,7 +245,7 @@ def test_the_whole_objects_crc32c(tmp_path: Path, check: bool) -> None:
     assert expected != crc32c_of_blocks([0] * 10, FILE.size_bytes)
 
 
-# --- what fails -------------------------------------------------------------------------------------------------------
+# --- what fails ---
 
 
 def test_a_file_that_was_cut_off_leaves_the_rest_of_the_cache(tmp_path: Path) -> None:
@@ -281,7 +285,7 @@ def test_what_lands_after_the_link_was_dropped_is_nowhere(tmp_path: Path) -> Non
         assert set(file.presence.blocks) == {Block.ABSENT}
 
 
-# --- eviction ---------------------------------------------------------------------------------------------------------
+# --- eviction ---
 
 
 def test_a_shared_link_takes_no_room_and_frees_none(tmp_path: Path) -> None:
@@ -329,7 +333,7 @@ def test_remains_are_cleared_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not left.exists()
 
 
-# --- own blocks beside a whole link -----------------------------------------------------------------------------------
+# --- own blocks next to a whole link ---
 
 
 def own_blocks(path: Path) -> int:
@@ -401,7 +405,7 @@ def test_a_pair_that_was_half_made_anew_is_made_by_the_next_opener(
         assert read(file, FILE.whole) == bytes_of(FILE, FILE.whole)
 
 
-# --- as `d7yfs cache` sees it -----------------------------------------------------------------------------------------
+# --- as `d7yfs cache` sees it ---
 
 
 def test_what_is_linked_is_listed_and_verified(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
-"""The whole cache against the truth: many readers, unreliable transfers, too little disk, too little memory, two daemons.
+"""The whole cache against the truth: many readers, unreliable transfers, too little disk, too
+little memory, two daemons.
 
-Whatever happens, a read gives exactly the bytes asked for or an error that its filler reported, and it never waits for ever.
+Whatever happens, a read gives exactly the bytes asked for or an error that its filler reported, and
+it never waits for ever.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from trio.testing import MockClock
 
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.disk import Disk, DiskStalled, _Call, _Result
-from d7yfs.cache.filler import Filler, FillTarget
+from d7yfs.cache.filler import Filler
+from d7yfs.cache.version import CachedVersion
 from d7yfs.errors import OriginUnavailable
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 from tests.cache.doubles import MIB, ORIGIN, PromptDisk, bytes_of, data_of, directory, version
@@ -28,7 +31,8 @@ READS = 100
 LIMIT_BYTES = 5 * MIB
 MEMORY_BYTES = 2 * MIB
 READ_TIMEOUT_S = 5.0
-"""Longer than any transfer here pauses, short enough that a reader who was forgotten is not saved by somebody else's transfer."""
+"""Longer than any transfer here pauses, short enough that a reader who was forgotten is not saved
+by somebody else's transfer."""
 FILES = [
     version(size_bytes, f"file {number}")
     for number, size_bytes in enumerate([300_000, 2 * MIB + 5, 4 * MIB - 1, 5 * MIB, 7 * MIB])
@@ -37,9 +41,11 @@ LONGEST_READ = 2 * MIB
 
 
 class UnreliableFiller:
-    """Keeps a filler's promises and nothing beyond them: transfers overlap, stall, end early, with an error and without."""
+    """Keeps a filler's promises and nothing beyond them: transfers overlap, stall, end early, with
+    an error and without.
+    """
 
-    def __init__(self, target: FillTarget, nursery: trio.Nursery, rng: random.Random) -> None:
+    def __init__(self, target: CachedVersion, nursery: trio.Nursery, rng: random.Random) -> None:
         self._target = target
         self._nursery = nursery
         self._rng = rng
@@ -56,7 +62,7 @@ class UnreliableFiller:
 
     def fill(self) -> None: ...
 
-    def relent(self) -> None:
+    def stop_filling(self) -> None:
         raise AssertionError("nobody has asked for it")
 
     def prefetch(self, ahead: ByteRange) -> None:
@@ -97,12 +103,14 @@ class UnreliableFiller:
                 position = stop
         finally:
             self._in_flight -= blocks
-            target.ended(part, error)
+            target.end_transfer(part, error)
             target.drop()
 
 
 class UnsteadyDisk(PromptDisk):
-    """Calls take their time, as in a worker thread, but in tasks, which a mock clock waits for. Some are given up and come back later."""
+    """Calls take their time, as in a worker thread, but in tasks, which a mock clock waits for.
+    Some are given up and come back later.
+    """
 
     is_prompt = False
 
@@ -150,7 +158,7 @@ class Daemon:
         )
         self.reads = 0
 
-    def _new_filler(self, target: FillTarget) -> Filler:
+    def _new_filler(self, target: CachedVersion) -> Filler:
         return UnreliableFiller(target, self._nursery, self._rng)
 
     async def reader(self) -> None:
@@ -170,7 +178,8 @@ class Daemon:
                     except OriginUnavailable:
                         continue
                     assert data == bytes_of(of, wanted)
-                # Blocks that a reader waits for are not dropped; each may wait for one more than it needs at either end.
+                # Blocks that a reader waits for are not dropped; each may wait for one more than it
+                # needs at either end.
                 pinned_bytes = READERS * (LONGEST_READ + 2 * BLOCK_BYTES)
                 assert self.cache.statistics().memory_bytes <= MEMORY_BYTES + pinned_bytes
             cached.drop()

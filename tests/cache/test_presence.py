@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from d7yfs.cache.presence import Arriving, Block, Presence, block_count, block_range
+from d7yfs.cache.pair import Arriving, Block, Presence, block_count, block_range
 from d7yfs.objects import BLOCK_BYTES, ByteRange
 
 _SIZES = st.one_of(
@@ -30,10 +30,10 @@ def _cases(draw: st.DrawFn) -> tuple[Presence, dict[int, Block], dict[int, int],
         index = draw(indexes)
         if draw(st.booleans()):
             states[index] = draw(st.sampled_from([Block.DISK, Block.MEMORY, Block.LINKED]))
-            presence.landed(index, states[index])
+            presence.set_present(index, states[index])
         else:
             states.pop(index, None)
-            presence.drop(index)
+            presence.set_absent(index)
     heads: dict[int, int] = {}
     for index in range(count):
         if index not in states and draw(st.booleans()):
@@ -80,7 +80,7 @@ def test_the_first_unreadable_byte(case: tuple[Presence, dict[int, Block], dict[
 def test_counts(case: tuple[Presence, dict[int, Block], dict[int, int], ByteRange]) -> None:
     presence, states, _, wanted = case
     assert presence.cached_bytes == sum(block_range(index, presence.size_bytes).size for index in states)
-    assert presence.complete == (len(states) == block_count(presence.size_bytes))
+    assert (not presence.absent_count) == (len(states) == block_count(presence.size_bytes))
     assert presence.unverified(wanted) == [
         i for i in _touched(wanted) if states.get(i) in (Block.UNVERIFIED, Block.UNVERIFIED_LINK)
     ]
@@ -90,8 +90,8 @@ def test_landing_or_dropping_a_block_ends_its_arrival() -> None:
     presence = Presence(2 * BLOCK_BYTES)
     for index in range(2):
         presence.arriving[index] = Arriving(7, 0, in_memory=False)
-    presence.landed(0, Block.DISK)
-    presence.drop(1)
+    presence.set_present(0, Block.DISK)
+    presence.set_absent(1)
     assert not presence.arriving
 
 

@@ -1,4 +1,4 @@
-"""Readers of one open version: who waits for what, who is woken when, and who is told of a failure."""
+"""Readers of one open version: their waits, their wake-ups, and the failures that they are told."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import trio.testing
 from trio.testing import MockClock
 
 from d7yfs.cache import cache as cache_module
-from d7yfs.cache.backing import BackingFile, Landing
+from d7yfs.cache.backing import BackingFile
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
-from d7yfs.cache.disk import Disk, _Call
-from d7yfs.cache.presence import Block
+from d7yfs.cache.disk import Disk, Landing, _Call
+from d7yfs.cache.pair import Block
 from d7yfs.cache.version import CachedVersion
 from d7yfs.errors import BadReply, CacheFull, OriginUnavailable, ReadTimeout, Stopped, VersionGone
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
@@ -108,7 +108,9 @@ class Reader:
             self._done.set()
 
     async def right(self) -> bool:
-        """Whether the read gives the right bytes, in the end (it may take a thread to fetch them from the disk)."""
+        """Whether the read gives the right bytes, in the end (it may take a thread to fetch them
+        from the disk).
+        """
         with trio.fail_after(30):
             await self._done.wait()
         assert self.error is None
@@ -143,14 +145,14 @@ async def test_a_hit_asks_the_filler_only_for_what_comes_next(tmp_path: Path) ->
         assert await opened.cached.read(ByteRange(10, 20), None) == bytes_of(FILE, ByteRange(10, 20))
         assert opened.filler.requests == []
         assert opened.filler.prefetches == [ahead]
-        assert (opened.cached.hits, opened.cached.misses) == (2, 0)
+        assert (opened.cached.backing.counts["hits"], opened.cached.backing.counts["misses"]) == (2, 0)
 
 
 async def test_all_who_asked_hear_once_that_it_is_whole(tmp_path: Path) -> None:
     with Opened(tmp_path) as opened:
         heard: list[str] = []
         for name in ("verifier", "model"):
-            opened.cached.when_whole(lambda name=name: heard.append(name))  # type: ignore[misc]
+            opened.cached.call_when_whole(lambda name=name: heard.append(name))  # type: ignore[misc]
         await opened.filler.bring(0, 3 * MIB)
         assert (opened.cached.is_whole, heard) == (False, [])
         await opened.filler.bring(3 * MIB, FILE.size_bytes)
@@ -188,8 +190,8 @@ async def test_eight_readers_are_served_by_one_transfer(tmp_path: Path, nursery:
         await opened.filler.bring(0, MIB + 8)
         for each in readers:
             assert await each.right()
-        assert opened.cached.backing.disk_bytes_written == MIB + 8
-        assert (opened.cached.hits, opened.cached.misses) == (0, 8)
+        assert opened.cached.backing.counts["disk_bytes_written"] == MIB + 8
+        assert (opened.cached.backing.counts["hits"], opened.cached.backing.counts["misses"]) == (0, 8)
 
 
 async def test_one_version_is_open_once_however_many_open_it(tmp_path: Path) -> None:
@@ -229,7 +231,7 @@ async def test_a_failure_is_told_to_those_who_lack_bytes_there_and_to_nobody_els
         await start(nursery, inside, across, behind, served)
         await opened.filler.bring(0, 5)
         gone = VersionGone("s3://models/weights.bin was replaced")
-        opened.filler.target.ended(ByteRange(0, MIB), gone)
+        opened.filler.target.end_transfer(ByteRange(0, MIB), gone)
         await settle()
         assert (inside.error, across.error) == (gone, gone)
         assert behind.waits
@@ -244,7 +246,7 @@ async def test_a_reader_across_two_transfers_is_told_when_the_second_fails_first
     with Opened(tmp_path) as opened:
         reader = Reader(opened.cached, MIB - 10, MIB + 10)
         await start(nursery, reader)
-        opened.filler.target.ended(ByteRange(MIB, 2 * MIB), BadReply("no such range"))
+        opened.filler.target.end_transfer(ByteRange(MIB, 2 * MIB), BadReply("no such range"))
         await opened.filler.bring(0, MIB)
         await settle()
         assert isinstance(reader.error, BadReply)
@@ -255,7 +257,7 @@ async def test_an_ending_without_error_makes_readers_ask_again(tmp_path: Path, n
         ahead = ByteRange(MIB, 2 * MIB)
         reader = Reader(opened.cached, 10, 20, ahead)
         await start(nursery, reader)
-        opened.filler.target.ended(FILE.whole, None)
+        opened.filler.target.end_transfer(FILE.whole, None)
         await settle()
         assert opened.filler.requests == [(reader.wanted, ahead), (reader.wanted, None)]
         await opened.filler.bring(0, 20)
@@ -334,7 +336,7 @@ async def test_a_late_reader_does_not_inherit_an_early_ones_failure(
         await trio.sleep(59.8)
         late = Reader(opened.cached, 10, 20)
         await start(nursery, late)
-        opened.filler.target.ended(ByteRange(0, MIB), OriginUnavailable("503"))
+        opened.filler.target.end_transfer(ByteRange(0, MIB), OriginUnavailable("503"))
         await trio.sleep(1)
         assert isinstance(early.error, OriginUnavailable)
         assert opened.filler.requests[-1] == (late.wanted, None)
@@ -368,7 +370,7 @@ async def test_asking_again_does_not_renew_the_patience(
         nursery.start_soon(reader.run)
         for _ in range(3):
             await trio.sleep(READ_TIMEOUT_S * 0.4)
-            opened.filler.target.ended(FILE.whole, None)
+            opened.filler.target.end_transfer(FILE.whole, None)
         await settle()
         assert isinstance(reader.error, ReadTimeout)
 
@@ -435,7 +437,9 @@ FAILSAFE_S = 30
 
 
 class StuckDisk:
-    """Writes to one version, in threads, wait for `go_on`; what was begun and what was stored is noted, as offsets."""
+    """Writes to one version, in threads, wait for `go_on`; what was begun and what was stored is
+    noted, as offsets.
+    """
 
     def __init__(self, backing: BackingFile, monkeypatch: pytest.MonkeyPatch) -> None:
         self.steps: list[tuple[str, int]] = []
@@ -446,7 +450,7 @@ class StuckDisk:
         monkeypatch.setattr(backing, "store", self._stuck)
 
     def _stuck(self, landings: list[Landing]) -> None:
-        offset = landings[0].block.start + landings[0].offset
+        offset = landings[0].start
         self.steps.append(("begun", offset))
         self._token.run_sync_soon(self._begun.set)
         assert self._go_on.wait(FAILSAFE_S), "somebody waits for the disk who should not"
@@ -583,7 +587,7 @@ async def test_a_file_larger_than_the_cache_is_read_right_in_bounded_memory(
                 assert await reader.right()
                 assert opened.cache.statistics().memory_bytes <= memory
         assert opened.cache.statistics().used_bytes <= 4 * MIB
-        assert opened.cached.backing.disk_bytes_written == 3 * MIB
+        assert opened.cached.backing.counts["disk_bytes_written"] == 3 * MIB
         nursery.cancel_scope.cancel()
 
 
@@ -708,11 +712,11 @@ async def test_who_gives_up_filling_whole_stops_the_filler_unless_others_want_it
             async with trio.open_nursery() as nursery:
                 for _ in range(2):
                     nursery.start_soon(opened.cached.fill_whole)
-        assert opened.filler.relented == 1, "the last one"
+        assert opened.filler.stopped_fills == 1, "the last one"
         opened.cached.fill()
         with trio.move_on_after(1):
             await opened.cached.fill_whole()
-        assert opened.filler.relented == 1, "a reader of it wants it whole"
+        assert opened.filler.stopped_fills == 1, "a reader of it wants it whole"
 
 
 async def test_filling_whole_hears_of_what_fails(
@@ -722,7 +726,7 @@ async def test_filling_whole_hears_of_what_fails(
         whole = Whole(opened.cached)
         nursery.start_soon(whole.run)
         await trio.testing.wait_all_tasks_blocked()
-        opened.filler.target.ended(ByteRange(MIB, 2 * MIB), VersionGone("replaced"))
+        opened.filler.target.end_transfer(ByteRange(MIB, 2 * MIB), VersionGone("replaced"))
         await whole.done.wait()
         assert isinstance(whole.error, VersionGone)
 
@@ -735,7 +739,7 @@ async def test_a_filler_that_gives_up_without_a_reason_is_asked_again_for_the_re
         nursery.start_soon(whole.run)
         began = trio.current_time()
         while not whole.done.is_set():
-            opened.filler.target.ended(FILE.whole, None)
+            opened.filler.target.end_transfer(FILE.whole, None)
             await trio.sleep(0.1)
         assert isinstance(whole.error, ReadTimeout)
         assert READ_TIMEOUT_S <= trio.current_time() - began < READ_TIMEOUT_S + 3

@@ -12,7 +12,7 @@ import pytest
 from d7yfs.check import dragonfly
 from d7yfs.check.dragonfly import _tls
 from d7yfs.check.dry_run import check
-from d7yfs.check.findings import Finding, Verdict
+from d7yfs.check.findings import Finding, Severity
 from d7yfs.config.sources import load_settings
 from d7yfs.repository.repository import open_repositories
 from tests.check.test_dry_run import findings, settings_for
@@ -45,7 +45,7 @@ async def test_each_of_several_proxies_is_tried(store: S3Faults, tmp_path: Path)
         with nobody() as port:
             settings = settings_for(store, tmp_path, proxy=f"http://127.0.0.1:{port},{dfdaemon.url}")
             found = [each async for each in check(settings) if each.probe == "proxy"]
-    assert [each.verdict for each in found] == [Verdict.FAILED, Verdict.OK]
+    assert [each.verdict for each in found] == [Severity.FAILED, Severity.OK]
     assert dfdaemon.url in found[1].said
 
 
@@ -55,7 +55,7 @@ async def test_a_proxy_at_its_old_port(store: S3Faults, tmp_path: Path, monkeypa
         monkeypatch.setattr(dragonfly, "address_meant_instead", lambda url: dfdaemon.url)
         with nobody() as port:
             found = await findings(settings_for(store, tmp_path, proxy=f"http://127.0.0.1:{port}"))
-        assert found["proxy"].verdict is Verdict.FAILED
+        assert found["proxy"].verdict is Severity.FAILED
         assert f"but {dfdaemon.url} answers" in found["proxy"].hint
         dfdaemon.kill()
         with nobody() as port:
@@ -67,12 +67,12 @@ async def test_a_proxy_that_does_not_heed_content_ids(store: S3Faults, tmp_path:
     async with FakeDfdaemon().running() as dfdaemon:
         dfdaemon.script(other_task())
         found = await findings(settings_for(store, tmp_path, proxy=dfdaemon.url))
-        assert found["proxy"].verdict is Verdict.WARNING, found["proxy"]
+        assert found["proxy"].verdict is Severity.WARNING, found["proxy"]
         assert "content ids" in found["proxy"].said
         assert "--versioned" in found["proxy"].hint
         dfdaemon.script(other_task(), forever=True)
         found = await findings(settings_for(store, tmp_path, proxy=dfdaemon.url))
-        assert found["proxy"].verdict is Verdict.FAILED
+        assert found["proxy"].verdict is Severity.FAILED
         assert "content ids" in found["proxy"].said
 
 
@@ -88,10 +88,10 @@ def _of_https(tmp_path: Path, **flags: object) -> Finding:
 
 async def test_what_protects_what_a_proxy_brings_from_an_https_store(tmp_path: Path, store: S3Faults) -> None:
     found = _of_https(tmp_path)
-    assert (found.verdict, "does not verify the certificate" in found.said) == (Verdict.OK, True)
+    assert (found.verdict, "does not verify the certificate" in found.said) == (Severity.OK, True)
     assert "checksums protect" in found.said
     found = _of_https(tmp_path, verify="off")
-    assert found.verdict is Verdict.WARNING
+    assert found.verdict is Severity.WARNING
     assert "nothing else protects" in found.said
     async with FakeDfdaemon().running() as dfdaemon:
         assert "tls" not in await findings(settings_for(store, tmp_path, proxy=dfdaemon.url)), "the store speaks http"
@@ -104,7 +104,7 @@ async def test_what_protects_what_a_proxy_brings_from_an_https_store(tmp_path: P
 async def test_a_file_is_handed_over(store: S3Faults, tmp_path: Path) -> None:
     with FakeDfdaemonSocket(tmp_path / "d") as dfdaemon:
         found = await findings(settings_for(store, tmp_path, dfdaemon_socket=dfdaemon.url))
-        assert found["hand-over"].verdict is Verdict.OK, found["hand-over"]
+        assert found["hand-over"].verdict is Severity.OK, found["hand-over"]
         assert "b/models/top linked into the cache, 1 bytes" in found["hand-over"].said, "the smallest that was seen"
         (order,) = dfdaemon.orders
         assert not Path(order.output_path).exists()
@@ -123,22 +123,22 @@ async def test_a_file_is_handed_over(store: S3Faults, tmp_path: Path) -> None:
 async def test_a_file_that_cannot_be_linked(store: S3Faults, tmp_path: Path, fault: Fault, said: str) -> None:
     with FakeDfdaemonSocket(tmp_path / "d") as dfdaemon, dfdaemon.failing(fault):
         found = await findings(settings_for(store, tmp_path, dfdaemon_socket=dfdaemon.url))
-        assert found["hand-over"].verdict is Verdict.WARNING
+        assert found["hand-over"].verdict is Severity.WARNING
         assert said in found["hand-over"].said, found["hand-over"]
         assert found["hand-over"].said.endswith("files come from the store instead")
         assert "file system of dfdaemon's storage" in found["hand-over"].hint
         found = await findings(settings_for(store, tmp_path, dfdaemon_socket=dfdaemon.url, fallback=False))
-        assert found["hand-over"].verdict is Verdict.FAILED
+        assert found["hand-over"].verdict is Severity.FAILED
 
 
 async def test_a_socket_that_is_not_there(store: S3Faults, tmp_path: Path) -> None:
     async with FakeDfdaemon().running() as proxy:
         settings = settings_for(store, tmp_path, dfdaemon_socket=f"unix://{tmp_path}/absent.sock", proxy=proxy.url)
         found = await findings(settings)
-    assert found["hand-over"].verdict is Verdict.WARNING
+    assert found["hand-over"].verdict is Severity.WARNING
     assert "No such file or directory; files come through the proxy instead" in found["hand-over"].said
     assert "is dfdaemon running" in found["hand-over"].hint
-    assert found["proxy"].verdict is Verdict.OK
+    assert found["proxy"].verdict is Severity.OK
 
 
 async def test_a_daemon_that_hangs(store: S3Faults, tmp_path: Path) -> None:

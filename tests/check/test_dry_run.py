@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from d7yfs.check.dry_run import check, check_host
-from d7yfs.check.findings import Finding, Verdict
+from d7yfs.check.findings import Finding, Severity
 from d7yfs.config.schema import Config
 from d7yfs.config.sources import Settings, load_settings
 from tests.servers import faults
@@ -43,7 +43,7 @@ async def findings(settings: Settings) -> dict[str, Finding]:
 async def test_all_is_well(store: S3Faults, tmp_path: Path) -> None:
     found = await findings(settings_for(store, tmp_path))
     for probe in ("credentials", "list", "read", "proxy", "cache", "mount point"):
-        assert found[probe].verdict is Verdict.OK, found[probe]
+        assert found[probe].verdict is Severity.OK, found[probe]
     assert "anonymous) (from --anonymous)" in found["credentials"].said
     assert "1 directories, 1 files" in found["list"].said
     assert "none configured" in found["proxy"].said
@@ -54,33 +54,33 @@ async def test_all_is_well(store: S3Faults, tmp_path: Path) -> None:
 
 async def test_an_absent_prefix(store: S3Faults, tmp_path: Path) -> None:
     found = await findings(settings_for(store, tmp_path, "model"))
-    assert found["list"].verdict is Verdict.FAILED
+    assert found["list"].verdict is Severity.FAILED
     assert "b/models" in found["list"].hint
     assert "read" not in found
-    assert found["cache"].verdict is Verdict.OK
+    assert found["cache"].verdict is Severity.OK
 
 
 async def test_an_empty_repository_that_is_wanted(store: S3Faults, tmp_path: Path) -> None:
     found = await findings(settings_for(store, tmp_path, "model", allow_empty=True))
-    assert found["list"].verdict is Verdict.OK
-    assert found["read"].verdict is Verdict.WARNING
+    assert found["list"].verdict is Severity.OK
+    assert found["read"].verdict is Severity.WARNING
 
 
 async def test_a_listing_that_is_refused(store: S3Faults, tmp_path: Path) -> None:
     store.script(faults.status(403, {}, b"<Error><Code>AccessDenied</Code></Error>"), key="b", forever=True)
     found = await findings(settings_for(store, tmp_path))
-    assert found["list"].verdict is Verdict.FAILED
+    assert found["list"].verdict is Severity.FAILED
     assert "s3:ListBucket" in found["list"].said + found["list"].hint
     assert "--listing exact" in found["list"].hint
     found = await findings(settings_for(store, tmp_path, listing="exact"))
-    assert found["list"].verdict is Verdict.WARNING, "it can be mounted"
+    assert found["list"].verdict is Severity.WARNING, "it can be mounted"
 
 
 async def test_one_object_needs_no_right_to_list(store: S3Faults, tmp_path: Path) -> None:
     store.script(faults.status(403, {}, b"<Error><Code>AccessDenied</Code></Error>"), key="b", forever=True)
     found = await findings(settings_for(store, tmp_path, "models/top"))
-    assert found["list"].verdict is Verdict.OK
-    assert found["read"].verdict is Verdict.OK
+    assert found["list"].verdict is Severity.OK
+    assert found["read"].verdict is Severity.OK
 
 
 async def test_objects_that_are_stored_compressed(gcs: GcsServer, tmp_path: Path) -> None:
@@ -90,23 +90,23 @@ async def test_objects_that_are_stored_compressed(gcs: GcsServer, tmp_path: Path
     gcs.put("check", "models/packed.json", gzip.compress(b"{}"), encoding="gzip")
     flags = {"credentials_file": account, "endpoint_url": gcs.url, "cache_dir": tmp_path / "cache"}
     found = await findings(load_settings(flags, ["gs://check/models"], None, {}, None))
-    assert found["encoding"].verdict is Verdict.WARNING
+    assert found["encoding"].verdict is Severity.WARNING
     assert "1 of 2 objects are stored compressed ('models/packed.json': gzip)" in found["encoding"].said
-    assert found["read"].verdict is Verdict.OK
+    assert found["read"].verdict is Severity.OK
 
 
 async def test_a_read_that_is_refused(store: S3Faults, tmp_path: Path) -> None:
     store.script(faults.status(403), key="b/models/a/model.onnx", forever=True)
     found = await findings(settings_for(store, tmp_path))
-    assert found["list"].verdict is Verdict.OK
-    assert found["read"].verdict is Verdict.FAILED
+    assert found["list"].verdict is Severity.OK
+    assert found["read"].verdict is Severity.FAILED
     assert "b/models/a/model.onnx" in found["read"].said
 
 
 async def test_a_server_that_ignores_ranges(store: S3Faults, tmp_path: Path) -> None:
     store.script(store.whole_object, key="b/models/a/model.onnx", forever=True)
     found = await findings(settings_for(store, tmp_path))
-    assert found["read"].verdict is Verdict.FAILED
+    assert found["read"].verdict is Severity.FAILED
     assert "ignores Range" in found["read"].said + found["read"].hint
 
 
@@ -114,7 +114,7 @@ async def test_a_server_that_ignores_ranges(store: S3Faults, tmp_path: Path) -> 
 async def test_a_server_that_hangs(store: S3Faults, tmp_path: Path, after_body_bytes: int | None) -> None:
     store.script(faults.Hang(after_body_bytes), key="b/models/a/model.onnx", forever=True)
     found = await findings(settings_for(store, tmp_path, read_timeout="0.2s"))
-    assert found["read"].verdict is Verdict.FAILED
+    assert found["read"].verdict is Severity.FAILED
 
 
 async def filter_findings(settings: Settings) -> list[Finding]:
@@ -127,7 +127,7 @@ async def test_what_filters_hide_is_counted(store: S3Faults, tmp_path: Path) -> 
         store.put(f"b/models/{key}", b"x")
     flags = {"include": "*.onnx,top,x", "exclude": "*.tmp,tmp/*", "publish_marker": "READY"}
     (finding,) = await filter_findings(settings_for(store, tmp_path, **flags))
-    assert finding.verdict is Verdict.OK
+    assert finding.verdict is Severity.OK
     for said in (
         *("2 of 8 objects are shown", "exclude *.tmp hides 1;", "exclude tmp/* hides 0;"),
         *("include *.onnx matches 1;", "include top matches 1;", "include x matches 4;"),
@@ -140,21 +140,21 @@ async def test_what_filters_hide_is_counted(store: S3Faults, tmp_path: Path) -> 
 
 async def test_filters_that_hide_everything_or_match_nothing(store: S3Faults, tmp_path: Path) -> None:
     hidden, idle = await filter_findings(settings_for(store, tmp_path, include="*.ONNX"))
-    assert hidden.verdict is idle.verdict is Verdict.WARNING
+    assert hidden.verdict is idle.verdict is Severity.WARNING
     assert "0 of 2 objects are shown" in hidden.said
     assert "include *.ONNX matches none of 2 objects" in idle.said
-    assert "case counts" in idle.hint
+    assert "case matters" in idle.hint
     (hidden,) = await filter_findings(settings_for(store, tmp_path, "models/top", exclude="top"))
-    assert (hidden.verdict, "0 of 1 objects are shown" in hidden.said) == (Verdict.WARNING, True)
+    assert (hidden.verdict, "0 of 1 objects are shown" in hidden.said) == (Severity.WARNING, True)
     shown, astray = await filter_findings(settings_for(store, tmp_path, publish_marker="*/*/READY"))
-    assert (shown.verdict, astray.verdict) == (Verdict.OK, Verdict.WARNING)
-    assert "is about no directory" in astray.said
+    assert (shown.verdict, astray.verdict) == (Severity.OK, Severity.WARNING)
+    assert "matches no directory" in astray.said
 
 
 async def test_keys_that_cannot_be_shown(store: S3Faults, tmp_path: Path) -> None:
     store.put("b/models/top/below", b"x")
     found = await findings(settings_for(store, tmp_path))
-    assert found["names"].verdict is Verdict.WARNING
+    assert found["names"].verdict is Severity.WARNING
     assert "1 keys" in found["names"].said
     assert "models/top" in found["names"].said
 
@@ -163,14 +163,14 @@ async def test_the_proxy(store: S3Faults, tmp_path: Path) -> None:
     async with FakeDfdaemon().running() as dfdaemon:
         settings = settings_for(store, tmp_path, proxy=dfdaemon.url)
         found = await findings(settings)
-        assert found["proxy"].verdict is Verdict.OK, found["proxy"]
+        assert found["proxy"].verdict is Severity.OK, found["proxy"]
         assert dfdaemon.url in found["proxy"].said
         assert len(dfdaemon.requests_for("b/models/a/model.onnx")) == 1
         dfdaemon.kill()
         found = await findings(settings)
-        assert found["proxy"].verdict is Verdict.FAILED
+        assert found["proxy"].verdict is Severity.FAILED
         assert found["proxy"].hint
-        assert found["read"].verdict is Verdict.OK, "the store itself is well"
+        assert found["read"].verdict is Severity.OK, "the store itself is well"
 
 
 async def test_warnings_of_the_configuration(store: S3Faults, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ async def test_warnings_of_the_configuration(store: S3Faults, tmp_path: Path) ->
     url = f"s3://127.0.0.1:{store.port}/b/models"
     flags = {"anonymous": True, "cache_dir": tmp_path}
     found = await findings(load_settings(flags, [url], None, environ, None))
-    assert found["configuration"].verdict is Verdict.WARNING
+    assert found["configuration"].verdict is Severity.WARNING
     assert "D7YFS_CASH_SIZE" in found["configuration"].said
     assert "mount point" not in found
 
@@ -191,17 +191,17 @@ def host(tmp_path: Path, **changes: object) -> dict[str, Finding]:
 
 def test_mount_points(tmp_path: Path) -> None:
     assert "mount point" not in host(tmp_path)
-    for point, verdict in ((tmp_path / "absent", Verdict.FAILED), (Path("/"), Verdict.FAILED)):
+    for point, verdict in ((tmp_path / "absent", Severity.FAILED), (Path("/"), Severity.FAILED)):
         assert host(tmp_path, mountpoint=point)["mount point"].verdict is verdict
 
 
 def test_cache_directories(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert host(tmp_path, cache_dir=tmp_path / "file")["cache"].verdict is Verdict.FAILED
+    assert host(tmp_path, cache_dir=tmp_path / "file")["cache"].verdict is Severity.FAILED
     (tmp_path / "there").mkdir()
-    assert host(tmp_path, cache_dir=tmp_path / "there")["cache"].verdict is Verdict.OK
+    assert host(tmp_path, cache_dir=tmp_path / "there")["cache"].verdict is Severity.OK
     full = host(tmp_path, cache_dir=tmp_path / "there", cache_min_free_bytes=1 << 60)["cache"]
-    assert full.verdict is Verdict.WARNING
+    assert full.verdict is Severity.WARNING
     assert "--cache-min-free" in full.hint
 
 
@@ -212,5 +212,5 @@ def test_a_cache_directory_of_somebody_else(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
     os.chown(tmp_path / "theirs", 12345, 12345)
     found = host(tmp_path, cache_dir=tmp_path / "theirs")["cache"]
-    assert found.verdict is Verdict.FAILED
+    assert found.verdict is Severity.FAILED
     assert "12345" in found.said

@@ -9,7 +9,7 @@ import pytest
 
 from d7yfs.check import triton
 from d7yfs.check.dry_run import check
-from d7yfs.check.findings import Finding, Verdict
+from d7yfs.check.findings import Finding, Severity
 from tests.check.test_dry_run import settings_for
 from tests.servers import faults
 from tests.servers.s3_faults import S3Faults
@@ -34,7 +34,7 @@ async def test_each_model_that_asks_for_the_agent_is_named(store: S3Faults, tmp_
     store.put("b/models/c/configs/gpu.pbtxt", b"\xef\xbb\xbf# \xff\n" + ASKING)
     store.put("b/models/d/config.pbtxt", ASKING.replace(b"\n", b" "))
     found = await triton_findings(store, tmp_path)
-    assert [each.verdict for each in found] == [Verdict.WARNING] * 3
+    assert [each.verdict for each in found] == [Severity.WARNING] * 3
     assert "b/models/b/config.pbtxt: asks for" in found[0].said
     assert "b/models/c/configs/gpu.pbtxt: asks for" in found[1].said
     assert found[0].hint == "remove line 2, model_repository_agents with all in it; see docs/migration.md"
@@ -44,15 +44,11 @@ async def test_each_model_that_asks_for_the_agent_is_named(store: S3Faults, tmp_
 
 async def test_none_asks_for_it(store: S3Faults, tmp_path: Path) -> None:
     (found,) = await triton_findings(store, tmp_path)
-    assert found.verdict is Verdict.OK
+    assert found.verdict is Severity.OK
     assert "1 model configurations, none asks" in found.said
 
 
-async def test_what_is_no_repository_of_tritons_is_not_spoken_of(
-    store: S3Faults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However large it is."""
-    monkeypatch.setattr(triton, "_PAGES", 0)
+async def test_what_is_no_repository_of_tritons_is_not_spoken_of(store: S3Faults, tmp_path: Path) -> None:
     del store.objects["b/models/a/config.pbtxt"]
     assert await triton_findings(store, tmp_path) == []
 
@@ -63,7 +59,7 @@ async def test_a_configuration_that_cannot_be_read_leaves_the_others(store: S3Fa
     store.put("b/models/d/config.pbtxt", b"#" * (1 << 20))
     store.script(faults.status(403), key="b/models/a/config.pbtxt", forever=True)
     refused, broken, asking = await triton_findings(store, tmp_path)
-    assert refused.verdict is Verdict.FAILED
+    assert refused.verdict is Severity.FAILED
     assert "a/config.pbtxt" in refused.said
     assert "b/config.pbtxt: line 1" in broken.said
     assert "c/config.pbtxt" in asking.said

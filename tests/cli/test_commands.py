@@ -14,10 +14,9 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from d7yfs.cli import COMMANDS, main
-from d7yfs.cli.failures import ungrouped
+from d7yfs.cli import COMMANDS, main, ungrouped
+from d7yfs.cli.daemons import UntouchedPath
 from d7yfs.cli.mount import split_arguments
-from d7yfs.cli.place import Place
 from d7yfs.cli.status import show_size_roughly
 from d7yfs.config.schema import OPTIONS
 from d7yfs.control import control_socket
@@ -77,7 +76,7 @@ def test_help_shows_every_option_with_its_variable(name: str) -> None:
 def test_help_imports_neither_the_sdk_nor_the_binding() -> None:
     program = (
         "import sys; from d7yfs.cli import main; main(['--help'], standalone_mode=False);"
-        "print({'boto3', 'pyfuse3', 'trio'} & sys.modules.keys())"
+        "print({'botocore', 'pyfuse3', 'trio'} & sys.modules.keys())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30)
     assert done.stdout.splitlines()[-1] == "set()"
@@ -109,11 +108,11 @@ def test_no_command_looks_at_what_may_lie_in_a_mount(name: str) -> None:
     assert command is not None
     for each in _parameters(command):
         if isinstance(each, click.Argument) and isinstance(each.type, click.Path):
-            assert isinstance(each.type, Place), each.name
+            assert isinstance(each.type, UntouchedPath), each.name
         if isinstance(each, click.Argument) and {"PATH", "MOUNTPOINT"} & set(
             re.findall(r"\w+", each.human_readable_name)
         ):
-            assert isinstance(each.type, Place) or each.type is click.STRING, each.name
+            assert isinstance(each.type, UntouchedPath) or each.type is click.STRING, each.name
 
 
 # --- mount, as far as it goes without a daemon ---

@@ -33,7 +33,7 @@ def _runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def health(nursery: trio.Nursery, answer: Mapping[str, Any], *arguments: str) -> Result:
-    """What the command says of a mount whose daemon answers so."""
+    """The command's report on a mount whose daemon answers so."""
 
     async def report(_request: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         yield dict(answer)
@@ -47,7 +47,7 @@ async def health(nursery: trio.Nursery, answer: Mapping[str, Any], *arguments: s
     [
         (WELL, 0, 0, "/mnt/models: ready"),
         (AWAY, 1, 0, "/mnt/models: alive, and not ready: llm is unreachable"),
-        (LISTS_NOTHING, 1, 0, "/mnt/models: alive, and not ready: its root cannot be looked at, vision is stale"),
+        (LISTS_NOTHING, 1, 0, "/mnt/models: alive, and not ready: its root cannot be read, vision is stale"),
         (HANGS, 1, 1, "/mnt/models: its daemon does not answer reads"),
     ],
 )

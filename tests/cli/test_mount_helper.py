@@ -1,4 +1,4 @@
-"""What mount(8) says, as `d7yfs mount` understands it."""
+"""Arguments of mount(8) as arguments of `d7yfs mount`."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_loading_shows_warnings_and_refuses_wrong_values(
     assert result.stderr.startswith("d7yfs: warning: variable D7YFS_CACHE_SISE is unknown")
     result = run("mount", "--cache-size", "lots", command=loading)
     assert result.exit_code == 2
-    assert "d7yfs: error: --cache-size 'lots' is no size; allowed: " in result.stderr
+    assert "d7yfs: error: --cache-size 'lots' is not a size; allowed: " in result.stderr
 
 
 @pytest.mark.parametrize(

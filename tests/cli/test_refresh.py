@@ -1,4 +1,4 @@
-"""What `d7yfs refresh` prints; with a daemon behind it, it is tested in `tests/mount/test_freshness.py`."""
+"""The output of `d7yfs refresh`. `tests/mount/test_freshness.py` tests it with a daemon."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from d7yfs.cli import main
-from d7yfs.cli.refresh import said
+from d7yfs.cli.paths import summarize_refresh
 from d7yfs.host import mount_table
 
 
@@ -20,8 +20,8 @@ def found(**names: list[str]) -> dict[str, Any]:
 
 def test_what_was_found() -> None:
     outcome = found(added=["llm/2"], replaced=["llm/config.pbtxt", "llm/1/weights"])
-    assert said(Path("/mnt/m"), outcome).splitlines() == [
-        "/mnt/m: 3 directories looked at: 1 added, 0 removed, 2 replaced",
+    assert summarize_refresh(Path("/mnt/m"), outcome).splitlines() == [
+        "/mnt/m: 3 directories refreshed: 1 added, 0 removed, 2 replaced",
         "  added     llm/2",
         "  replaced  llm/config.pbtxt",
         "  replaced  llm/1/weights",
@@ -31,7 +31,7 @@ def test_what_was_found() -> None:
 def test_much_is_not_named_one_by_one() -> None:
     outcome = found(removed=[f"f{number}" for number in range(100)])
     outcome["removed"] = 5000
-    *_, last = lines = said(Path("/mnt/m"), outcome).splitlines()
+    *_, last = lines = summarize_refresh(Path("/mnt/m"), outcome).splitlines()
     assert len(lines) == 22
     assert last == "  removed   4980 more"
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from d7yfs.cli.status import _table, line, traffic_line
-from d7yfs.cli.warm import outcome, too_much
+from d7yfs.cli.paths import summarize_warm_up, warn_of_size
+from d7yfs.cli.status import _table, describe_traffic, describe_warm_up
+from d7yfs.stats.repository_status import TrafficStatus
+from d7yfs.stats.status import MountStatus, WarmUpStatus, parse
 
 GIB = 1 << 30
+SNAPSHOT: dict[str, Any] = json.loads((Path(__file__).parents[1] / "control" / "snapshot.json").read_text())
+LLM = SNAPSHOT["repositories"][0]
 NOTHING: dict[str, Any] = {
     "cache_bytes": 0,
     "proxy_bytes": 0,
@@ -20,7 +26,7 @@ NOTHING: dict[str, Any] = {
     "direct_bytes": 0,
     "direct_bytes_by_reason": {},
 }
-REPORT: dict[str, Any] = {
+REPORT: dict[str, Any] = SNAPSHOT["warm_ups"][0] | {
     "id": 3,
     "paths": ["llm", "vision/a"],
     "state": "running",
@@ -60,13 +66,13 @@ REPORT: dict[str, Any] = {
     ],
 )
 def test_where_bytes_came_from(traffic: dict[str, Any], said: str) -> None:
-    assert traffic_line(NOTHING | traffic) == said
+    assert describe_traffic(parse(TrafficStatus, NOTHING | traffic)) == said
 
 
 def _shown(
     repository: dict[str, Any], warm_ups: list[dict[str, Any]], last_reload: dict[str, Any] | None = None
 ) -> str:
-    answer = {
+    answer = SNAPSHOT | {
         "mountpoint": "/mnt/models",
         "pid": 1,
         "uptime_s": 5.0,
@@ -74,16 +80,16 @@ def _shown(
         "log": "stderr",
         "metrics": {"listens_on": "127.0.0.1:7717", "error": ""},
         "warnings": [],
-        "repositories": [repository] if repository else [],
-        "last_reload": last_reload,
+        "repositories": [LLM | repository] if repository else [],
+        "last_reload": SNAPSHOT["last_reload"] | last_reload if last_reload else None,
         "warm_ups": warm_ups,
-        "cache": {"used_bytes": 0, "limit_bytes": GIB, "directory": "/c", "hits": 0, "misses": 0},
-        "tree": {"files": 1, "directories": 1},
-        "fuse": {"read_bytes": 0, "open_files": 0},
+        "cache": SNAPSHOT["cache"] | {"used_bytes": 0, "limit_bytes": GIB, "directory": "/c", "hits": 0, "misses": 0},
+        "tree": SNAPSHOT["tree"] | {"files": 1, "directories": 1},
+        "fuse": SNAPSHOT["fuse"] | {"read_bytes": 0, "open_files": 0},
     }
     console = Console(width=300)
     with console.capture() as captured:
-        console.print(_table(answer))
+        console.print(_table(parse(MountStatus, answer)))
     return captured.get()
 
 
@@ -97,17 +103,17 @@ def test_the_table() -> None:
         "handover": None,
         "way": "origin",
         "hidden": {"name": 2, "excluded": 12, "unpublished": 0},
-        "listing": {
+        "listing": LLM["listing"]
+        | {
             "in_use": "directory",
             "reason": "it has more than 20000 objects",
-            "last_scan": {"objects": 0, "pages": 0, "took_s": 0.0},
             "scans": 1,
             "listings": 7,
             "exact_lookups": 0,
         },
         "warnings": ["s3://b/llm: P2P is configured but every byte comes from the source"],
         "traffic": NOTHING,
-        "fetched": {"direct_requests": 7, "proxy_requests": 2, "retries": {"BadReply": 1}},
+        "fetched": LLM["fetched"] | {"direct_requests": 7, "proxy_requests": 2, "retries": {"BadReply": 1}},
     }
     shown = _shown(repository, [REPORT, REPORT | {"id": 4, "state": "planning"}])
     assert "llm=s3://b/llm, through http://h:4001 (breaker open), for now direct" in shown
@@ -121,7 +127,7 @@ def test_the_table() -> None:
     assert "/llm, /vision/a: 4/10 files, 1 GiB of 4 GiB, 256 MiB/s, 0:00:12 left" in shown
     assert "warm-up 4" in shown
     assert "/llm, /vision/a: planning" in shown
-    handover = {"socket": "unix:///run/d.sock", "state": "dfdaemon's socket does not answer"}
+    handover = LLM["handover"] | {"socket": "unix:///run/d.sock", "state": "dfdaemon's socket does not answer"}
     shown = _shown(repository | {"handover": handover, "breaker": "closed", "way": "proxy"}, [])
     assert "handed over at unix:///run/d.sock (dfdaemon's socket does not answer), through http://h:4001 " in shown
     shown = _shown(repository | {"breaker": "closed", "way": "proxy", "warnings": []}, [])
@@ -148,18 +154,24 @@ def test_what_came_of_reading_the_settings_again(last: dict[str, Any], said: lis
 # --- warm ---
 
 
+def report(document: dict[str, Any]) -> WarmUpStatus:
+    return parse(WarmUpStatus, document)
+
+
 def test_how_far_a_warm_up_is() -> None:
-    assert line(REPORT) == "4/10 files, 1 GiB of 4 GiB, 256 MiB/s, 0:00:12 left"
-    assert line(REPORT | {"eta_s": None, "rate_bytes_s": 0}) == "4/10 files, 1 GiB of 4 GiB, 0 B/s"
+    assert describe_warm_up(report(REPORT)) == "4/10 files, 1 GiB of 4 GiB, 256 MiB/s, 0:00:12 left"
+    assert describe_warm_up(report(REPORT | {"eta_s": None, "rate_bytes_s": 0})) == "4/10 files, 1 GiB of 4 GiB, 0 B/s"
 
 
 def test_what_came_of_a_warm_up() -> None:
-    assert outcome(REPORT) == (
+    assert summarize_warm_up(report(REPORT)) == (
         "warming in the background: 10 files, 5 GiB, of which 1 GiB was cached; d7yfs status shows how far it is"
     )
     done = REPORT | {"state": "done", "files_done": 10, "fetched_bytes": 4 * GIB}
-    assert outcome(done) == "warm: 10 files, 5 GiB, of which 1 GiB was cached; 4 GiB fetched in 0:01:10"
+    assert (
+        summarize_warm_up(report(done)) == "warm: 10 files, 5 GiB, of which 1 GiB was cached; 4 GiB fetched in 0:01:10"
+    )
     cut = REPORT | {"state": "done", "files_failed": 2, "files_left_out": 4}
-    assert outcome(cut).endswith("1 GiB fetched in 0:01:10; 2 failed, 4 left out")
-    assert outcome(cut).startswith("4 of 10 files, 5 GiB")
-    assert "5 GiB in 10 files is more than the cache keeps at once (4 GiB)" in too_much(REPORT)
+    assert summarize_warm_up(report(cut)).endswith("1 GiB fetched in 0:01:10; 2 failed, 4 left out")
+    assert summarize_warm_up(report(cut)).startswith("4 of 10 files, 5 GiB")
+    assert "5 GiB in 10 files is more than the cache keeps at once (4 GiB)" in warn_of_size(report(REPORT))

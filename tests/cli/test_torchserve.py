@@ -497,7 +497,7 @@ def test_wrong_arguments(store: Path, arguments: list[str], what: str) -> None:
 
 def test_a_directory_that_cannot_be_read_or_holds_nothing(server: FakeTorchServe, tmp_path: Path) -> None:
     done = register(server, "--model", "all", tmp_path / "absent")
-    assert (done.exit_code, "is no directory" in done.output) == (2, True)
+    assert (done.exit_code, "is not a directory" in done.output) == (2, True)
     done = register(server, "--model", "all", tmp_path)
     assert (done.exit_code, "holds no model" in done.output) == (2, True)
 
@@ -506,8 +506,8 @@ def test_a_directory_that_cannot_be_read_or_holds_nothing(server: FakeTorchServe
 def test_without_a_directory_it_is_the_only_mount(
     server: FakeTorchServe, store: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    table = [mount_table.Mount(store, "0:1", mount_table.FSTYPE, "s3://b", ())] * count
-    table.append(mount_table.Mount(Path("/proc"), "0:2", "proc", "proc", ()))
+    table = [mount_table.Mount(store, "0:1", mount_table.FSTYPE, "s3://b")] * count
+    table.append(mount_table.Mount(Path("/proc"), "0:2", "proc", "proc"))
     monkeypatch.setattr("d7yfs.cli.torchserve.mount_table", lambda: table)
     done = register(server, "--model", "one")
     assert done.exit_code == (0 if count == 1 else 2), done.output
@@ -517,7 +517,7 @@ def test_among_several_mounts_the_plugins_bucket_decides(
     server: FakeTorchServe, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def mounted(point: Path, source: str) -> mount_table.Mount:
-        return mount_table.Mount(point, "0:1", mount_table.FSTYPE, source, ())
+        return mount_table.Mount(point, "0:1", mount_table.FSTYPE, source)
 
     table = [mounted(tmp_path / "x", "s3://other"), mounted(store.parent, f"a=s3://b/c;d;{store.name}=s3://b/torch")]
     monkeypatch.setattr("d7yfs.cli.torchserve.mount_table", lambda: table)
@@ -575,7 +575,7 @@ def test_unregister_all_or_nothing_named(server: FakeTorchServe, store: Path) ->
 def test_unregister_takes_nothing_away_because_of_a_variable(
     server: FakeTorchServe, store: Path, tmp_path: Path
 ) -> None:
-    """What is set for a whole host is there for mount and register."""
+    """Variables of a whole host are for mount and register."""
     file = written(tmp_path / "s3.json", {"load_model": "all"})
     register(server, "--config", file, store)
     done = d7yfs("unregister", "--management", server.address, env={"D7YFS_TORCHSERVE_CONFIG": str(file)})

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import SecretStr
 
-from d7yfs.config.azure import AzureVariables, from_environ
+from d7yfs.config.azure import from_environ
+from d7yfs.config.layers import Found, Value
 from d7yfs.config.schema import SasToken, StaticKeys
 from d7yfs.errors import ConfigError
+from d7yfs.objects import SecretStr
 
 KEY = "c2VjcmV0LWtleQ=="
 SAS = "sv=2024-01-01&sig=hunter2"
@@ -21,21 +22,21 @@ SECRET = SecretStr(KEY)
         ({"AZURE_STORAGE_KEY": ""}, None),
         (
             {"AZURE_STORAGE_ACCOUNT": "Mine", "AZURE_STORAGE_KEY": KEY},
-            AzureVariables(StaticKeys("mine", SECRET), "AZURE_STORAGE_KEY"),
+            (Value(StaticKeys("mine", SECRET), "AZURE_STORAGE_KEY"), {}),
         ),
-        ({"AZURE_STORAGE_KEY": KEY}, AzureVariables(StaticKeys("mine", SECRET), "AZURE_STORAGE_KEY")),
+        ({"AZURE_STORAGE_KEY": KEY}, (Value(StaticKeys("mine", SECRET), "AZURE_STORAGE_KEY"), {})),
         ({"AZURE_STORAGE_ACCOUNT": "other", "AZURE_STORAGE_KEY": KEY}, None),
         (
             {"AZURE_STORAGE_SAS_TOKEN": f"?{SAS}"},
-            AzureVariables(SasToken(SecretStr(SAS)), "AZURE_STORAGE_SAS_TOKEN"),
+            (Value(SasToken(SecretStr(SAS)), "AZURE_STORAGE_SAS_TOKEN"), {}),
         ),
         (
             {"AZURE_STORAGE_SAS_TOKEN": SAS, "AZURE_STORAGE_KEY": KEY},
-            AzureVariables(StaticKeys("mine", SECRET), "AZURE_STORAGE_KEY"),
+            (Value(StaticKeys("mine", SECRET), "AZURE_STORAGE_KEY"), {}),
         ),
     ],
 )
-def test_variables(environ: dict[str, str], expected: AzureVariables | None) -> None:
+def test_variables(environ: dict[str, str], expected: Found | None) -> None:
     assert from_environ(environ, "mine") == expected
 
 
@@ -59,15 +60,18 @@ def test_variables(environ: dict[str, str], expected: AzureVariables | None) -> 
 def test_a_connection_string_with_a_key(text: str, endpoint_url: str, suffix: str) -> None:
     found = from_environ({"AZURE_STORAGE_CONNECTION_STRING": text}, "mine")
     where = "AZURE_STORAGE_CONNECTION_STRING"
-    assert found == AzureVariables(StaticKeys("mine", SECRET), where, endpoint_url, suffix)
+    places = {"endpoint_url": endpoint_url, "endpoint_suffix": suffix}
+    expected = {name: Value(place, where) for name, place in places.items() if place}
+    assert found == (Value(StaticKeys("mine", SECRET), where), expected)
 
 
 def test_a_connection_string_with_a_signature() -> None:
     text = f"BlobEndpoint=https://mine.blob.core.windows.net;SharedAccessSignature={SAS}"
     found = from_environ({"AZURE_STORAGE_CONNECTION_STRING": text}, "mine")
     assert found is not None
-    assert found.credentials == SasToken(SecretStr(SAS))
-    assert found.endpoint_url == "https://mine.blob.core.windows.net"
+    credentials, places = found
+    assert credentials.value == SasToken(SecretStr(SAS))
+    assert places["endpoint_url"].value == "https://mine.blob.core.windows.net"
 
 
 def test_a_connection_string_of_another_account_says_nothing() -> None:
@@ -78,7 +82,7 @@ def test_a_connection_string_of_another_account_says_nothing() -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        (f"garbage {KEY[:-2]}", "no connection string"),
+        (f"garbage {KEY[:-2]}", "not a connection string"),
         ("AccountName=mine", "neither AccountKey nor SharedAccessSignature"),
         (f"BlobEndpoint=ftp://x;AccountKey={KEY}", "BlobEndpoint must begin with http"),
         ("UseDevelopmentStorage=true", "emulator"),

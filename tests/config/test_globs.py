@@ -22,7 +22,7 @@ def test_it_is_shown_in_its_normal_form(text: str, shown: str) -> None:
 @pytest.mark.parametrize("value", [1, True, None, ["*.json"]])
 def test_what_it_is_not(value: object) -> None:
     with pytest.raises(ValueError, match="allowed: "):
-        Globs.parse(value)
+        kinds.GLOBS.parse(value)
 
 
 def test_one_that_matches_is_enough() -> None:

@@ -36,7 +36,7 @@ def test_it_is_shown_in_its_normal_form(text: str, shown: str) -> None:
 )
 def test_what_it_is_not(value: object) -> None:
     with pytest.raises(ValueError, match="allowed: ") as caught:
-        P2p.parse(value)
+        kinds.P2P.parse(value)
     assert "maybe" not in str(caught.value)
 
 

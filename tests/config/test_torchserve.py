@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
 
 from d7yfs.config.schema import Credentials, CredentialsFile, ProviderChain, StaticKeys
 from d7yfs.config.torchserve import TorchServeFile, read
 from d7yfs.errors import ConfigError
+from d7yfs.objects import SecretStr
 
 SECRET = "wJalrXUtnFEMI/hunter2"
 KEYS = StaticKeys("AKIA", SecretStr(SECRET))

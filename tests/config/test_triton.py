@@ -9,19 +9,18 @@ from typing import Any
 
 import pytest
 
-from d7yfs.config.schema import Profile, ProviderChain, StaticKeys
+from d7yfs.config.schema import CredentialsFile, Profile, ProviderChain, StaticKeys
 from d7yfs.config.triton import (
-    AzureEntry,
+    CredentialEntry,
     CredentialFile,
     DragonflyFile,
-    GoogleEntry,
-    KeyEntry,
     locate,
     read_credentials,
     read_dragonfly,
 )
 from d7yfs.config.url import RepositoryUrl
 from d7yfs.errors import ConfigError
+from d7yfs.objects import SecretStr
 
 SECRET = "wJalrXUtnFEMI/hunter2"
 
@@ -40,10 +39,8 @@ def dragonfly(directory: Path, content: Any) -> DragonflyFile:
     return read_dragonfly(write(directory, content))
 
 
-def key_entry(file: CredentialFile, url: str) -> KeyEntry:
-    value = file.match(RepositoryUrl.parse(url)).value
-    assert isinstance(value, KeyEntry)
-    return value
+def entry_of(file: CredentialFile, url: str) -> CredentialEntry:
+    return file.match(RepositoryUrl.parse(url))
 
 
 def test_all_sections(tmp_path: Path) -> None:
@@ -58,17 +55,16 @@ def test_all_sections(tmp_path: Path) -> None:
         },
     )
     assert file.warnings == ()
-    assert file.match(RepositoryUrl.parse("gs://x/y")).value == GoogleEntry("/etc/gs.json")
-    azure = file.match(RepositoryUrl.parse("as://account/container/models")).value
-    assert isinstance(azure, AzureEntry)
-    assert azure.account_key.get_secret_value() == SECRET
-    keys = key_entry(file, "s3://any").credentials()
+    assert entry_of(file, "gs://x/y").credentials == CredentialsFile(Path("/etc/gs.json"))
+    assert entry_of(file, "gs://b").credentials == ProviderChain(else_anonymous=True)
+    assert entry_of(file, "as://account/container/models").credentials == StaticKeys("account", SecretStr(SECRET))
+    keys = entry_of(file, "s3://any").credentials
     assert isinstance(keys, StaticKeys)
     assert keys.key_id == "AKIA"
     assert keys.secret_key.get_secret_value() == SECRET
     assert keys.session_token
     assert keys.session_token.get_secret_value() == "t"
-    assert SECRET not in repr(file) + repr(keys) + keys.describe()
+    assert SECRET not in repr(file) + repr(keys) + str(keys)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +92,7 @@ def test_longest_key_on_a_path_boundary_wins(tmp_path: Path, url: str, region: s
         "s3://https://tls": "tls",
     }
     file = credentials(tmp_path, {"s3": {key: {"region": region} for key, region in regions.items()}})
-    assert key_entry(file, url).region == region
+    assert entry_of(file, url).region == region
 
 
 @pytest.mark.parametrize("content", [{}, {"gs": {"": "x"}}, {"s3": {}}, {"s3": {"s3://models/triton": {}}}])
@@ -124,7 +120,7 @@ def test_no_match_names_the_url_and_the_keys(tmp_path: Path, content: Any) -> No
 )
 def test_keys_else_profile_else_chain(tmp_path: Path, entry: Any, expected: object, warning: str) -> None:
     file = credentials(tmp_path, {"s3": {"": entry}})
-    assert key_entry(file, "s3://b").credentials() == expected
+    assert entry_of(file, "s3://b").credentials == expected
     assert len(file.warnings) == bool(warning)
     assert warning in "".join(file.warnings)
     assert SECRET not in "".join(file.warnings)
@@ -132,7 +128,7 @@ def test_keys_else_profile_else_chain(tmp_path: Path, entry: Any, expected: obje
 
 def test_empty_session_token_is_absent(tmp_path: Path) -> None:
     file = credentials(tmp_path, {"s3": {"": {"key_id": "AKIA", "secret_key": SECRET, "session_token": ""}}})
-    keys = key_entry(file, "s3://b").credentials()
+    keys = entry_of(file, "s3://b").credentials
     assert isinstance(keys, StaticKeys)
     assert keys.session_token is None
 
@@ -169,7 +165,7 @@ MALFORMED: list[tuple[Any, str]] = [
     ("", ":1:1: not valid JSON"),
     (f'{{"s3": {{\n  "": "{SECRET}" "x"\n}}}}', ":2:"),
     (f'{{"s3": {{"": {{"secret_key": "{SECRET}', ":1:"),
-    (f'{{"a": "{SECRET}", "a": "{SECRET}"}}', 'key "a" stands twice'),
+    (f'{{"a": "{SECRET}", "a": "{SECRET}"}}', 'key "a" appears twice'),
     ("[" * 100_000, "nested too deep"),
     ('{"a": ' + "9" * 5000 + "}", "number too long"),
 ]
@@ -275,15 +271,15 @@ WRONG_DRAGONFLY: list[tuple[Any, str]] = [
     ({"proxy": 4001}, '"proxy" has the wrong type'),
     ({"proxy": None}, '"proxy" has the wrong type'),
     ({"proxy": {"addr": 4001}}, "proxy.addr has the wrong type"),
-    ({"proxy": "dfdaemon"}, '"proxy" is no proxy address'),
+    ({"proxy": "dfdaemon"}, '"proxy" is not a proxy address'),
     ({"proxy": "https://h:1"}, "plain http"),
-    ({"proxy": "http://h:1/path"}, "is no proxy address"),
+    ({"proxy": "http://h:1/path"}, "is not a proxy address"),
     ({"proxy": f"http://user:{SECRET}@h:1"}, "holds credentials"),
     ({"proxy": "h:1", "header": []}, '"header" has the wrong type'),
     ({"proxy": "h:1", "header": {"X-A": [SECRET]}}, 'header "X-A" has the wrong type'),
     ({"proxy": "h:1", "header": {"X-A": f"{SECRET}\r\nHost: evil"}}, 'the value of header "X-A" cannot be sent'),
     ({"proxy": "h:1", "header": {"X-A": f"{SECRET}é"}}, 'the value of header "X-A" cannot be sent'),
-    ({"proxy": "h:1", "header": {"X A": SECRET}}, "is no header name"),
+    ({"proxy": "h:1", "header": {"X A": SECRET}}, "is not a header name"),
     ({"proxy": "h:1", "filter": "a,b"}, '"filter" has the wrong type'),
     ({"proxy": "h:1", "filter": ["a", 5]}, "filter[1] has the wrong type"),
     ({"proxy": "h:1", "filter": ["a\r\nHost: evil"]}, "cannot be sent"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from d7yfs.config.units import (
+from d7yfs.config.kinds import (
     parse_duration,
     parse_lifetime,
     parse_percent,

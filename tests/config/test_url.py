@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from d7yfs.config.url import MOUNTABLE_SCHEMES, RepositoryUrl, normal_endpoint, redact
+from d7yfs.config.url import SCHEMES, RepositoryUrl, normal_endpoint, redact
 from d7yfs.errors import ConfigError
 
 
@@ -78,8 +78,8 @@ def test_azure_spellings(text: str, endpoint_url: str, account: str, container: 
     [
         ("as://", "no account"),
         ("as://models", "no container"),
-        ("as://my-models/c", "no storage account"),
-        ("as://ab/c", "no storage account"),
+        ("as://my-models/c", "not a storage account"),
+        ("as://ab/c", "not a storage account"),
         ("as://models:hunter2@host/c", "credentials"),
         ("abfs://c:hunter2@models.dfs.core.windows.net/p", "credentials"),
     ],
@@ -145,9 +145,9 @@ def test_an_account_covers_its_containers(place: str, url: str, covers: bool) ->
         ("s3://[::zz]:9000/b", "IPv6"),
         ("s3://[fe80::1%eth0]:9000/b", "zone"),
         ("s3://[::1/b", "IPv6 address in brackets"),
-        ("s3://mod els/b", "'mod els' is no bucket name"),
-        ("s3://../b", "'..' is no bucket name"),
-        ("s3://minio:9000/../b", "'..' is no bucket name"),
+        ("s3://mod els/b", "'mod els' is not a bucket name"),
+        ("s3://../b", "'..' is not a bucket name"),
+        ("s3://minio:9000/../b", "'..' is not a bucket name"),
         ("s3://models/a/../../other", "'.' or '..' segment"),
         ("s3://models/./a", "'.' or '..' segment"),
         ("s3://models/a\nb", "control character"),
@@ -164,7 +164,7 @@ def test_refused(text: str, what: str) -> None:
 def test_unsupported_scheme_lists_the_supported() -> None:
     with pytest.raises(ConfigError, match="supported: s3://") as caught:
         RepositoryUrl.parse("hdfs://models")
-    assert all(f"{scheme}://" in caught.value.message for scheme in MOUNTABLE_SCHEMES)
+    assert all(f"{scheme}://" in caught.value.message for scheme in SCHEMES)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
-"""Fixtures of the tests of the image. These are collected only where D7YFS_TEST_IMAGE names it, which `make integration-container` sees
-to."""
+"""Fixtures of the tests of the image.
+
+These are collected only if D7YFS_TEST_IMAGE names it, as in `make integration-container`.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,16 @@ from tests.mount.conftest import _can_mount, bucket
 
 __all__ = ["_can_mount", "bucket"]
 
-_IMAGE = os.environ.get("D7YFS_TEST_IMAGE", "")  # now: the session takes such variables out of the environment
+_IMAGE = os.environ.get("D7YFS_TEST_IMAGE", "")  # Read now: the session removes such variables.
 collect_ignore_glob = [] if _IMAGE else ["test_*.py"]
 
-# Without --ulimit runc asks for limits that a container in a container may not have; crun does not take such a host's cgroups.
+# Without --ulimit runc asks for limits that a nested container may not have. crun does not accept
+# such a host's cgroups.
 _LIMITS = ("--ulimit", "nofile=4096:4096", "--ulimit", "nproc=1000:1000")
 
 
-# `docker` in a script of bash. The image is there already; that it is built from this Dockerfile is scripts/integration-container.sh's.
+# `docker` in a bash script. The image exists already; scripts/integration-container.sh builds it
+# from this Dockerfile.
 _DOCKER = """
 docker() {
     case $1 in
@@ -39,14 +43,16 @@ docker() {
 
 
 class Containers:
-    """Those of one test, by name; they end with it. All use the host's network."""
+    """The containers of one test, by name, which end with it; all use the host's network."""
 
     def __init__(self) -> None:
         self._prefix = f"d7yfs-test-{os.getpid()}-"
         self._made: list[str] = []
 
     def run_script(self, script: str, env: Mapping[str, str]) -> str:
-        """What a script of `docker` commands prints. Its containers have the names that it gives them here, and `d7yfs` is the image."""
+        """Run a script of `docker` commands and return its output. Its containers get names of this
+        test, and `d7yfs` is the image.
+        """
         self._made += re.findall(r"--name (\S+)", script)
         script = re.sub(r"--name (?=\S)", f"--name {self._prefix}", script)
         script = re.sub(r"(?<=[ ])d7yfs(?= (mount|fuse-helper) )", _IMAGE, script)
@@ -81,7 +87,7 @@ class Containers:
         return done.stdout + done.stderr
 
     def state(self, name: str) -> tuple[str, int]:
-        """What podman calls it, and its exit status."""
+        """The container's state in podman's words, and its exit status."""
         (found,) = json.loads(self._podman("inspect", self._prefix + name))
         return found["State"]["Status"], int(found["State"]["ExitCode"])
 
@@ -118,7 +124,7 @@ def containers() -> Iterator[Containers]:
 
 @pytest.fixture
 def ground() -> Iterator[Path]:
-    """A directory to share, as a pod's volume is, on a mount that propagates."""
+    """A directory to share, like a pod's volume, on a mount that propagates."""
     with tempfile.TemporaryDirectory(prefix="d7y-", dir="/var/tmp") as name:
         directory = Path(name)
         for each in ("volume/models", "cache", "run"):

@@ -1,6 +1,6 @@
-"""The commands of docs/operations.md, "In a container", run as they stand there.
+"""The commands of docs/operations.md, "In a container", run as written.
 
-Of the words only those are others that mean the reader's own: the repository, and directories of the host.
+Only the reader's own values are replaced: the repository, and directories of the host.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OPERATIONS = Path(__file__).parent.parent.parent / "docs" / "operations.md"
 
 
 def commands() -> list[str]:
-    """Each block of code in the section."""
+    """The blocks of code in the section."""
     section = re.search(r"^### In a container\n(.*?)^### ", OPERATIONS.read_text(), re.MULTILINE | re.DOTALL)
     assert section is not None
     return [textwrap.dedent(each) for each in re.findall(r"(?:^    .*\n)+", section[1], re.MULTILINE)]
@@ -48,7 +48,7 @@ def of_ours(script: str, ground: Path, bucket: Bucket) -> str:
 
 
 def test_nothing_of_the_host_is_left(ground: Path, bucket: Bucket) -> None:
-    """So that the tests below touch nothing that is not theirs."""
+    """No command of the tests below may touch a directory of the host."""
     assert len(commands()) == 2
     for script in commands():
         ours = of_ours(script, ground, bucket)
@@ -59,7 +59,7 @@ def test_nothing_of_the_host_is_left(ground: Path, bucket: Bucket) -> None:
 def test_privileged(containers: Containers, ground: Path, bucket: Bucket) -> None:
     point = ground / "volume" / "models"
     said = containers.run_script(of_ours(commands()[0], ground, bucket), bucket.env)
-    assert {"over.bin", "model"} <= set(said.split()), "what the other container lists"
+    assert {"over.bin", "model"} <= set(said.split()), "the other container must list the mount"
     assert within(READ_TIMEOUT_S, (point / "over.bin").read_bytes) == bucket.files["over.bin"]
     containers.healthcheck("d7yfs")
     containers.stop("d7yfs")
@@ -80,6 +80,6 @@ def test_without_privilege(containers: Containers, ground: Path, bucket: Bucket)
         containers.healthcheck("d7yfs-helper")
     containers.stop("d7yfs-unprivileged")
     assert containers.state("d7yfs-unprivileged") == ("exited", 0)
-    until(lambda: not is_mounted(point), "the helper to take the mount away")
+    until(lambda: not is_mounted(point), "the helper to unmount")
     containers.stop("d7yfs-helper")
     assert containers.state("d7yfs-helper") == ("exited", 0)

@@ -1,4 +1,6 @@
-"""The image beside a reader in another container, as in a pod: who starts when, what is seen where, who ends first."""
+"""The image with a reader in another container, as in a pod: start order, visibility of the mount,
+end order.
+"""
 
 from __future__ import annotations
 
@@ -54,14 +56,14 @@ def plain(name: str) -> dict[str, Any]:
 
 
 def start_server(containers: Containers, ground: Path, script: str) -> None:
-    """A model server as the plain sidecar's manifest has it: behind the gate."""
+    """Start a model server behind the gate, as in the plain sidecar's manifest."""
     gate: list[str] = plain("server")["command"]
     volumes = (f"--volume={ground / 'volume'}:/mnt/d7yfs:rslave,ro", f"--volume={ground / 'run'}:/run/shared")
     containers.start("server", (*volumes, "--entrypoint", gate[0]), [*gate[1:], "/bin/sh", "-c", script])
 
 
 def privileged(ground: Path) -> tuple[str, ...]:
-    """Options of a sidecar that mounts by itself."""
+    """Options of a sidecar that mounts without a helper."""
     return (
         *("--privileged", f"--volume={ground / 'volume'}:/mnt/d7yfs:rshared"),
         f"--volume={ground / 'cache'}:/var/cache/d7yfs",
@@ -72,13 +74,13 @@ def test_a_privileged_sidecar_and_a_reader_that_waits_for_it(
     containers: Containers, ground: Path, bucket: Bucket
 ) -> None:
     point, port = ground / "volume" / "models", free_port()
-    # The server first, as a pod's containers may start: the gate holds it.
+    # A pod's containers may start in this order: the gate holds the server.
     start_server(containers, ground, "sha256sum /mnt/d7yfs/models/twenty.bin; touch /run/shared/read; sleep 600")
     assert not (ground / "run" / "read").exists()
     containers.start("d7yfs", privileged(ground), ["mount"], settings(bucket, port))
     until(lambda: answers(port, "/readyz"), "the sidecar's startup probe", timeout_s=60)
     assert answers(port, "/healthz")
-    assert is_mounted(point), "seen outside"
+    assert is_mounted(point), "the mount must be visible outside the container"
     assert within(READ_TIMEOUT_S, (point / "over.bin").read_bytes) == bucket.files["over.bin"]
     until(lambda: (ground / "run" / "read").exists(), "the other container's reader", timeout_s=60)
     assert hashlib.sha256(bucket.files["twenty.bin"]).hexdigest() in containers.log("server")
@@ -88,12 +90,12 @@ def test_a_privileged_sidecar_and_a_reader_that_waits_for_it(
     assert float(read[1]) >= len(bucket.files["twenty.bin"])
     containers.kill("d7yfs")
     containers.start("anew", privileged(ground), ["mount"], settings(bucket, port))
-    until(lambda: answers(port, "/readyz"), "the sidecar that comes after it", timeout_s=60)
+    until(lambda: answers(port, "/readyz"), "the new sidecar", timeout_s=60)
     healed = containers.execute("server", "sha256sum", "/mnt/d7yfs/models/block.bin")
-    assert hashlib.sha256(bucket.files["block.bin"]).hexdigest() in healed, "a server that goes on sees the new mount"
+    assert hashlib.sha256(bucket.files["block.bin"]).hexdigest() in healed, "a running server must see the new mount"
     containers.stop("anew")
     assert containers.state("anew") == ("exited", 0)
-    assert not is_mounted(point), "nothing stays behind"
+    assert not is_mounted(point), "no mount may stay behind"
 
 
 _DRAINING_SERVER = """
@@ -108,11 +110,15 @@ exec 3<&-
 sleep 3
 sha256sum </mnt/d7yfs/models/over.bin >/run/shared/opened
 """
-"""Told to end, it reads on in what it holds, and opens a file when it has held none for a while. Fails when it cannot."""
+"""A server that, after SIGTERM, reads the rest of its open file, and opens another after a pause.
+Fails if it cannot.
+"""
 
 
 def test_the_end_of_a_pod(containers: Containers, ground: Path, bucket: Bucket) -> None:
-    """As the kubelet ends one: at once SIGTERM to the server, and d7yfs's preStop, then its SIGTERM."""
+    """The kubelet sends SIGTERM to the server and runs d7yfs's preStop at once; d7yfs's own SIGTERM
+    follows.
+    """
     point, port, shared = ground / "volume" / "models", free_port(), ground / "run"
     start_server(containers, ground, _DRAINING_SERVER)
     containers.start("d7yfs", privileged(ground), ["mount"], settings(bucket, port))
@@ -126,17 +132,17 @@ def test_the_end_of_a_pod(containers: Containers, ground: Path, bucket: Bucket) 
     containers.kill("server", "TERM")
     ending.result(120)
     until(lambda: containers.state("server")[0] == "exited", "the server's end", timeout_s=60)
-    assert containers.state("server") == ("exited", 0), "every read of it went well"
+    assert containers.state("server") == ("exited", 0), "every read of the server must succeed"
     rest = bucket.files["twenty.bin"][1:]
     for name, read in (("held", rest), ("opened", bucket.files["over.bin"])):
         assert (shared / name).read_text().split()[0] == hashlib.sha256(read).hexdigest()
     assert containers.state("d7yfs") == ("exited", 0)
-    assert not is_mounted(point), "nothing stays behind"
+    assert not is_mounted(point), "no mount may stay behind"
 
 
 def test_dockers_health_check(containers: Containers, ground: Path, bucket: Bucket) -> None:
     options = ("--privileged", f"--volume={ground / 'volume'}:/mnt/d7yfs:rshared", "--tmpfs=/var/cache/d7yfs")
-    # It is this container's daemon that is asked, and no port.
+    # The health check asks this container's daemon, and no port.
     containers.start("d7yfs", options, ["mount"], settings(bucket, 0) | {"D7YFS_METRICS_LISTEN": "none"})
     until(lambda: is_mounted(ground / "volume" / "models"), "the mount", timeout_s=60)
     containers.healthcheck("d7yfs")
@@ -147,7 +153,7 @@ def test_dockers_health_check(containers: Containers, ground: Path, bucket: Buck
 
 def test_a_sidecar_without_privilege(containers: Containers, ground: Path, bucket: Bucket) -> None:
     point, port = ground / "volume" / "models", free_port()
-    # As the kubelet makes an emptyDir for an fsGroup.
+    # The owner and mode that the kubelet gives an emptyDir with an fsGroup.
     os.chown(ground / "cache", 0, 65532)
     (ground / "cache").chmod(0o2777)
     containers.start(
@@ -178,9 +184,9 @@ def test_a_sidecar_without_privilege(containers: Containers, ground: Path, bucke
     assert capabilities == ["CapEff:", "0000000000000000"]
     assert within(READ_TIMEOUT_S, (point / "over.bin").read_bytes) == bucket.files["over.bin"]
     containers.kill("d7yfs")
-    until(lambda: not is_mounted(point), "the helper to take the dead mount away")
+    until(lambda: not is_mounted(point), "the helper to remove the dead mount")
     containers.start("again", unprivileged, ["mount"], env)
     until(lambda: answers(port, "/readyz"), "another daemon's mount", timeout_s=60)
     assert within(READ_TIMEOUT_S, (point / "one.bin").read_bytes) == bucket.files["one.bin"]
     containers.stop("again")
-    until(lambda: not is_mounted(point), "the end")
+    until(lambda: not is_mounted(point), "the end of the mount")

@@ -1,4 +1,4 @@
-"""The `as://` rows of the contract suite: Azurite, once with the account's key and once with a shared access signature."""
+"""The `as://` rows of the contract suite: Azurite, by the account's key and by a SAS."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any, ClassVar
 import pytest
 from azure.core.exceptions import ResourceExistsError
 from azure.storage.blob import ContainerSasPermissions, generate_container_sas
-from pydantic import SecretStr
 
 from d7yfs.config.schema import Credentials, SasToken, StaticKeys
+from d7yfs.objects import SecretStr
 from d7yfs.origins.azure import sas
 from d7yfs.origins.azure.origin import AzureOrigin
 from d7yfs.origins.origin import Origin
 from tests.contract.stores import WRONG_SECRET
+from tests.origins.opening import opened_at
 from tests.servers.azurite import Azurite
 from tests.servers.http11 import Fault
 
@@ -25,7 +26,7 @@ _NEVER_ELSEWHERE = "an account's host name says where it is: nothing redirects"
 
 
 class _AzureOnAzurite:
-    """What both rows have in common; `prefix` is the test's own."""
+    """The common part of both rows; `prefix` is the test's own."""
 
     CONTAINER = "contract"
     # Azure takes \ for /; it lists control characters percent-encoded, Azurite not at all.
@@ -86,9 +87,9 @@ class _AzureOnAzurite:
     def _origin(
         self, credentials: Credentials, *, container: str = "", endpoint_url: str = "", **changes: Any
     ) -> Origin:
-        return AzureOrigin(
-            self._server.account,
-            container or self._container_name(),
+        return opened_at(
+            AzureOrigin,
+            f"as://{self._server.account}/{container or self._container_name()}",
             credentials,
             endpoint_url=endpoint_url or self.endpoint_url,
             **changes,
@@ -96,7 +97,7 @@ class _AzureOnAzurite:
 
 
 class AzureKeyOnAzurite(_AzureOnAzurite):
-    """Signatures that the origin makes with the account's key."""
+    """A row whose origin signs with the account's key."""
 
     cannot: ClassVar[Mapping[str, str]] = {
         "test_signed_keeps_the_signature_out_of_the_url": _NO_HEADER,
@@ -117,7 +118,7 @@ class AzureKeyOnAzurite(_AzureOnAzurite):
 
 
 class AzureSasOnAzurite(_AzureOnAzurite):
-    """A signature that the SDK made beforehand, for one container."""
+    """A row with a signature that the SDK made beforehand, for one container."""
 
     cannot: ClassVar[Mapping[str, str]] = {
         "test_signed_keeps_the_signature_out_of_the_url": "a shared access signature is part of the URL",

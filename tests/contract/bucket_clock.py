@@ -1,4 +1,4 @@
-"""The clock of OSS's and OBS's signers, set wrong: that of the origin, which knows when a signature ends, stays right."""
+"""A wrong clock for the signers of OSS and OBS; the origin's own stays right."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from d7yfs.origins.rest_stores.hmac_sha1_signing import HmacSha1Signer
-from d7yfs.origins.rest_stores.oss_signing import SignerV4
+from d7yfs.origins.rest_stores.oss_signing import OssSignerV4
 
 
 @contextmanager
@@ -18,7 +18,7 @@ def signing_at(shift_s: float) -> Iterator[None]:
         return lambda *args: method(*args[:-times], *(moment + shift_s for moment in args[-times:]))
 
     with pytest.MonkeyPatch.context() as patch:
-        for signer in (SignerV4, HmacSha1Signer):
-            patch.setattr(signer, "in_headers", shifted(signer.in_headers, 1))
-            patch.setattr(signer, "in_query", shifted(signer.in_query, 2))
+        for signer in (OssSignerV4, HmacSha1Signer):
+            patch.setattr(signer, "sign_headers", shifted(signer.sign_headers, 1))
+            patch.setattr(signer, "sign_query", shifted(signer.sign_query, 2))
         yield

@@ -1,4 +1,4 @@
-"""What the rows against our own servers of OSS and OBS have in common."""
+"""The common part of the rows against the suite's own servers of OSS and OBS."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
-from pydantic import SecretStr
-
 from d7yfs.config.schema import StaticKeys
+from d7yfs.objects import SecretStr
 from d7yfs.origins.origin import Origin
 from tests.contract.bucket_clock import signing_at
 from tests.contract.stores import WRONG_SECRET
@@ -19,14 +18,14 @@ BUCKET = "contract"
 
 
 class BucketStore:
-    """A row; a subclass says who reads and which origin does."""
+    """A row of OSS or OBS; a subclass has the origin and its credentials."""
 
     identity: ClassVar[Identity]
     cannot: ClassVar[Mapping[str, str]] = {}
     unstorable: ClassVar[frozenset[str]] = frozenset()
     elsewhere: ClassVar[Mapping[str, Fault]]
     follows: ClassVar[bool] = False
-    """Only within the domain of the endpoint, which an IP address has not: see the tests of the origin."""
+    """Not here: an origin follows only within its endpoint's domain, and an IP address has none."""
 
     def __init__(self, server: BucketServer) -> None:
         self.prefix = ""

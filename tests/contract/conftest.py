@@ -35,7 +35,7 @@ class Row(NamedTuple):
     cannot: Mapping[str, str]
     make: Callable[..., Store]
     servers: tuple[str, ...] = ()
-    """The session's fixtures that `make` is given."""
+    """The session's fixtures that `make` gets."""
 
 
 _ALWAYS = {
@@ -53,7 +53,7 @@ _INTEGRATION = {
     "s3-minio": Row(S3OnMinio.cannot, S3OnMinio, ("minio",)),
     "gs-fake": Row(GsOnFakeGcs.cannot, GsOnFakeGcs, ("fake_gcs",)),
 }
-"""Rows whose servers `make integration` brings, which names those it has in D7YFS_TEST_STORES."""
+"""Rows whose servers `make integration` brings; it names them in D7YFS_TEST_STORES."""
 
 _named = os.environ.get("D7YFS_TEST_STORES", "").split()
 ROWS = _ALWAYS | {name: _INTEGRATION[name] for name in _named}
@@ -78,7 +78,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _row(item: pytest.Item) -> str:
-    """Of a test of the suite; else empty."""
+    """The row of a test of the suite; else empty."""
     if item.path.parent != Path(__file__).parent or not isinstance(item, pytest.Function):
         return ""
     return str(item.callspec.params.get("row", "")) if hasattr(item, "callspec") else ""
@@ -94,10 +94,9 @@ def _inability(item: pytest.Item, row: str) -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def _short_pauses() -> Iterator[None]:
-    """Between two tries of a call; what a store asks for in Retry-After is waited for all the same."""
+    """Shorten the pauses between tries, but not those that a store asks for in Retry-After."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("rest", "s3.origin"):
-            patch.setattr(f"d7yfs.origins.{module}._PAUSE_S", 0.01)
+        patch.setattr("d7yfs.origins.rest._PAUSE_S", 0.01)
         yield
 
 
@@ -142,14 +141,14 @@ async def origin(store: Store) -> AsyncIterator[Origin]:
 
 @pytest.fixture
 async def faulty(store: Store) -> AsyncIterator[FaultProxy]:
-    """Stands before the store."""
+    """A server before the store, which makes faults."""
     async with FaultProxy(store.endpoint_url).running() as proxy:
         yield proxy
 
 
 @pytest.fixture
 async def through(store: Store, faulty: FaultProxy) -> AsyncIterator[Origin]:
-    """An origin that knows the store at the address of `faulty`."""
+    """An origin of the store at the address of `faulty`."""
     opened = store.origin_at(faulty.url)
     yield opened
     await opened.aclose()

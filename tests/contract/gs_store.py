@@ -1,4 +1,4 @@
-"""`gs://` in the contract suite: on this suite's own server, with a service account and with an HMAC key, and on fake-gcs-server."""
+"""The `gs://` rows of the contract suite: on its own server and on fake-gcs-server."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from typing import Any, ClassVar
 
 import pytest
 from google.auth import _helpers
-from pydantic import SecretStr
 
 from d7yfs.config.schema import Anonymous, Credentials, CredentialsFile, StaticKeys
+from d7yfs.objects import SecretStr
 from d7yfs.origins.gs import signing
 from d7yfs.origins.gs.origin import GsOrigin
 from d7yfs.origins.renewal import RELOAD_INTERVAL_S
+from tests.origins.opening import opened_at
 from tests.servers.fake_gcs import FakeGcs
 from tests.servers.gcs import GcsServer
 from tests.servers.http11 import Fault
@@ -27,7 +28,7 @@ _ONE_ENDPOINT = {"test_bucket_that_is_elsewhere": "one endpoint serves the bucke
 
 
 class GsServiceAccount:
-    """With a service account's key: URLs are signed with it, direct reads carry a token."""
+    """A row with a service account's key: it signs URLs, and direct reads carry a token."""
 
     BUCKET = "contract"
     cannot: ClassVar[Mapping[str, str]] = {
@@ -70,7 +71,7 @@ class GsServiceAccount:
 
     @contextmanager
     def signing_at(self, shift_s: float) -> Iterator[None]:
-        """Signatures and assertions are of that time. A token is the server's: one that was asked for so long ago has ended afterwards."""
+        """Shift the time of signatures and assertions; tokens of so long ago have expired then."""
         moment = signing._moment
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(signing, "_moment", lambda now: moment(now + shift_s))
@@ -109,11 +110,12 @@ class GsServiceAccount:
         **changes: Any,
     ) -> GsOrigin:
         changes.setdefault("clock", self._now)
-        return GsOrigin(bucket, credentials or self._right, endpoint_url=endpoint_url or self.endpoint_url, **changes)
+        changes["endpoint_url"] = endpoint_url or self.endpoint_url
+        return opened_at(GsOrigin, f"gs://{bucket}", credentials or self._right, **changes)
 
 
 class GsHmacKey(GsServiceAccount):
-    """With an HMAC key: everything is signed with it, also listings."""
+    """A row with an HMAC key, which signs everything, also listings."""
 
     cannot = _ONE_ENDPOINT
 
@@ -125,7 +127,7 @@ class GsHmacKey(GsServiceAccount):
 
 
 class GsOnFakeGcs(GsServiceAccount):
-    """Anonymously, on a server that asks for no credentials."""
+    """An anonymous row, on a server that asks for no credentials."""
 
     cannot: ClassVar[Mapping[str, str]] = {
         **_ONE_ENDPOINT,
@@ -169,4 +171,4 @@ class GsOnFakeGcs(GsServiceAccount):
         self._fake.delete(self.BUCKET, self.prefix + name)
 
     def close(self) -> None:
-        """The server's client is the server's."""
+        """Leave the server's client open: the server owns it."""

@@ -9,11 +9,11 @@ from tests.contract.stores import S3OnSeaweedFS
 
 
 class S3OnMinio(S3OnSeaweedFS):
-    """As on SeaweedFS, with what MinIO keeps as files."""
+    """The row of SeaweedFS, with the names that MinIO can keep."""
 
     cannot: ClassVar[Mapping[str, str]] = {
         "test_empty_segments": "MinIO refuses a//b and keeps /a as a",
         "test_key_and_prefix_of_one_name": "MinIO keeps keys as files: a/b and a cannot both be",
         "test_long_components": "MinIO refuses segments over 255 bytes",
     }
-    unstorable = frozenset({"x" * 255})  # whose test goes on to store a longer one
+    unstorable = frozenset({"x" * 255})  # its test goes on to store a longer one

@@ -10,6 +10,7 @@ from d7yfs.config.schema import StaticKeys
 from d7yfs.origins.origin import Origin
 from d7yfs.origins.rest_stores.obs import ObsOrigin
 from tests.contract.bucket_store import BUCKET, BucketStore
+from tests.origins.opening import opened_at
 from tests.servers.bucket_server import Identity
 from tests.servers.faults import status
 from tests.servers.http11 import Fault
@@ -21,7 +22,7 @@ _ELSEWHERE = (
 )
 
 IDENTITY = Identity("OBSREADER", "secret-of-the-obs-reader", "ggpjbi1ub3J0aC0zTemporary/+=")
-"""Temporary keys, so that their token is looked for too."""
+"""Temporary keys, so that the tests look for their token too."""
 
 
 @contextmanager
@@ -32,7 +33,7 @@ def running() -> Iterator[ObsServer]:
 
 
 class ObsOnServer(BucketStore):
-    """Signed as OBS does."""
+    """A row with OBS's signature."""
 
     identity = IDENTITY
     elsewhere: ClassVar[Mapping[str, Fault]] = {
@@ -41,4 +42,4 @@ class ObsOnServer(BucketStore):
     }
 
     def _open(self, bucket: str, keys: StaticKeys, **options: Any) -> Origin:
-        return ObsOrigin(bucket, keys, **options)
+        return opened_at(ObsOrigin, f"obs://{bucket}", keys, **options)

@@ -10,6 +10,7 @@ from d7yfs.config.schema import StaticKeys
 from d7yfs.origins.origin import Origin
 from d7yfs.origins.rest_stores.oss import OssOrigin
 from tests.contract.bucket_store import BUCKET, BucketStore
+from tests.origins.opening import opened_at
 from tests.servers.bucket_server import Identity
 from tests.servers.faults import status
 from tests.servers.http11 import Fault
@@ -19,7 +20,7 @@ from tests.servers.oss import OssServer
 _ELSEWHERE = b"<?xml version='1.0'?><Error><Code>%s</Code><Message>no</Message><Endpoint>oss-cn-beijing.aliyuncs.com</Endpoint></Error>"
 
 IDENTITY = Identity("STS.reader", "secret-of-the-oss-reader", "CAISowJ1q6Ft5B2yfSjIr5bgIOz31blR9oWm/+=")
-"""Temporary keys, so that their token is looked for too."""
+"""Temporary keys, so that the tests look for their token too."""
 
 
 @contextmanager
@@ -30,7 +31,7 @@ def running() -> Iterator[OssServer]:
 
 
 class OssOnServer(BucketStore):
-    """Signed with V4."""
+    """A row with OSS's signature V4."""
 
     signature: ClassVar[str] = "v4"
 
@@ -41,10 +42,11 @@ class OssOnServer(BucketStore):
     }
 
     def _open(self, bucket: str, keys: StaticKeys, **options: Any) -> Origin:
-        return OssOrigin(bucket, keys, **{"region": OssServer.region, "signature": self.signature, **options})
+        options = {"region": OssServer.region, "signature": self.signature, **options}
+        return opened_at(OssOrigin, f"oss://{bucket}", keys, **options)
 
 
 class OssV1OnServer(OssOnServer):
-    """Signed with V1."""
+    """A row with OSS's signature V1."""
 
     signature = "v1"

@@ -1,4 +1,4 @@
-"""How the suite reads what an origin has signed: with a client of its own, and with the product's data plane."""
+"""The suite's readers of signed GETs: a client of its own, and the product's data plane."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from urllib.parse import unquote, urlsplit
 import httpx
 
 from d7yfs.errors import D7yfsError
+from d7yfs.fetch.dragonfly_proxy import Proxies, Proxy
 from d7yfs.fetch.fetcher import Fetcher
-from d7yfs.fetch.proxies import Proxies
 from d7yfs.fetch.reply import error_of
 from d7yfs.fetch.transport import Transport
 from d7yfs.objects import ByteRange, ObjectVersion
@@ -31,13 +31,13 @@ async def get(request: ReadRequest, wanted: ByteRange | None = None) -> httpx.Re
 
 
 def refusal(reply: httpx.Response) -> D7yfsError:
-    """What the data plane takes a refused GET for."""
+    """The error that the data plane makes of a refused GET."""
     assert reply.status_code >= 400
     return error_of(reply.status_code, reply.headers, name="it", body=reply.content)
 
 
 def secrets_of(request: ReadRequest) -> set[str]:
-    """The signatures and tokens in it, as they stand in the URL and as they are."""
+    """The signatures and tokens in a request, percent-encoded and plain."""
     found = set()
     for pair in urlsplit(request.url).query.split("&"):
         name, _, value = pair.partition("=")
@@ -50,7 +50,7 @@ def secrets_of(request: ReadRequest) -> set[str]:
 
 
 def garbled(request: ReadRequest) -> ReadRequest:
-    """With one character of each signature and token changed."""
+    """The request with one character of each signature and token changed."""
     url, headers = request.url, dict(request.headers)
     for secret in secrets_of(request):
         at = next(i for i in range(4, len(secret)) if "%" not in secret[i - 2 : i + 1])
@@ -68,7 +68,7 @@ class Reader:
     fetcher: Fetcher
 
     async def read(self, version: ObjectVersion, wanted: ByteRange | None = None, *, streamed: bool = False) -> bytes:
-        """`streamed`: through dfdaemon, in one GET."""
+        """Read `wanted` (default: the whole); `streamed` means through dfdaemon, in one GET."""
         wanted = wanted or version.whole
         sink = _Sink(wanted.start)
         await (self.fetcher.stream if streamed else self.fetcher.fetch)(version, wanted, sink)
@@ -78,7 +78,7 @@ class Reader:
 @asynccontextmanager
 async def reader(origin: Origin, *, dfdaemon_url: str = "") -> AsyncIterator[Reader]:
     transport = Transport(connect_timeout_s=5, first_byte_timeout_s=10, idle_timeout_s=10)
-    proxy = Proxies.at(dfdaemon_url, transport, required=True) if dfdaemon_url else None
+    proxy = Proxies([Proxy(dfdaemon_url, transport)], required=True) if dfdaemon_url else None
     try:
         yield Reader(Fetcher(origin, transport, proxy=proxy, read_timeout_s=20, max_connections=4))
     finally:

@@ -10,7 +10,7 @@ from tests.servers.rgw import Rgw
 
 
 class S3OnRgw(S3OnSeaweedFS):
-    """With a reader that may do nothing else."""
+    """The row of Ceph, with a reader that has no other permission."""
 
     cannot: ClassVar[Mapping[str, str]] = {}
     unstorable = frozenset()

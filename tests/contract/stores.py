@@ -1,4 +1,4 @@
-"""The rows of the contract suite: each a real store that an origin is run against, filled by the provider's own client."""
+"""The rows of the contract suite: real stores, filled by the provider's own client."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Protocol
 
 import pytest
-from pydantic import SecretStr
 
 from d7yfs.config.schema import StaticKeys
+from d7yfs.objects import SecretStr
 from d7yfs.origins.origin import Origin
 from d7yfs.origins.s3.origin import S3Origin
+from tests.origins.opening import opened_at
 from tests.servers.faults import status
 from tests.servers.http11 import Fault
 from tests.servers.seaweedfs import S3Server
@@ -21,19 +22,20 @@ WRONG_SECRET = "not-the-secret"
 
 
 class Store(Protocol):
-    """One bucket of a real store, shared by the run. Each test works below a `prefix` of its own, which ends in a slash."""
+    """One bucket of a real store, shared by the run; a test's `prefix` ends in a slash."""
 
     prefix: str
     endpoint_url: str
     """Scheme, host and port of the real server."""
     secrets: frozenset[str]
-    """What must never show up anywhere: keys, tokens, shared access signatures."""
+    """Text that must never show up: keys, tokens, shared access signatures."""
 
     @property
     def cannot(self) -> Mapping[str, str]:
-        """Cases that the provider or its emulator has no way to show, each with the reason: by the test's name, whole
-        (`test_clock_that_is_wrong`) or with its parameters (`test_any_range_with_one_request[presigned]`). They are not run; the table
-        shows the reason.
+        """Cases that the provider or its emulator cannot show, each with the reason for the table.
+
+        By the test's name, whole (`test_clock_that_is_wrong`) or with its parameters
+        (`test_any_range_with_one_request[presigned]`). They are not run.
         """
 
     @property
@@ -42,34 +44,34 @@ class Store(Protocol):
 
     @property
     def elsewhere(self) -> Mapping[str, Fault]:
-        """How the provider answers a listing of a bucket that is in another region or at another endpoint, by a name for each way."""
+        """The provider's answers to a listing of a bucket elsewhere, by a name for each."""
 
     @property
     def follows(self) -> bool:
-        """Whether the origin then goes there by itself; else it says so."""
+        """True if the origin then goes there; else it raises an error that says where."""
 
     def put(self, name: str, body: bytes) -> str:
-        """Store an object at prefix + name; returns its key."""
+        """Store an object at prefix + name; return its key."""
 
     def delete(self, name: str) -> None: ...
 
     def origin(self, **changes: Any) -> Origin:
-        """An origin for the bucket with read-only credentials; `changes` are keywords of its class (`clock`, `control_proxy`)."""
+        """A read-only origin; `changes` are options and keywords (`control_proxy`, `clock`)."""
 
     def origin_at(self, endpoint_url: str) -> Origin:
-        """The same at another address (scheme, host and port), where something stands before the real server."""
+        """An origin at another address (scheme, host, port), of a proxy before the server."""
 
     def denied(self) -> Origin:
-        """The same with a wrong secret, WRONG_SECRET where any text may be one."""
+        """An origin with a wrong secret, WRONG_SECRET where any text may be one."""
 
     def no_such_bucket(self) -> Origin:
         """An origin for the bucket `no-such-bucket`."""
 
     def unreachable(self) -> Origin:
-        """An origin at a port where nobody listens."""
+        """An origin at a port without a listener."""
 
     def signing_at(self, shift_s: float) -> AbstractContextManager[None]:
-        """While it lasts, requests are signed as if the clock were off by `shift_s`."""
+        """Sign requests as if the clock were off by `shift_s`, inside the block."""
 
     def close(self) -> None: ...
 
@@ -79,7 +81,7 @@ def _s3_error(code: str, extra: str = "") -> bytes:
 
 
 class S3OnSeaweedFS:
-    """`s3://` against SeaweedFS, which verifies every signature."""
+    """The row of `s3://` against SeaweedFS, which verifies every signature."""
 
     BUCKET = "contract"
     cannot: ClassVar[Mapping[str, str]] = {
@@ -87,7 +89,8 @@ class S3OnSeaweedFS:
         "test_long_components": "SeaweedFS refuses segments over 255 bytes",
     }
     unstorable = frozenset({"back\\slash"})
-    # https://docs.aws.amazon.com/AmazonS3/latest/userguide/Redirects.html; the region as the header and as the element that S3 adds.
+    # https://docs.aws.amazon.com/AmazonS3/latest/userguide/Redirects.html: the region in the header
+    # and in the element that S3 adds.
     elsewhere: ClassVar[Mapping[str, Fault]] = {
         "301": status(301, {"x-amz-bucket-region": "eu-west-1"}, _s3_error("PermanentRedirect")),
         "307": status(307, {"x-amz-bucket-region": "eu-west-1"}, _s3_error("TemporaryRedirect")),
@@ -138,4 +141,4 @@ class S3OnSeaweedFS:
 
     def _origin(self, *, bucket: str = BUCKET, secret: str = "", endpoint_url: str = "", **changes: Any) -> Origin:
         keys = StaticKeys(self._server.reader.key_id, SecretStr(secret or self._server.reader.secret_key))
-        return S3Origin(bucket, keys, endpoint_url=endpoint_url or self.endpoint_url, **changes)
+        return opened_at(S3Origin, f"s3://{bucket}", keys, endpoint_url=endpoint_url or self.endpoint_url, **changes)

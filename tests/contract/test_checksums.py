@@ -1,4 +1,4 @@
-"""What every origin promises of checksums (`d7yfs.origins.origin.Origin`): right ones of that very version, or none."""
+"""The promise of every `Origin` about checksums: right ones of that very version, or none."""
 
 from __future__ import annotations
 

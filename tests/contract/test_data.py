@@ -1,4 +1,4 @@
-"""What every origin's objects are like to the product's own data plane, when the store misbehaves on the way too.
+"""Objects of every origin, read by the product's own data plane, also from a misbehaving store.
 
 No wrong byte and no short read ever comes through: each test compares all that was read.
 """

@@ -1,4 +1,4 @@
-"""What every origin's list and stat make of a store, or of something before it, that misbehaves."""
+"""List and stat of every origin against a store, or a server before it, that misbehaves."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_truncated_listing(store: Store, faulty: FaultProxy, through: Orig
 async def test_a_head_that_is_cut_off_is_not_believed(
     store: Store, faulty: FaultProxy, through: Origin, size: str
 ) -> None:
-    """The reply to a HEAD has no body that could contradict it."""
+    """No body contradicts the reply to a HEAD."""
     key = store.put("object", bytes(30_000))
     version = await through.stat(key)
     head = f'HTTP/1.1 200 OK\r\nETag: "cut"\r\nLast-Modified: Tue, 14 Nov 2023 22:13:20 GMT\r\nContent-Length: {size}'

@@ -1,4 +1,4 @@
-"""What every origin's list and stat promise (`d7yfs.origins.origin.Origin`)."""
+"""The promises of every `Origin`'s list and stat."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def _pages(origin: Origin, prefix: str, *, delimiter: str, page_size: int)
 
 
 def storable_names(store: Store, request: pytest.FixtureRequest) -> list[str]:
-    """Those of ODD_NAMES; the table notes the others."""
+    """The names of ODD_NAMES that the store takes; the table notes the others."""
     for name in sorted(store.unstorable):
         shown = ascii(name) if len(name) < 40 else f"{len(name)} times {name[:1]!r}"
         note_inability(request.node.user_properties, f"cannot store {shown}")

@@ -1,4 +1,4 @@
-"""What every origin's signed GETs promise: fetched here with an independent HTTP client."""
+"""The promises of every origin's signed GETs, fetched with an independent HTTP client."""
 
 from __future__ import annotations
 

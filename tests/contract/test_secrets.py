@@ -1,4 +1,4 @@
-"""No origin and no reader of its objects ever writes a secret, at any log level and whatever goes wrong."""
+"""No origin and no reader of its objects writes a secret, at any log level, in any failure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.store
 
 BODY = bytes(range(256)) * 40
 MARKS = ("AWS4", "GOOG4", "OSS4", "SharedKey", "Signature=", "-----BEGIN", "Bearer ey")
-"""What stands beside signatures and keys."""
+"""Words that stand next to signatures and keys."""
 TROUBLES = (
     faults.honest,
     faults.status(403, {}, b"<Error><Code>SignatureDoesNotMatch</Code></Error>"),

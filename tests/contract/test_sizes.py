@@ -1,4 +1,4 @@
-"""Sizes beyond 32 bits and beyond what one part or one upload holds: every origin takes them as they are listed."""
+"""Sizes beyond 32 bits, one part and one upload: every origin takes them as they are listed."""
 
 from __future__ import annotations
 

@@ -182,12 +182,12 @@ async def test_what_a_killed_daemon_left_is_replaced_and_not_listed(runtime: Pat
     await _serving(nursery, alive)
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(dead))
-    assert await trio.to_thread.run_sync(control_socket.sockets) == [alive]
+    assert await trio.to_thread.run_sync(control_socket.find_sockets) == [alive]
     assert not dead.exists()
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(dead))
     await _serving(nursery, dead)
-    assert sorted(await trio.to_thread.run_sync(control_socket.sockets)) == sorted([alive, dead])
+    assert sorted(await trio.to_thread.run_sync(control_socket.find_sockets)) == sorted([alive, dead])
 
 
 async def test_a_daemon_that_takes_up_no_connection_is_listed_and_not_waited_for(runtime: Path) -> None:
@@ -196,15 +196,15 @@ async def test_a_daemon_that_takes_up_no_connection_is_listed_and_not_waited_for
     with socket.socket(socket.AF_UNIX) as hangs, contextlib.ExitStack() as waiting:
         hangs.bind(str(path))
         hangs.listen(0)
-        assert control_socket.socket_of(os.getpid()) == path
+        assert control_socket.find_socket(os.getpid()) == path
         with contextlib.suppress(BlockingIOError):
             while True:
                 client = waiting.enter_context(socket.socket(socket.AF_UNIX))
                 client.setblocking(False)
                 client.connect(str(path))
-        assert control_socket.sockets() == [path]
+        assert control_socket.find_sockets() == [path]
         with pytest.raises(MountError, match="is no daemon of yours"):
-            control_socket.socket_of(os.getpid())
+            control_socket.find_socket(os.getpid())
 
 
 async def test_a_daemon_that_hangs_up_has_not_answered(runtime: Path, nursery: trio.Nursery) -> None:
@@ -223,9 +223,9 @@ async def _leave(_request: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], 
 async def test_a_daemon_is_found_by_its_process(runtime: Path, nursery: trio.Nursery) -> None:
     path = control_socket.socket_path(Path("/mnt/models"))
     await _serving(nursery, path)
-    assert await trio.to_thread.run_sync(control_socket.socket_of, os.getpid()) == path
+    assert await trio.to_thread.run_sync(control_socket.find_socket, os.getpid()) == path
     with pytest.raises(MountError, match="process 1 is no daemon of yours"):
-        await trio.to_thread.run_sync(control_socket.socket_of, 1)
+        await trio.to_thread.run_sync(control_socket.find_socket, 1)
 
 
 async def test_a_runtime_directory_that_others_may_enter_is_refused(runtime: Path) -> None:

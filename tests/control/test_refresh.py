@@ -1,4 +1,4 @@
-"""What `d7yfs refresh` asks for, and that the kernel knows before it answers."""
+"""The questions of `d7yfs refresh`, and that the kernel knows before it answers."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import wait_all_tasks_blocked
 
 from d7yfs.control.refresh import Refreshes
 from d7yfs.errors import OriginUnavailable, UsageError
 from d7yfs.fuse.notices import Invalidator
 from d7yfs.objects import ListingPage, ObjectVersion
-from d7yfs.tree.answers import Changes
-from d7yfs.tree.listing import DirectoryListing, NoObject
-from d7yfs.tree.nodes import Directory
+from d7yfs.tree.listing import NoObject
+from d7yfs.tree.nodes import Directory, NameChanges
 from d7yfs.tree.question import Refreshed
-from d7yfs.tree.tree import Repository, Tree
+from d7yfs.tree.tree import Tree, TreeRoot
+from tests.tree.listings import collect
 
 
 class Asked:
@@ -26,12 +26,12 @@ class Asked:
 
     def __init__(self) -> None:
         self.prefixes: list[str] = []
-        self.changes: list[tuple[str, Changes]] = []
+        self.changes: list[tuple[str, NameChanges]] = []
         self.error: Exception | None = None
         self.gate = trio.Event()
         self.gate.set()
         self.entries: list[str] = []
-        self.on_entry: Callable[[Directory, str], Changes] = lambda _directory, _name: Changes(1)
+        self.on_entry: Callable[[Directory, str], NameChanges] = lambda _directory, _name: NameChanges()
 
     async def refresh(self, directory: Directory) -> Refreshed:
         self.prefixes.append(directory.prefix)
@@ -40,7 +40,7 @@ class Asked:
             raise self.error
         return Refreshed(directories=3, changes=self.changes)
 
-    async def refresh_entry(self, directory: Directory, name: str) -> Changes:
+    async def refresh_entry(self, directory: Directory, name: str) -> NameChanges:
         self.entries.append(f"{directory.prefix}{name}")
         return self.on_entry(directory, name)
 
@@ -50,12 +50,12 @@ class Scene:
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self.tree = Tree(
-            [Repository("llm", "models/"), Repository("vision", "")], metadata_ttl_s=60, negative_ttl_s=5, created_ns=1
+            [TreeRoot("llm", "models/"), TreeRoot("vision", "")], metadata_ttl_s=60, negative_ttl_s=5, created_ns=1
         )
         self.asked = {"llm": Asked(), "vision": Asked()}
         self.told: list[tuple[int, list[bytes]]] = []
         self.invalidator = Invalidator(self._tell)
-        self.refreshes = Refreshes(self.tree, self.asked, self.invalidator, nursery)
+        self.refreshes = Refreshes(self.tree, self.asked, self.invalidator)
         self.list("llm", "models/", prefixes=["models/a/"])
         self.list("llm/a", "models/a/", prefixes=["models/a/1/"], keys=["models/a/config"])
         nursery.start_soon(self.invalidator.run)
@@ -71,12 +71,11 @@ class Scene:
 
     def list(self, path: str, prefix: str, *, prefixes: Iterable[str], keys: Iterable[str] = ()) -> None:
         page = ListingPage(tuple(ObjectVersion(key, 1, "v", 1) for key in keys), tuple(prefixes), "", 1)
-        listing = DirectoryListing.collect(prefix, [page])
+        listing = collect(prefix, [page])
         self.tree.apply(self.inode(path), listing, trio.current_time(), asked_at=trio.current_time())
 
     async def refresh(self, *paths: str) -> dict[str, Any]:
-        *_, last = [report async for report in self.refreshes.report({"paths": [*paths]})]
-        return {"state": last["state"], **last["outcome"]}
+        return await self.refreshes.refresh({"paths": [*paths]})
 
 
 @asynccontextmanager
@@ -114,11 +113,11 @@ async def test_whether_it_is_a_directory_at_all_is_asked_first() -> None:
         await made.refresh("llm/a/1")
         assert (llm.entries, llm.prefixes) == (["models/a/1"], ["models/a/1/"])
 
-        def answer(directory: Directory, name: str) -> Changes:
+        def answer(directory: Directory, name: str) -> NameChanges:
             gone = f"{directory.prefix}{name}" in ("models/a", "models/a/1")
             found = NoObject.ABSENT if gone else NoObject.DIRECTORY
             now = trio.current_time()
-            return made.tree.admit(directory.inode, name, found, now, asked_at=now)
+            return made.tree.apply_name(directory.inode, name, found, now, asked_at=now)
 
         llm.on_entry = answer
         llm.entries.clear()
@@ -132,12 +131,11 @@ async def test_whether_it_is_a_directory_at_all_is_asked_first() -> None:
 async def test_what_it_found() -> None:
     async with scene() as made:
         made.asked["llm"].changes = [
-            ("models/", Changes(2, added=("b",))),
-            ("models/a/", Changes(2, removed=("config",), replaced=("1",))),
+            ("models/", NameChanges(added=("b",))),
+            ("models/a/", NameChanges(removed=("config",), replaced=("1",))),
         ]
-        made.asked["vision"].changes = [("x/", Changes(500, added=tuple(map(str, range(500)))))]
+        made.asked["vision"].changes = [("x/", NameChanges(added=tuple(map(str, range(500)))))]
         found = await made.refresh("")
-        assert found["state"] == "done"
         assert (found["directories"], found["added"], found["removed"], found["replaced"]) == (6, 501, 1, 1)
         assert found["names"]["removed"] == ["llm/a/config"]
         assert found["names"]["replaced"] == ["llm/a/1"]
@@ -177,15 +175,4 @@ async def test_a_store_that_cannot_be_asked() -> None:
 async def test_what_is_no_request(paths: object) -> None:
     async with scene() as made:
         with pytest.raises(UsageError):
-            [report async for report in made.refreshes.report({"paths": paths})]
-
-
-async def test_it_says_that_it_runs_and_ends_though_its_client_leaves(autojump_clock: MockClock) -> None:
-    async with scene() as made:
-        made.asked["llm"].gate = gate = trio.Event()
-        reports = made.refreshes.report({"paths": ["llm"]})
-        assert (await anext(reports))["state"] == "running"
-        await reports.aclose()
-        gate.set()
-        await wait_all_tasks_blocked()
-        assert made.asked["llm"].prefixes == ["models/"]
+            await made.refreshes.refresh({"paths": paths})

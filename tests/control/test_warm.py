@@ -13,12 +13,14 @@ from trio.testing import MockClock
 
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory, footprint_bytes
-from d7yfs.cache.filler import Filler, FillTarget
-from d7yfs.control.warm import Plan, WarmUps, outermost, walk
+from d7yfs.cache.filler import Filler
+from d7yfs.cache.version import CachedVersion
+from d7yfs.control.warm import WarmUps, outermost, walk
 from d7yfs.errors import D7yfsError, NotFound, OriginUnavailable, UsageError, VersionGone
-from d7yfs.fs.filesystem import Filesystem, Source
+from d7yfs.fs.backend import RepositoryBackend
+from d7yfs.fs.filesystem import Filesystem
 from d7yfs.objects import BLOCK_BYTES, ByteRange, StoreIdentity
-from d7yfs.tree.tree import Repository, Tree
+from d7yfs.tree.tree import Tree, TreeRoot
 from tests.cache.doubles import PromptDisk
 from tests.fs.test_filesystem import Store
 
@@ -34,12 +36,14 @@ class WarmStore(Store):
         self.at_once = self.most_at_once = 0
 
     @property
-    def source(self) -> Source:
-        return Source(f"mem://{self.name}", StoreIdentity("mem", "", self.name), self, lambda each: _Filler(self, each))
+    def source(self) -> RepositoryBackend:
+        return RepositoryBackend(
+            f"mem://{self.name}", StoreIdentity("mem", "", self.name), self, lambda each: _Filler(self, each)
+        )
 
 
 class _Filler:
-    def __init__(self, store: WarmStore, target: FillTarget) -> None:
+    def __init__(self, store: WarmStore, target: CachedVersion) -> None:
         self._store = store
         self._target = target
         self._busy = False
@@ -49,8 +53,8 @@ class _Filler:
     def request(self, wanted: ByteRange, ahead: ByteRange | None) -> None:
         raise AssertionError("nobody reads")
 
-    def relent(self) -> None:
-        """What is under way comes to its end."""
+    def stop_filling(self) -> None:
+        """Let requests under way come to their end."""
 
     def prefetch(self, ahead: ByteRange) -> None:
         raise AssertionError("nobody reads")
@@ -74,7 +78,7 @@ class _Filler:
                 await target.write(run.start, memoryview(body)[run.start : run.stop])
         store.at_once -= 1
         self._busy = False
-        target.ended(target.version.whole, error)
+        target.end_transfer(target.version.whole, error)
         target.drop()
 
 
@@ -99,7 +103,7 @@ async def mounted(
     tmp_path: Path, *stores: WarmStore, limit_bytes: int = 1 << 30, max_entries: int = 200_000
 ) -> AsyncIterator[Mount]:
     tree = Tree(
-        [Repository(store.name, "") for store in stores],
+        [TreeRoot(store.name, "") for store in stores],
         metadata_ttl_s=60.0,
         negative_ttl_s=5.0,
         created_ns=1_600_000_000_000_000_000,
@@ -136,12 +140,9 @@ def test_a_path_that_leaves_the_mount_is_refused() -> None:
         outermost(["a/../../b"])
 
 
-def test_a_plan_adds_up() -> None:
-    plan = Plan()
-    plan.add([10 * BLOCK_BYTES], 3 * BLOCK_BYTES)
-    plan.add([1, 0], 0)
-    assert (plan.files, plan.size_bytes, plan.missing_bytes) == (3, 10 * BLOCK_BYTES + 1, 7 * BLOCK_BYTES + 1)
-    assert plan.footprint_bytes >= 10 * BLOCK_BYTES + 3 * 4096 + 4096, "each has a map, and disks have blocks"
+def test_a_plan_counts_what_files_take_on_disk() -> None:
+    taken_bytes = sum(map(footprint_bytes, [10 * BLOCK_BYTES, 1, 0]))
+    assert taken_bytes >= 10 * BLOCK_BYTES + 3 * 4096 + 4096, "each has a map, and disks have blocks"
 
 
 async def _paths(filesystem: Filesystem, *paths: str) -> tuple[list[str], list[str]]:
@@ -166,15 +167,15 @@ async def test_the_walk_leaves_nothing_behind(tmp_path: Path) -> None:
     files = {f"d{n}__f{m}": b"x" for n in range(20) for m in range(20)}
     async with mounted(tmp_path, WarmStore("", **files), max_entries=50) as mount:
         tree = mount.filesystem.tree
-        remembered = tree.statistics()["remembered"]
+        remembered = tree.statistics().remembered
         found, failed = await _paths(mount.filesystem, "")
         assert len(set(found)) == len(found) == 400
         assert failed == []
-        assert tree.statistics()["remembered"] == remembered
-        assert tree.statistics()["inodes"] < 150
+        assert tree.statistics().remembered == remembered
+        assert tree.statistics().inodes < 150
         async with aclosing(walk(mount.filesystem, [""], lambda *_: None)) as walked:
             await anext(walked)
-        assert tree.statistics()["remembered"] == remembered
+        assert tree.statistics().remembered == remembered
 
 
 async def test_a_directory_that_cannot_be_listed_is_named_and_the_others_go_on(tmp_path: Path) -> None:
@@ -197,7 +198,7 @@ async def test_all_files_are_brought_once(tmp_path: Path) -> None:
         assert (last["files"], last["files_done"], last["files_failed"], last["files_left_out"]) == (3, 3, 0, 0)
         assert last["size_bytes"] == last["missing_bytes"] == last["fetched_bytes"] == len(body) + 4
         assert sorted(store.filled) == ["model/config", "model/weights"]
-        assert mount.warm_ups.running() == []
+        assert mount.warm_ups.describe_running() == []
 
         again = (await mount.warm("model", "model/config"))[-1]
         assert (again["files"], again["files_done"], again["missing_bytes"], again["fetched_bytes"]) == (2, 2, 0, 0)
@@ -222,7 +223,7 @@ async def test_a_path_that_is_not_there(tmp_path: Path) -> None:
         for paths in ([], "a", [1], None):
             with pytest.raises(UsageError):
                 await anext(mount.warm_ups.report({"paths": paths}))
-        assert mount.warm_ups.running() == []
+        assert mount.warm_ups.describe_running() == []
 
 
 async def test_what_does_not_fit_is_said_first_and_left_out(tmp_path: Path) -> None:
@@ -255,7 +256,7 @@ async def test_many_small_files_or_few_large_ones_at_once(tmp_path: Path, autoju
         nursery.start_soon(mount.warm, "large")
         await trio.sleep(10)
         assert (small.at_once, large.at_once) == (32, 4)
-        assert len(mount.warm_ups.running()) == 2
+        assert len(mount.warm_ups.describe_running()) == 2
         small.gate.set()
         large.gate.set()
     assert (len(small.filled), len(large.filled)) == (100, 8)
@@ -268,17 +269,17 @@ async def test_progress_while_it_runs(tmp_path: Path, autojump_clock: MockClock)
     async with mounted(tmp_path, store) as mount, trio.open_nursery() as nursery:
         nursery.start_soon(mount.warm, "")
         await trio.sleep(2)
-        (report,) = mount.warm_ups.running()
-        assert (report["state"], report["fetched_bytes"], report["eta_s"]) == ("running", 0, None)
+        (report,) = mount.warm_ups.describe_running()
+        assert (report.state, report.fetched_bytes, report.eta_s) == ("running", 0, None)
         cached = await mount.cache.open(
             StoreIdentity("mem", "", ""), store.versions["file"], lambda target: _Filler(store, target)
         )
         await cached.write(0, memoryview(bytes(BLOCK_BYTES)))
         await trio.sleep(2)
-        (report,) = mount.warm_ups.running()
-        assert report["fetched_bytes"] == BLOCK_BYTES
-        assert report["rate_bytes_s"] == pytest.approx(BLOCK_BYTES / 4, rel=0.01)
-        assert report["eta_s"] == pytest.approx(16, rel=0.01)
+        (report,) = mount.warm_ups.describe_running()
+        assert report.fetched_bytes == BLOCK_BYTES
+        assert report.rate_bytes_s == pytest.approx(BLOCK_BYTES / 4, rel=0.01)
+        assert report.eta_s == pytest.approx(16, rel=0.01)
         cached.drop()
         store.gate.set()
 
@@ -294,7 +295,7 @@ async def test_who_leaves_stops_it_and_what_has_come_stays(tmp_path: Path, autoj
                     break
             await trio.sleep(1)
         await trio.sleep(1)
-        assert mount.warm_ups.running() == []
+        assert mount.warm_ups.describe_running() == []
         begun = len(store.filled)
         store.gate.set()
         await trio.sleep(10)
@@ -309,8 +310,8 @@ async def test_in_the_background_it_goes_on_alone(tmp_path: Path, autojump_clock
     async with mounted(tmp_path, store) as mount:
         last = (await mount.warm("", background=True))[-1]
         assert (last["state"], last["files"]) == ("running", 100)
-        assert mount.warm_ups.running()[0]["background"]
+        assert mount.warm_ups.describe_running()[0].background
         store.gate.set()
         await trio.sleep(10)
-        assert mount.warm_ups.running() == []
+        assert mount.warm_ups.describe_running() == []
         assert len(store.filled) == 100

@@ -1,15 +1,17 @@
-"""What stands beside the part under test: an origin that signs for a scripted server, and a version that is filled in memory."""
+"""Doubles around the part under test: an origin that signs for a scripted server, and a version
+that is filled in memory.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 import trio
 
-from d7yfs.cache.leases import Leases
-from d7yfs.cache.presence import Block, Presence
+from d7yfs.cache.disk import Lane
+from d7yfs.cache.pair import Block, Leases, Presence
+from d7yfs.cache.version import CachedVersion
 from d7yfs.errors import D7yfsError, NotFound
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ListingPage, ObjectVersion, StoreIdentity
 from d7yfs.origins.origin import Checksums, ReadRequest
@@ -20,7 +22,9 @@ SECRET = "5ecre7"
 
 
 class FakeOrigin:
-    """Signs GETs of a `ScriptedServer`'s objects; every signature is another, holds SECRET and is recorded."""
+    """Signs GETs of a `ScriptedServer`'s objects; every signature is another, holds SECRET and is
+    recorded.
+    """
 
     def __init__(self, server: ScriptedServer) -> None:
         self._server = server
@@ -29,9 +33,9 @@ class FakeOrigin:
         self.refusals: list[D7yfsError] = []
         """Raised by the next `read_request`s, first one first."""
         self.recorded: Checksums | D7yfsError = Checksums()
-        """What `checksums` says, of whatever version."""
+        """The answer of `checksums`, for any version."""
         self.compared: list[ObjectVersion] = []
-        """Whose `checksums` were asked for."""
+        """The keys whose `checksums` were asked for."""
         self.stats = 0
         self.stat_failure: D7yfsError | None = None
 
@@ -85,12 +89,16 @@ class FakeOrigin:
         return {}
 
     def version(self, key: str) -> ObjectVersion:
-        """What a listing would show of `key` now."""
+        """The version that a listing would show for `key` now."""
         return ObjectVersion(key, len(self._server.objects[key]), self._server.etag(key), 1)
 
 
-class MemoryTarget:
-    """A `FillTarget` without readers: bytes, presence and endings, for a test to look at."""
+class MemoryTarget(CachedVersion):
+    """A version without readers or a cache: bytes, presence and endings, for a test to look at."""
+
+    keeps = True
+    has_readers = False
+    taken_over_blocks = 0
 
     def __init__(self, version: ObjectVersion, *, keeps: bool = True) -> None:
         self.version = version
@@ -100,9 +108,7 @@ class MemoryTarget:
         """Bytes brought, repeated ones too."""
         self.endings: list[tuple[ByteRange, Exception | None]] = []
         self.holds = 0
-        self.leases = Leases(None, PromptDisk().lane(), keeps=lambda: self.keeps, missing=self.missing)
-        self.taken_over_blocks = 0
-        self.has_readers = False
+        self.leases = Leases(None, Lane(PromptDisk()), keeps=lambda: self.keeps, missing=self.missing)
         self._presence = Presence(version.size_bytes)
         self._landed: dict[int, int] = {}
 
@@ -113,10 +119,10 @@ class MemoryTarget:
     def missing(self, wanted: ByteRange) -> list[ByteRange]:
         return self._presence.missing(wanted)
 
-    def has(self, *indexes: int) -> None:
+    def has_got(self, *indexes: int) -> None:
         """These blocks are there already."""
         for index in indexes:
-            self._presence.landed(index, Block.DISK)
+            self._presence.set_present(index, Block.DISK)
 
     async def write(self, offset: int, data: memoryview) -> None:
         self.written += len(data)
@@ -125,47 +131,17 @@ class MemoryTarget:
             assert start in (0, self._landed.get(index)), f"a gap before {piece.start}"
             self._landed[index] = piece.stop - index * BLOCK_BYTES
             if piece.stop in (self.version.size_bytes, (index + 1) * BLOCK_BYTES):
-                self._presence.landed(index, Block.DISK)
+                self._presence.set_present(index, Block.DISK)
         self.data[offset : offset + len(data)] = data
 
     def retract(self, wanted: ByteRange) -> int:
         first = wanted.start // BLOCK_BYTES
         for index in range(first, -(-wanted.stop // BLOCK_BYTES)):
-            self._presence.drop(index)
+            self._presence.set_absent(index)
             self._landed.pop(index, None)
         return first * BLOCK_BYTES
 
-    def new_link_path(self) -> Path | None:
-        return None
-
-    async def adopt_link(self, incoming: Path) -> None:
-        raise NotImplementedError
-
-    def clear_link_path(self, incoming: Path) -> None:
-        raise NotImplementedError
-
-    def check_linked(self, piece: ByteRange, crc32: int | None) -> list[int] | None:
-        raise NotImplementedError
-
-    def land_linked(self, piece: ByteRange, crcs: list[int]) -> None:
-        raise NotImplementedError
-
-    def drop_link(self) -> None:
-        raise NotImplementedError
-
-    def when_whole(self, tell: Callable[[], None]) -> None:
-        raise NotImplementedError
-
-    def whole_crc32c(self) -> int | None:
-        raise NotImplementedError
-
-    def read_back(self, piece: ByteRange) -> bytearray:
-        raise NotImplementedError
-
-    async def mismatched(self, *, strike_out: bool) -> None:
-        raise NotImplementedError
-
-    def ended(self, tried: ByteRange, error: Exception | None) -> None:
+    def end_transfer(self, tried: ByteRange, error: Exception | None) -> None:
         self.endings.append((tried, error))
 
     def hold(self) -> None:

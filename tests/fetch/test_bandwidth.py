@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from d7yfs.fetch.bandwidth import LEAST_WINDOW_BYTES, MOST_WINDOW_BYTES, Bandwidth
+from d7yfs.fetch.transfer import LEAST_WINDOW_BYTES, MOST_WINDOW_BYTES, Bandwidth
 from d7yfs.objects import PART_BYTES
 
 MB = 1_000_000
@@ -20,8 +20,8 @@ def run(
     """An origin that gives `rate` in all, in parts of which each takes its time."""
     step = 0.01
     for tick in range(int(seconds / step)):
-        bandwidth.landed(int(rate * step), start + tick * step)
-    bandwidth.replied(PART_BYTES, first_byte_s, PART_BYTES / connection_rate)
+        bandwidth.count_bytes(int(rate * step), start + tick * step)
+    bandwidth.count_reply(PART_BYTES, first_byte_s, PART_BYTES / connection_rate)
 
 
 def test_nothing_is_known_at_first() -> None:
@@ -37,7 +37,9 @@ def test_near_and_fast_needs_little_in_flight() -> None:
 
 
 def test_the_window_grows_as_long_as_more_in_flight_brings_more() -> None:
-    """25 ms and 90 MB/s a response: what comes is what is in flight, per the time of a part; up to where the link is full."""
+    """25 ms and 90 MB/s a response: what comes is what is in flight, per the time of a part; up to
+    where the link is full.
+    """
     bandwidth = Bandwidth()
     part_s = 0.025 + PART_BYTES / (90 * MB)
     link = 950 * MB
@@ -75,6 +77,6 @@ def test_an_old_rate_is_forgotten() -> None:
 
 def test_small_replies_tell_of_the_delay_only() -> None:
     bandwidth = Bandwidth()
-    bandwidth.replied(1000, 0.02, 0.000001)
+    bandwidth.count_reply(1000, 0.02, 0.000001)
     assert bandwidth.first_byte_s == 0.02
     assert bandwidth.connection_bytes_s == 0

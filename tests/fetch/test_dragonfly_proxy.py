@@ -1,4 +1,6 @@
-"""When the breaker lets a proxy be asked, which of several is asked, and whom `/healthy` spares."""
+"""When the breaker lets a proxy be asked, which of several is asked, and which requests `/healthy`
+spares.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,16 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from d7yfs.errors import ProxyUnavailable
-from d7yfs.fetch.dragonfly_proxy import Breaker, Proxy, address_meant_instead
+from d7yfs.fetch.dragonfly_proxy import (
+    MAX_REGISTRATIONS,
+    Breaker,
+    Limits,
+    Proxies,
+    Proxy,
+    Registration,
+    address_meant_instead,
+)
 from d7yfs.fetch.dragonfly_task import TaskOptions
-from d7yfs.fetch.proxies import MAX_REGISTRATIONS, Limits, Proxies, Registration
 from d7yfs.fetch.silence import HEDGE_AFTER_S
 from d7yfs.fetch.transport import Transport
 from tests.servers import faults
@@ -19,15 +28,17 @@ from tests.servers.scripted import ScriptedServer
 
 
 def tripped(times: int = 1) -> tuple[Breaker, float]:
-    """A breaker whose first request and all probes failed at once, and the time of its last failure."""
+    """A breaker whose first request and all probes failed at once, and the time of its last
+    failure.
+    """
     breaker, now = Breaker(), 100.0
-    breaker.failed(now)
+    breaker.record_failure(now)
     for pause_s in (5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0)[: times - 1]:
         assert not breaker.admits(now + pause_s - 0.01)
         now += pause_s
         assert breaker.admits(now)
-        breaker.asked(now)
-        breaker.failed(now)
+        breaker.begin(now)
+        breaker.record_failure(now)
     return breaker, now
 
 
@@ -35,7 +46,7 @@ def test_closed_at_first() -> None:
     breaker = Breaker()
     for _ in range(3):
         assert breaker.admits(0.0)
-        breaker.asked(0.0)
+        breaker.begin(0.0)
     assert (breaker.trips, breaker.state) == (0, "closed")
 
 
@@ -49,7 +60,7 @@ def test_opens_at_a_failure_and_waits_twice_as_long_each_time_up_to_a_limit() ->
 def test_failures_of_requests_that_were_under_way_count_once() -> None:
     breaker = Breaker()
     for moment in (100.0, 100.1, 103.0):
-        breaker.failed(moment)
+        breaker.record_failure(moment)
     assert breaker.trips == 1
     assert breaker.admits(105.0)
 
@@ -59,10 +70,10 @@ def test_one_probe_at_a_time() -> None:
     assert breaker.state == "open"
     assert breaker.admits(now + 5)
     assert breaker.admits(now + 5), "asking whether does not use it up"
-    breaker.asked(now + 5)
+    breaker.begin(now + 5)
     assert breaker.state == "probing"
     assert not breaker.admits(now + 5)
-    breaker.failed(now + 8)
+    breaker.record_failure(now + 8)
     assert not breaker.admits(now + 17.9)
     assert breaker.admits(now + 18)
     assert breaker.trips == 2
@@ -70,31 +81,31 @@ def test_one_probe_at_a_time() -> None:
 
 def test_a_probe_that_never_tells_is_replaced() -> None:
     breaker, now = tripped()
-    breaker.asked(now + 5)
+    breaker.begin(now + 5)
     assert not breaker.admits(now + 14.9)
     assert breaker.admits(now + 15)
 
 
 def test_a_byte_closes_it_and_forgets_the_past() -> None:
     breaker, now = tripped(4)
-    breaker.asked(now + 40)
-    breaker.succeeded()
+    breaker.begin(now + 40)
+    breaker.record_success()
     for _ in range(3):
         assert breaker.admits(now + 40)
-        breaker.asked(now + 40)
-    breaker.failed(now + 41)
+        breaker.begin(now + 40)
+    breaker.record_failure(now + 41)
     assert not breaker.admits(now + 45.9)
     assert breaker.admits(now + 46)
 
 
 def test_a_stream_from_before_that_still_flows_closes_it() -> None:
     breaker, now = tripped()
-    breaker.succeeded()
+    breaker.record_success()
     assert breaker.admits(now)
     assert breaker.state == "closed"
 
 
-# --- one, or several --------------------------------------------------------------------------------------------------
+# --- one, or several ---
 
 
 def two(*, required: bool = False) -> tuple[Proxies, Proxy, Proxy]:
@@ -106,9 +117,9 @@ def two(*, required: bool = False) -> tuple[Proxies, Proxy, Proxy]:
 async def test_a_required_proxy_is_always_usable(mock_clock: MockClock) -> None:
     for required in (False, True):
         options = TaskOptions(headers={"X-Team": "secret"})
-        proxy = Proxies.at("http://127.0.0.1:1", Transport(), required=required, options=options)
+        proxy = Proxies([Proxy("http://127.0.0.1:1", Transport())], required=required, options=options)
         assert proxy.usable
-        proxy.all[0].failed()
+        proxy.all[0].record_failure()
         assert proxy.usable is required
         assert proxy.down
         assert "secret" not in f"{proxy!r} {proxy.all[0]!r} {proxy.options!r}"
@@ -120,11 +131,11 @@ async def test_the_first_one_that_is_worth_asking_is_asked(mock_clock: MockClock
     proxies, node, service = two()
     assert await proxies.choose() is node
     assert proxies.url == node.url
-    node.failed()
+    node.record_failure()
     for _ in range(2):
         assert await proxies.choose() is service
     assert (proxies.url, proxies.usable, proxies.down) == (service.url, True, False)
-    service.failed()
+    service.record_failure()
     with pytest.raises(ProxyUnavailable, match=node.url):
         await proxies.choose()
     assert (proxies.usable, proxies.down, proxies.trips) == (False, True, 2)
@@ -132,37 +143,37 @@ async def test_the_first_one_that_is_worth_asking_is_asked(mock_clock: MockClock
 
 async def test_a_better_one_that_comes_back_is_preferred_again(mock_clock: MockClock) -> None:
     proxies, node, service = two()
-    node.failed()
+    node.record_failure()
     mock_clock.jump(5)
     assert await proxies.choose() is node, "one request finds out"
     assert await proxies.choose() is service, "the others do not wait for that"
-    node.breaker.succeeded()
+    node.breaker.record_success()
     assert await proxies.choose() is node
 
 
 async def test_of_required_ones_that_are_down_the_next_to_be_tried_is_asked(mock_clock: MockClock) -> None:
     proxies, node, service = two(required=True)
-    node.failed()
+    node.record_failure()
     mock_clock.jump(1)
-    service.failed()
+    service.record_failure()
     assert await proxies.choose() is node
     mock_clock.jump(5)
     assert await proxies.choose() is node
-    node.failed()
+    node.record_failure()
     assert await proxies.choose() is service
 
 
 async def test_repositories_share_what_is_known_of_a_proxy(mock_clock: MockClock) -> None:
     proxies, node, service = two()
     other = Proxies([service], required=True)
-    service.failed()
-    node.failed()
+    service.record_failure()
+    node.record_failure()
     assert not proxies.usable
-    service.breaker.succeeded()
+    service.breaker.record_success()
     assert await proxies.choose() is await other.choose() is service
 
 
-# --- /healthy ---------------------------------------------------------------------------------------------------------
+# --- /healthy ---
 
 
 @pytest.fixture
@@ -202,7 +213,7 @@ async def test_a_proxy_that_is_known_to_tell_is_not_probed_while_it_tells_nothin
     await proxy.learn_health()
     await proxy.learn_health()
     assert len(server.requests) == 1, "once is enough"
-    proxy.failed()
+    proxy.record_failure()
     assert not await proxy.admits()
     assert len(server.requests) == 1
     await trio.sleep(5)
@@ -218,12 +229,12 @@ async def test_a_proxy_that_is_known_to_tell_is_not_probed_while_it_tells_nothin
 
 async def test_a_proxy_that_lives_is_probed(clock: MockClock, server: ScriptedServer, proxy: LocalProxy) -> None:
     await proxy.learn_health()
-    proxy.failed()
+    proxy.record_failure()
     await trio.sleep(5)
     assert await proxy.admits()
     assert len(server.requests) == 2
     assert not await proxy.admits(), "that one is the probe"
-    proxy.breaker.succeeded()
+    proxy.breaker.record_success()
     assert await proxy.admits()
     assert len(server.requests) == 2, "a proxy that answers is not asked how it is"
 
@@ -233,7 +244,7 @@ async def test_a_proxy_that_never_told_is_probed_by_a_request(
 ) -> None:
     server.script(faults.status(404))
     await proxy.learn_health()
-    proxy.failed()
+    proxy.record_failure()
     await trio.sleep(5)
     assert await proxy.admits()
     assert len(server.requests) == 1
@@ -254,36 +265,33 @@ def test_addresses(url: str, health_url: str, instead: str) -> None:
     assert address_meant_instead(url) == instead
 
 
-# --- turns at the scheduler -------------------------------------------------------------------------------------------
+# --- turns at the scheduler ---
 
 
 async def test_registrations_are_counted_over_all_repositories(nursery: trio.Nursery) -> None:
     limits = Limits()
     holding: list[Registration] = []
 
-    async def hold(limited: Limits | None) -> None:
-        async with Registration(limited) as registration:
+    async def hold() -> None:
+        async with Registration(limits) as registration:
             holding.append(registration)
             await trio.sleep_forever()
 
     for _ in range(5):
-        nursery.start_soon(hold, limits)
+        nursery.start_soon(hold)
     await wait_all_tasks_blocked()
     assert len(holding) == MAX_REGISTRATIONS
     holding[0].release()
     holding[0].release()
     await wait_all_tasks_blocked()
     assert len(holding) == MAX_REGISTRATIONS + 1, "the first byte makes way for the next, once"
-    nursery.start_soon(hold, None)
-    await wait_all_tasks_blocked()
-    assert len(holding) == MAX_REGISTRATIONS + 2
     nursery.cancel_scope.cancel()
 
 
 async def test_readers_have_their_turn_first_and_who_leaves_the_queue_takes_none(nursery: trio.Nursery) -> None:
     limits, order = Limits(), list[str]()
     for _ in range(MAX_REGISTRATIONS):
-        await limits.registrations.take(lambda: True)
+        await limits.take(lambda: True)
     wanted = {"late": False}
     leaving = trio.CancelScope()
 
@@ -298,17 +306,17 @@ async def test_readers_have_their_turn_first_and_who_leaves_the_queue_takes_none
     wanted["late"] = True
     leaving.cancel()
     await wait_all_tasks_blocked()
-    limits.registrations.give_back()
+    limits.give_back()
     await wait_all_tasks_blocked()
     assert order == ["late", "reader", "reader too", "ahead"]
-    assert limits.registrations.taken == MAX_REGISTRATIONS - 1
+    assert limits.taken == MAX_REGISTRATIONS - 1
 
 
 async def test_the_queue_is_no_silence_while_it_moves_and_somebody_waits(autojump_clock: MockClock) -> None:
     limits, wanted = Limits(), False
     first = Registration(limits)
     for _ in range(MAX_REGISTRATIONS - 1):
-        await limits.registrations.take(lambda: True)
+        await limits.take(lambda: True)
     async with first:
         queued = Registration(limits, lambda: wanted, patience_s=10)
         await trio.sleep(5)
@@ -319,7 +327,7 @@ async def test_the_queue_is_no_silence_while_it_moves_and_somebody_waits(autojum
         first.release()
         assert queued.alive_at() == since + 2
         await trio.sleep(9)
-        limits.registrations.moved_at = trio.current_time()
+        limits.moved_at = trio.current_time()
         assert queued.alive_at() == since + 10 - HEDGE_AFTER_S, "for so long"
         async with queued:
             assert queued.alive_at() == trio.current_time(), "asked now"

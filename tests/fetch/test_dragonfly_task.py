@@ -1,4 +1,4 @@
-"""What dfdaemon is told, what its replies prove, and whom its errors blame."""
+"""The headers for dfdaemon, the proof in its replies, and the side that its errors blame."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from d7yfs.fetch.dragonfly_task import (
     FILTERED_PARAMS,
-    Blame,
     Task,
     TaskOptions,
-    blame,
+    blames_proxy,
     content_id,
     filtered_params,
     names_version,
@@ -70,7 +69,9 @@ def test_the_content_id_is_the_same_on_all_hosts_and_in_all_releases() -> None:
 
 
 def test_a_piece_length_of_ones_own_is_bound_too() -> None:
-    """dfdaemon leaves it out of an id made of a content id, and would mix tasks of different pieces."""
+    """dfdaemon leaves it out of an id made of a content id, and would mix tasks of different
+    pieces.
+    """
     assert len({content_id(STORE, VERSION, length) for length in (0, 4 << 20, 8 << 20)}) == 3
 
 
@@ -109,7 +110,9 @@ def test_sorted_query(url: str, expected: str) -> None:
 
 @given(st.lists(st.tuples(st.text(min_size=1, max_size=3), st.text(max_size=3)), max_size=5))
 def test_sorted_query_is_what_dfdaemon_computes(pairs: list[tuple[str, str]]) -> None:
-    """As measured: base + "?" + urlencode(sorted(parse_qsl(q, keep_blank_values=True), key=first)), 12 of 12."""
+    """As measured: base + "?" + urlencode(sorted(parse_qsl(q, keep_blank_values=True), key=first)),
+    12 of 12.
+    """
     query = urlencode(pairs)
     measured = urlencode(sorted(parse_qsl(query, keep_blank_values=True), key=lambda pair: pair[0]))
     expected = f"https://h/k?{measured}" if measured else "https://h/k"
@@ -118,7 +121,7 @@ def test_sorted_query_is_what_dfdaemon_computes(pairs: list[tuple[str, str]]) ->
     assert sorted(parse_qsl(once.partition("?")[2], keep_blank_values=True)) == sorted(pairs)
 
 
-# --- headers ----------------------------------------------------------------------------------------------------------
+# --- headers ---
 
 
 def test_headers() -> None:
@@ -154,7 +157,7 @@ def test_headers_of_all_options() -> None:
 
 @pytest.mark.parametrize("spell", [str.lower, str.upper, str.title])
 def test_our_headers_win_in_every_spelling(spell: object) -> None:
-    """Ours, the request's own, and those that would make another task of it where we say nothing."""
+    """Ours, the request's own, and those that would make another task of it if unset."""
     assert callable(spell)
     users = {
         "X-Dragonfly-Use-P2P": "false",
@@ -193,7 +196,7 @@ def test_no_filter_takes_the_version_away() -> None:
     assert "mine" in names
 
 
-# --- what binds the version -------------------------------------------------------------------------------------------
+# --- what binds the version ---
 
 
 @pytest.mark.parametrize(
@@ -239,7 +242,7 @@ def test_signatures_make_no_difference_to_the_id() -> None:
         assert one.id == other.id
 
 
-# --- the id -----------------------------------------------------------------------------------------------------------
+# --- the id ---
 
 FILE = "https://example.com/file.txt"
 
@@ -307,21 +310,21 @@ def test_what_a_reply_proves() -> None:
     assert [one.is_proved_by(None) for one in (by_content, by_url, by_tag)] == [False, True, True]
 
 
-# --- errors -----------------------------------------------------------------------------------------------------------
+# --- errors ---
 
 
 @pytest.mark.parametrize(
-    ("status", "error_type", "whose"),
+    ("status", "error_type", "proxys"),
     [
-        *((status, "backend", Blame.ORIGIN) for status in (400, 403, 404, 412, 429, 500, 503)),
-        *((status, "proxy", Blame.PROXY) for status in (400, 403, 429, 500)),
-        *((status, "dfdaemon", Blame.PROXY) for status in (403, 404, 500)),
-        (404, "something new", Blame.PROXY),
-        (404, "", Blame.PROXY),
-        (403, " Backend ", Blame.ORIGIN),
-        *((status, None, Blame.ORIGIN) for status in (400, 401, 403, 404, 412, 416)),
-        *((status, None, Blame.PROXY) for status in (301, 407, 429, 500, 502, 503, 504)),
+        *((status, "backend", False) for status in (400, 403, 404, 412, 429, 500, 503)),
+        *((status, "proxy", True) for status in (400, 403, 429, 500)),
+        *((status, "dfdaemon", True) for status in (403, 404, 500)),
+        (404, "something new", True),
+        (404, "", True),
+        (403, " Backend ", False),
+        *((status, None, False) for status in (400, 401, 403, 404, 412, 416)),
+        *((status, None, True) for status in (301, 407, 429, 500, 502, 503, 504)),
     ],
 )
-def test_blame(status: int, error_type: str | None, whose: Blame) -> None:
-    assert blame(status, error_type) is whose
+def test_blame(status: int, error_type: str | None, proxys: bool) -> None:
+    assert blames_proxy(status, error_type) is proxys

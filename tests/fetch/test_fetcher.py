@@ -24,11 +24,10 @@ from d7yfs.errors import (
     VersionUnbound,
 )
 from d7yfs.fetch import dragonfly_task, proxy_outage
-from d7yfs.fetch.dragonfly_proxy import Proxy
+from d7yfs.fetch.dragonfly_proxy import MAX_REGISTRATIONS, Proxies, Proxy
 from d7yfs.fetch.dragonfly_task import TaskOptions
-from d7yfs.fetch.fetcher import BUFFER_BYTES, Fetcher, pause_before_retry_s
-from d7yfs.fetch.proxies import MAX_REGISTRATIONS, Proxies
-from d7yfs.fetch.transfer import SEAM_BYTES, Urgency
+from d7yfs.fetch.fetcher import BUFFER_BYTES, Fetcher
+from d7yfs.fetch.transfer import SEAM_BYTES, Urgency, pause_before_retry_s
 from d7yfs.fetch.transport import Transport
 from d7yfs.objects import ByteRange, ObjectVersion
 from tests.fetch.doubles import SECRET, FakeOrigin
@@ -61,7 +60,9 @@ class Sink:
 
 @pytest.fixture
 def clock() -> MockClock:
-    """Jumps to the next timeout when all has been silent for longer than sockets take to answer (in real seconds)."""
+    """Jumps to the next timeout when all has been silent for longer than sockets take to answer (in
+    real seconds).
+    """
     return MockClock(autojump_threshold=0.05)
 
 
@@ -86,7 +87,7 @@ async def transport() -> AsyncIterator[Transport]:
     transport = Transport(connect_timeout_s=3, first_byte_timeout_s=5, idle_timeout_s=5)
     yield transport
     await transport.aclose()
-    assert transport.statistics().open_connections == 0
+    assert not transport._open
 
 
 def new_fetcher(
@@ -143,7 +144,7 @@ async def test_a_connection_to_the_proxy_is_prepared(
     assert daemon.connections == 1
 
 
-# --- what arrives -----------------------------------------------------------------------------------------------------
+# --- what arrives ---
 
 
 @pytest.mark.parametrize(
@@ -156,7 +157,7 @@ async def test_exactly_the_range(
     await fetcher.fetch(version, wanted, sink)
     assert sink.data == BODY[wanted.start : wanted.stop]
     await wait_all_tasks_blocked()
-    assert server.sent_bytes.get(KEY, 0) == fetcher.counters.direct_bytes == wanted.size
+    assert server.sent_bytes.get(KEY, 0) == fetcher.models.total.direct_bytes == wanted.size
     for request in server.requests:
         assert request.headers["range"] == f"bytes={wanted.start}-{wanted.stop - 1}"
         assert request.headers["if-match"] == version.validator
@@ -192,7 +193,7 @@ async def test_the_whole_object_with_200(server: ScriptedServer, fetcher: Fetche
     assert sink.data == BODY
 
 
-# --- what is written when ---------------------------------------------------------------------------------------------
+# --- what is written when ---
 
 
 async def test_what_has_come_is_written_at_once(
@@ -227,7 +228,7 @@ async def test_what_came_before_a_cut_is_written_before_the_rest_is_asked_for(
     assert sink.data == BODY[WANTED.start : WANTED.stop]
 
 
-# --- what is tried again ----------------------------------------------------------------------------------------------
+# --- what is tried again ---
 
 
 @pytest.mark.parametrize(
@@ -328,7 +329,7 @@ def test_pauses_double_with_jitter() -> None:
     assert pause_before_retry_s(0, BadReply("x")) <= 0.1
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- what is refused ---
 
 
 async def whole_of_another(exchange: Exchange, answer: Answer) -> None:
@@ -401,7 +402,9 @@ async def test_a_page_that_comes_in_the_stores_place_is_waited_out(
     fault: Fault,
     wanted: ByteRange,
 ) -> None:
-    """A captive portal, a gateway, a load balancer: no byte of the page is believed, whatever status and length it has."""
+    """A captive portal, a gateway, a load balancer: no byte of the page is believed, for any status
+    and length.
+    """
     server.script(*[fault] * 8)
     sink = Sink(wanted.start)
     await fetcher.fetch(version, wanted, sink)
@@ -452,7 +455,9 @@ async def endless_chunks(exchange: Exchange, answer: Answer) -> None:
 async def test_too_many_bytes_of_unknown_length_are_never_complete(
     clock: MockClock, server: ScriptedServer, fetcher: Fetcher, version: ObjectVersion
 ) -> None:
-    """The surplus shows only at the end; until then what came is right by all that is known, but the rest never lands."""
+    """The surplus shows only at the end; until then what came is right by all that is known, but
+    the rest never lands.
+    """
     server.script(endless_chunks, forever=True)
     sink = Sink(WANTED.start)
     async with failing(BadReply, "more bytes than were asked for"):
@@ -461,7 +466,7 @@ async def test_too_many_bytes_of_unknown_length_are_never_complete(
     assert sink.data == BODY[WANTED.start : WANTED.start + len(sink.data)]
 
 
-# --- what is final ----------------------------------------------------------------------------------------------------
+# --- what is final ---
 
 
 GONE = [
@@ -550,7 +555,7 @@ async def test_an_object_that_is_replaced_in_mid_body_is_never_mixed(
     assert not sink.data, "what came before the cut cannot be proved any more"
 
 
-# --- what a relay loses -----------------------------------------------------------------------------------------------
+# --- what a relay loses ---
 
 
 @pytest.mark.parametrize("lost", [1, 4096, 200_000], ids=["a byte", "a page", "much"])
@@ -562,7 +567,9 @@ async def test_bytes_that_a_relay_lost_in_mid_stream_are_dropped_and_fetched_aga
     lost: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What follows the gap is shifted, and the body ends too soon: so the end of what came is compared first."""
+    """All that follows the gap is shifted, and the body ends too soon: so the end of what came is
+    compared first.
+    """
     told: list[ObjectVersion] = []
     fetcher.on_retracted = told.append
     gap = faults.losing(100_000, lost)
@@ -588,7 +595,7 @@ async def test_bytes_that_nothing_has_proved_are_given_back_with_the_error(
     assert sink.data == BODY[WANTED.start : WANTED.start + 300_000]
 
 
-# --- signatures -------------------------------------------------------------------------------------------------------
+# --- signatures ---
 
 
 async def test_a_refused_signature_is_made_anew_once(
@@ -651,7 +658,7 @@ async def test_secrets_reach_no_log(
     assert SECRET in server.requests[0].headers["authorization"], "the test looks for what was really sent"
 
 
-# --- how many at once -------------------------------------------------------------------------------------------------
+# --- how many at once ---
 
 
 async def test_prefetch_leaves_room_for_readers(
@@ -669,10 +676,10 @@ async def test_prefetch_leaves_room_for_readers(
     await wait_all_tasks_blocked(0.01)
     assert len(server.requests) == 4
     # A reader has come for what is still queued as a prefetch.
-    ahead[7].raise_()
+    ahead[7].make_urgent()
     await wait_all_tasks_blocked(0.01)
     assert len(server.requests) == 5
-    ahead[0].raise_()
+    ahead[0].make_urgent()
     await wait_all_tasks_blocked(0.01)
     assert len(server.requests) == 5, "is under way already"
     nursery.start_soon(fetcher.fetch, version, WANTED, Sink(WANTED.start))
@@ -699,7 +706,7 @@ async def test_prefetches_are_bounded_for_all_origins_together_and_readers_are_n
     sink = Sink(WANTED.start)
     await other.fetch(version, WANTED, sink)
     assert sink.data == BODY[WANTED.start : WANTED.stop]
-    ahead.raise_()
+    ahead.make_urgent()
     await wait_all_tasks_blocked(0.01)
     assert len(server.requests) == 5, "a reader has come for the one that queued"
     nursery.cancel_scope.cancel()
@@ -731,7 +738,7 @@ async def test_a_cancelled_fetch_gives_everything_back(
             nursery.cancel_scope.cancel()
     assert fetcher._connections.borrowed_tokens == fetcher._prefetches.borrowed_tokens == 0
     assert [len(buffer) for buffer in fetcher._buffers] in ([], [BUFFER_BYTES])
-    assert transport.statistics().open_connections == 0
+    assert not transport._open
     sink = Sink(WANTED.start)
     await fetcher.fetch(version, WANTED, sink)
     assert sink.data == BODY[WANTED.start : WANTED.stop]
@@ -751,7 +758,7 @@ async def test_what_write_raises_reaches_the_caller_and_nothing_leaks(
     assert len(fetcher._buffers) == 1
 
 
-# --- through the proxy ------------------------------------------------------------------------------------------------
+# --- through the proxy ---
 
 
 @pytest.fixture
@@ -764,9 +771,11 @@ async def daemon() -> AsyncIterator[FakeDfdaemon]:
 async def proxy(daemon: FakeDfdaemon) -> AsyncIterator[Proxies]:
     transport = Transport(connect_timeout_s=3, first_byte_timeout_s=3, idle_timeout_s=5)
     headers = {"X-Team": SECRET, "x-dragonfly-use-p2p": "false"}
-    yield Proxies.at(daemon.url, transport, required=False, options=TaskOptions(headers=headers, filter=("mine",)))
+    yield Proxies(
+        [Proxy(daemon.url, transport)], required=False, options=TaskOptions(headers=headers, filter=("mine",))
+    )
     await transport.aclose()
-    assert transport.statistics().open_connections == 0
+    assert not transport._open
 
 
 @pytest.fixture
@@ -800,8 +809,8 @@ async def test_one_get_through_the_proxy(
     assert request.headers["x-team"] == SECRET
     assert request.headers["accept-encoding"] == "identity"
     assert "authorization" not in request.headers
-    assert (streamer.counters.proxy_requests, streamer.counters.proxy_bytes) == (1, wanted.size)
-    assert (streamer.counters.direct_requests, streamer.counters.direct_bytes) == (0, 0)
+    assert (streamer.counters.proxy_requests, streamer.models.total.proxy_bytes) == (1, wanted.size)
+    assert (streamer.counters.direct_requests, streamer.models.total.direct_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -920,13 +929,15 @@ async def test_a_required_proxy_is_tried_for_the_read_timeout(
     assert not server.requests
 
 
-# --- which version it is about ----------------------------------------------------------------------------------------
+# --- which version it is about ---
 
 
 async def test_a_page_in_the_proxys_place_is_not_the_object(
     clock: MockClock, daemon: FakeDfdaemon, proxy: Proxies, streamer: Fetcher, version: ObjectVersion
 ) -> None:
-    """It names no task and proves no version: not dfdaemon's reply, and no reason to think that it ignores content ids."""
+    """It names no task and proves no version: not dfdaemon's reply, and no reason to think that it
+    ignores content ids.
+    """
     daemon.script(faults.page(b"<html>".ljust(len(BODY))))
     sink = Sink(0)
     async with failing(ProxyUnavailable, "something else than dfdaemon has answered"):
@@ -938,7 +949,9 @@ async def test_a_page_in_the_proxys_place_is_not_the_object(
 async def test_a_page_that_dfdaemon_took_for_the_object_is_not_used(
     clock: MockClock, server: ScriptedServer, daemon: FakeDfdaemon, streamer: Fetcher, version: ObjectVersion
 ) -> None:
-    """It got the page in the store's place, and made this version's task of it: but such a task has no ETag."""
+    """It got the page in the store's place, and made this version's task of it: but such a task has
+    no ETag.
+    """
     page = b"<html>".ljust(len(BODY))
     server.script(faults.page(page, headers={"Content-Range": f"bytes 0-0/{len(BODY)}"}, code=206), faults.page(page))
     sink = Sink(0)
@@ -1008,7 +1021,7 @@ async def test_a_tag_that_does_not_bind_is_the_proxys_fault(
     assert (len(daemon.requests), proxy.trips, proxy.usable) == (1, 1, False)
 
 
-# --- more than one, and late ------------------------------------------------------------------------------------------
+# --- more than one, and late ---
 
 
 async def test_the_next_proxy_stands_in_for_one_that_is_down(
@@ -1040,9 +1053,11 @@ async def test_the_next_proxy_stands_in_for_one_that_is_down(
 async def test_a_late_stream_tells_and_goes_on(
     clock: MockClock, daemon: FakeDfdaemon, origin: FakeOrigin, transport: Transport, version: ObjectVersion
 ) -> None:
-    """As with a hung scheduler: 10 s of silence, then the source. Nobody else is sent there meanwhile."""
+    """As with a hung scheduler: 10 s of silence, then the source. Nobody else is sent there
+    meanwhile.
+    """
     through = Transport(connect_timeout_s=3, first_byte_timeout_s=15, idle_timeout_s=10)
-    proxy = Proxies.at(daemon.url, through, required=False)
+    proxy = Proxies([Proxy(daemon.url, through)], required=False)
     fetcher = new_fetcher(origin, transport, proxy)
     stuck = faults.Hang()
     daemon.script(stuck)
@@ -1109,9 +1124,9 @@ async def test_a_range_that_a_proxy_does_not_bring_in_time_comes_from_the_origin
     await streamer.fetch(version, WANTED, sink, proxied=True, reason="waiting")
     assert sink.data == BODY[WANTED.start : WANTED.stop]
     assert trio.current_time() - began < 4
-    counters = streamer.counters
-    assert counters.direct_bytes_by_reason == {"fallback": counters.direct_bytes}
-    assert counters.direct_bytes + counters.proxy_bytes == WANTED.size
+    total = streamer.models.total
+    assert streamer.counters.direct_bytes_by_reason == {"fallback": total.direct_bytes}
+    assert total.direct_bytes + total.proxy_bytes == WANTED.size
     assert proxy.usable is not blamed
 
 
@@ -1119,7 +1134,7 @@ async def test_a_range_that_is_slow_beside_a_stream_that_flows_is_no_failure_of_
     clock: MockClock, daemon: FakeDfdaemon, origin: FakeOrigin, transport: Transport, version: ObjectVersion
 ) -> None:
     through = Transport(connect_timeout_s=3, first_byte_timeout_s=15, idle_timeout_s=10)
-    proxy = Proxies.at(daemon.url, through, required=False)
+    proxy = Proxies([Proxy(daemon.url, through)], required=False)
     fetcher = new_fetcher(origin, transport, proxy)
     daemon.script(faults.Hang())
     sink = Sink(WANTED.start)
@@ -1128,7 +1143,7 @@ async def test_a_range_that_is_slow_beside_a_stream_that_flows_is_no_failure_of_
         await trio.sleep(2)
         await fetcher.stream(version, version.whole, Sink(0))
     assert sink.data == BODY[WANTED.start : WANTED.stop]
-    assert fetcher.counters.direct_bytes == WANTED.size
+    assert fetcher.models.total.direct_bytes == WANTED.size
     assert (proxy.usable, proxy.trips) == (True, 0)
     await through.aclose()
 
@@ -1140,39 +1155,36 @@ async def test_bytes_are_counted_by_reason(streamer: Fetcher, version: ObjectVer
     await streamer.fetch(version, WANTED, Sink(WANTED.start), proxied=True, reason="small")
     size = WANTED.size
     assert streamer.counters.direct_bytes_by_reason == {"small": 2 * size, "peek": size, "direct": size}
-    assert (streamer.counters.direct_bytes, streamer.counters.proxy_bytes) == (4 * size, size)
+    assert (streamer.models.total.direct_bytes, streamer.models.total.proxy_bytes) == (4 * size, size)
 
 
-@pytest.mark.parametrize(("small_too", "limited"), [(False, False), (True, True)])
 async def test_ranges_that_the_scheduler_sees_wait_for_their_turn(
     daemon: FakeDfdaemon,
     proxy: Proxies,
     streamer: Fetcher,
     version: ObjectVersion,
     nursery: trio.Nursery,
-    small_too: bool,
-    limited: bool,
 ) -> None:
     proxy.required = True
     stuck = [faults.Hang() for _ in range(5)]
     daemon.script(*stuck)
-    fetch = partial(streamer.fetch, proxied=True, small_too=small_too)
+    fetch = partial(streamer.fetch, proxied=True)
     for _ in stuck:
         nursery.start_soon(fetch, version, WANTED, Sink(WANTED.start))
     await wait_all_tasks_blocked(0.01)
-    assert sum(each.reached.is_set() for each in stuck) == (MAX_REGISTRATIONS if limited else len(stuck))
+    assert sum(each.reached.is_set() for each in stuck) == MAX_REGISTRATIONS
     asked = {request.headers.get("x-dragonfly-scheduling-policy") for request in daemon.requests}
-    assert asked == {"always" if small_too else None}
+    assert asked == {"always"}
     nursery.cancel_scope.cancel()
 
 
-# --- no proxy answers -------------------------------------------------------------------------------------------------
+# --- no proxy answers ---
 
 
 async def test_in_place_of_proxies_the_origin_is_asked_gently(
     clock: MockClock, server: ScriptedServer, proxy: Proxies, streamer: Fetcher, version: ObjectVersion
 ) -> None:
-    proxy.all[0].failed()
+    proxy.all[0].record_failure()
     stuck = [faults.Hang() for _ in range(30)]
     server.script(*stuck)
     async with trio.open_nursery() as nursery:
@@ -1190,7 +1202,9 @@ async def test_in_place_of_proxies_the_origin_is_asked_gently(
 async def test_registrations_are_few_and_streams_many(
     daemon: FakeDfdaemon, streamer: Fetcher, version: ObjectVersion, nursery: trio.Nursery
 ) -> None:
-    """What bothers the scheduler is a stream without a first byte; one that flows makes way for the next."""
+    """The scheduler is bothered by a stream without a first byte; one that flows makes way for the
+    next.
+    """
     stuck = [faults.Hang(1000 if number % 2 else None) for number in range(12)]
     daemon.script(*stuck)
     for _ in stuck:
@@ -1206,18 +1220,18 @@ async def test_registrations_are_few_and_streams_many(
 async def test_a_reader_does_not_queue_behind_prefetches_for_a_registration(
     daemon: FakeDfdaemon, proxy: Proxies, streamer: Fetcher, version: ObjectVersion
 ) -> None:
-    turns = proxy.limits.registrations
+    turns = proxy.limits
     for _ in range(MAX_REGISTRATIONS):
         await turns.take(lambda: True)
     pieces = ByteRange(0, 2_500_000).split(500_000)
     urgencies = [Urgency(urgent=False) for _ in pieces]
     async with trio.open_nursery() as nursery:
         for piece, urgency in zip(pieces, urgencies, strict=True):
-            fetch = partial(streamer.fetch, urgency=urgency, proxied=True, small_too=True)
+            fetch = partial(streamer.fetch, urgency=urgency, proxied=True)
             nursery.start_soon(fetch, version, piece, Sink(piece.start))
             await wait_all_tasks_blocked(0.01)
         assert daemon.requests == []
-        urgencies[3].raise_()
+        urgencies[3].make_urgent()
         turns.give_back()
     asked = [request.headers["range"] for request in daemon.requests]
     assert asked == [pieces[number].http() for number in (3, 0, 1, 2, 4)]
@@ -1233,4 +1247,4 @@ async def test_a_cancelled_stream_gives_everything_back(
             await fault.reached.wait()
             await wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
-        assert proxy.limits.streams.borrowed_tokens == proxy.limits.registrations.taken == 0
+        assert proxy.limits.streams.borrowed_tokens == proxy.limits.taken == 0

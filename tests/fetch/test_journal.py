@@ -13,6 +13,7 @@ from trio.testing import MockClock
 from d7yfs.fetch.journal import Journal
 from d7yfs.logs import JsonFormatter
 from d7yfs.objects import ObjectVersion
+from d7yfs.stats.repository_status import FillStatus
 
 VERSION = ObjectVersion("m/w.bin", 100, '"e"', 1)
 
@@ -61,12 +62,12 @@ async def test_the_latest_fills_are_shown() -> None:
     ):
         fill.fetched_bytes = 60
         *before, shown = journal.describe()
-    assert shown == {
-        "object": "last", "route": "socket", "task_id": "abc", "size_bytes": 100, "fetched_bytes": 60, "outcome": "under way",
-    }  # fmt: skip
-    assert [each["object"] for each in before] == [f"n{number}" for number in range(10, 30)]
-    assert {each["outcome"] for each in before} == {"done"}
-    assert journal.describe()[-1]["outcome"] == "stopped"
+    assert shown == FillStatus(
+        object="last", route="socket", task_id="abc", size_bytes=100, fetched_bytes=60, outcome="under way"
+    )
+    assert [each.object for each in before] == [f"n{number}" for number in range(10, 30)]
+    assert {each.outcome for each in before} == {"done"}
+    assert journal.describe()[-1].outcome == "stopped"
 
 
 async def test_without_a_task_none_is_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -84,7 +85,7 @@ async def test_what_never_began_is_not_told_and_what_begins_twice_is_told_once(
             pass
         assert caplog.messages == []
         with Journal().fill("n", VERSION, route="proxy") as fill:
-            fill.begins("abc")
-            fill.begins("abc")
+            fill.begin("abc")
+            fill.begin("abc")
     assert len(caplog.messages) == 2
     assert all(message.endswith("as task abc") for message in caplog.messages)

@@ -7,7 +7,7 @@ import trio
 from trio.testing import MockClock
 
 from d7yfs.errors import BadReply
-from d7yfs.fetch.silence import HEDGE_AFTER_S, watched
+from d7yfs.fetch.silence import HEDGE_AFTER_S, watch
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ class Work:
         self.told: list[float] = []
 
     async def run(self) -> None:
-        await watched(self._run, lambda: self.progress, lambda: self.told.append(trio.current_time() - self.began))
+        await watch(self._run, lambda: self.progress, lambda: self.told.append(trio.current_time() - self.began))
 
     async def _run(self) -> None:
         for moment in self.moments:
@@ -68,6 +68,6 @@ async def test_failures_come_as_they_are(clock: MockClock, error: Exception) -> 
 async def test_who_is_told_may_end_it(clock: MockClock) -> None:
     began = trio.current_time()
     with trio.CancelScope() as scope:
-        await watched(trio.sleep_forever, lambda: began, scope.cancel)
+        await watch(trio.sleep_forever, lambda: began, scope.cancel)
     assert trio.current_time() - began == pytest.approx(HEDGE_AFTER_S)
     assert scope.cancelled_caught

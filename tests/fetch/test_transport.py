@@ -1,4 +1,6 @@
-"""The transport against real sockets: every promise of `d7yfs.fetch.transport`, with servers that keep none of theirs."""
+"""The transport against real sockets: every promise of `d7yfs.fetch.transport`, with servers that
+keep none of theirs.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ async def transport() -> AsyncIterator[Transport]:
     transport = Transport(connect_timeout_s=3, first_byte_timeout_s=5, idle_timeout_s=7)
     yield transport
     await transport.aclose()
-    assert transport.statistics().open_connections == 0, "a connection outlives its reply"
+    assert not transport._open, "a connection outlives its reply"
 
 
 async def fetch(transport: Transport, url: str, headers: Mapping[str, str] | None = None, *, via: str = "") -> bytes:
@@ -52,7 +54,7 @@ async def expect_reused(transport: Transport, server: ScriptedServer, *, reused:
     assert server.connections == before + (not reused)
 
 
-# --- requests ---------------------------------------------------------------------------------------------------------
+# --- requests ---
 
 
 async def test_the_body_lands_in_the_callers_buffer(server: ScriptedServer, transport: Transport) -> None:
@@ -68,7 +70,7 @@ async def test_the_body_lands_in_the_callers_buffer(server: ScriptedServer, tran
     assert filled == len(BODY)
     assert buffer[:filled] == BODY
     assert buffer[filled:] == bytes(100), "nothing is written beyond the body"
-    assert transport.statistics().received_bytes == len(BODY)
+    assert reply.received_bytes == len(BODY)
 
 
 async def test_what_we_send(server: ScriptedServer, transport: Transport) -> None:
@@ -156,7 +158,7 @@ async def test_every_status_is_returned_and_redirects_are_not_followed(
     await expect_reused(transport, server, reused=True)
 
 
-# --- bodies -----------------------------------------------------------------------------------------------------------
+# --- bodies ---
 
 
 @pytest.mark.parametrize("fault", [faults.honest, faults.chunked, faults.until_close])
@@ -260,7 +262,7 @@ async def test_surplus_that_came_along_with_the_head(
     await expect_reused(transport, server, reused=False)
 
 
-# --- heads ------------------------------------------------------------------------------------------------------------
+# --- heads ---
 
 
 async def test_interim_replies_are_skipped(server: ScriptedServer, transport: Transport) -> None:
@@ -319,20 +321,18 @@ async def test_a_new_connection_that_ends_before_the_reply_is_an_error(
     assert len(server.requests) == 1
 
 
-# --- the pool ---------------------------------------------------------------------------------------------------------
+# --- the pool ---
 
 
 async def test_connections_are_reused_last_in_first_out(server: ScriptedServer, transport: Transport) -> None:
     small = server.url_of("models/small")
     async with transport.get(small, {}), transport.get(small, {}):
-        assert transport.statistics().open_connections == 2
+        assert len(transport._open) == 2
     # The inner one, number 1, came back first; number 0 last.
     for _ in range(3):
         await fetch(transport, small)
     assert [request.connection for request in server.requests] == [0, 1, 0, 0, 0]
-    statistics = transport.statistics()
-    assert (statistics.open_connections, statistics.idle_connections) == (2, 2)
-    assert (statistics.opened_total, statistics.reused_total) == (2, 3)
+    assert (len(transport._open), len(transport._idle), server.connections) == (2, 2, 2)
 
 
 async def test_a_connection_made_ahead_is_the_first_requests(server: ScriptedServer, transport: Transport) -> None:
@@ -342,7 +342,6 @@ async def test_a_connection_made_ahead_is_the_first_requests(server: ScriptedSer
         assert (server.connections, server.requests) == (1, []), "one, however often it is asked for"
     await fetch(transport, small)
     assert server.connections == 1
-    assert transport.statistics().reused_total == 1
 
 
 async def test_a_connection_made_ahead_may_have_ended_by_the_first_request(
@@ -358,13 +357,13 @@ async def test_a_connection_made_ahead_may_have_ended_by_the_first_request(
 async def test_connection_close_is_honoured(server: ScriptedServer, transport: Transport) -> None:
     server.script(faults.closing)
     assert await fetch(transport, server.url_of("models/small")) == b"tiny"
-    assert transport.statistics().open_connections == 0
+    assert not transport._open
 
 
 async def test_http_1_0_is_understood_and_not_kept(server: ScriptedServer, transport: Transport) -> None:
     server.script(faults.raw(b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok"))
     assert await fetch(transport, server.url_of("models/small")) == b"ok"
-    assert transport.statistics().open_connections == 0
+    assert not transport._open
 
 
 async def test_no_more_idle_connections_than_allowed(server: ScriptedServer) -> None:
@@ -372,7 +371,7 @@ async def test_no_more_idle_connections_than_allowed(server: ScriptedServer) -> 
     small = server.url_of("models/small")
     async with transport.get(small, {}), transport.get(small, {}), transport.get(small, {}):
         pass
-    assert transport.statistics().idle_connections == transport.statistics().open_connections == 1
+    assert len(transport._idle) == len(transport._open) == 1
     await transport.aclose()
 
 
@@ -396,8 +395,9 @@ async def test_a_connection_that_the_server_closed_meanwhile_is_noticed(
     server.script(whole_then_close)
     await fetch(transport, server.url_of("models/small"))
     await wait_all_tasks_blocked()
+    transport._expire_idle()
+    assert not transport._idle, "noticed before a request was wasted on it"
     await expect_reused(transport, server, reused=False)
-    assert transport.statistics().reused_total == 0, "noticed before a request was wasted on it"
 
 
 @pytest.mark.parametrize("fault", [faults.drop, faults.reset_after(0)])
@@ -468,7 +468,7 @@ async def test_a_rest_that_does_not_come_is_not_waited_for_long(
     await wait_all_tasks_blocked()
     mock_clock.jump(0.3)
     await left.wait()
-    assert transport.statistics().open_connections == 0
+    assert not transport._open
 
 
 async def test_a_large_rest_is_not_waited_for_at_all(
@@ -478,23 +478,25 @@ async def test_a_large_rest_is_not_waited_for_at_all(
     server.script(hang)
     async with transport.get(server.url_of(KEY), {}):
         await hang.reached.wait()
-    assert transport.statistics().open_connections == 0, "with a clock that stands still"
+    assert not transport._open, "with a clock that stands still"
 
 
 async def test_after_aclose_nothing_stays_open(server: ScriptedServer, transport: Transport) -> None:
     async with transport.get(server.url_of("models/small"), {}) as reply:
         await transport.aclose()
         assert await reply.read(10) == b"tiny"
-    assert transport.statistics().open_connections == 0
+    assert not transport._open
 
 
-# --- timeouts and cancellation ----------------------------------------------------------------------------------------
+# --- timeouts and cancellation ---
 
 
 async def expect_timeout(
     transport: Transport, clock: MockClock, url: str, reached: trio.Event, just_before_s: float, *, via: str = ""
 ) -> str:
-    """Fetch `url`; once the server is `reached`, nothing may happen until `just_before_s`, and a second later it must."""
+    """Fetch `url`; once the server is `reached`, nothing may happen until `just_before_s`, and a
+    second later it must.
+    """
     messages: list[str] = []
 
     async def fails() -> None:
@@ -512,7 +514,7 @@ async def expect_timeout(
         assert not messages
         clock.jump(1)
     assert "secret" not in messages[0]
-    assert transport.statistics().open_connections == 0
+    assert not transport._open
     return messages[0]
 
 
@@ -543,7 +545,9 @@ async def test_a_caller_may_take_its_time_between_two_receives(
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
 async def test_no_connection(transport: Transport, mock_clock: MockClock, scheme: str) -> None:
-    """http: a listener whose queue is full answers no SYN; https: TCP connects and the handshake hangs."""
+    """http: a listener whose queue is full answers no SYN; https: TCP connects and the handshake
+    hangs.
+    """
     listener = trio.socket.socket()
     await listener.bind(("127.0.0.1", 0))
     listener.listen(0)
@@ -576,12 +580,12 @@ async def test_a_cancelled_get_closes_its_connection(
         nursery.start_soon(fetch, transport, server.url_of(KEY))
         await hang.reached.wait()
         await wait_all_tasks_blocked()
-        assert transport.statistics().open_connections == 1
+        assert len(transport._open) == 1
         nursery.cancel_scope.cancel()
-    assert transport.statistics().open_connections == 0
+    assert not transport._open
 
 
-# --- connecting -------------------------------------------------------------------------------------------------------
+# --- connecting ---
 
 
 def free_port() -> int:
@@ -605,7 +609,7 @@ async def test_unknown_host(transport: Transport, host: str) -> None:
     assert "DNS" in caught.value.hint
 
 
-# --- TLS --------------------------------------------------------------------------------------------------------------
+# --- TLS ---
 
 
 @pytest.fixture(scope="module")
@@ -662,7 +666,9 @@ async def test_tls_surplus_is_noticed_even_when_it_lies_decrypted_in_our_own_buf
 async def test_tls_bodies_cut_off_by_a_bare_end_of_stream(
     tls_server: ScriptedServer, tls_transport: Transport, fault: Fault, words: str
 ) -> None:
-    """Without close_notify nobody can tell the end of an unframed body from an attacker's cut: both are refused."""
+    """Without close_notify nobody can tell the end of an unframed body from an attacker's cut: both
+    are refused.
+    """
     tls_server.script(fault)
     with pytest.raises(OriginUnavailable, match=words):
         await fetch(tls_transport, tls_server.url_of(KEY))
@@ -732,7 +738,7 @@ async def test_only_http_1_1_is_negotiated(ca: trustme.CA, tls_transport: Transp
     assert chosen == ["http/1.1"]
 
 
-# --- through a proxy --------------------------------------------------------------------------------------------------
+# --- through a proxy ---
 
 
 @pytest.mark.parametrize(
@@ -797,7 +803,7 @@ async def test_a_silent_proxy(server: ScriptedServer, transport: Transport, mock
     assert f"proxy 127.0.0.1:{server.port} did not reply" in message
 
 
-# --- secrets ----------------------------------------------------------------------------------------------------------
+# --- secrets ---
 
 
 async def test_nothing_is_logged_and_no_repr_shows_a_value(
@@ -806,7 +812,7 @@ async def test_nothing_is_logged_and_no_repr_shows_a_value(
     caplog.set_level(logging.DEBUG)
     server.script(faults.with_headers({"X-Amz-Meta": "secret"}))
     async with transport.get(f"{server.url_of(KEY)}?{SECRET}", {"Authorization": "secret"}) as reply:
-        assert "secret" not in f"{reply!r} {reply.headers!r} {transport!r} {transport.statistics()!r}"
+        assert "secret" not in f"{reply!r} {reply.headers!r} {transport!r}"
     assert "secret" not in caplog.text
 
 

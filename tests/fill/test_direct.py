@@ -106,7 +106,7 @@ async def test_parts_grow_with_what_was_asked_for(server: ScriptedServer, fetche
 async def test_filling_keeps_no_more_under_way_than_the_window(
     server: ScriptedServer, fetcher: Fetcher, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("d7yfs.fetch.bandwidth.LEAST_WINDOW_BYTES", 4 * MB)
+    monkeypatch.setattr("d7yfs.fetch.transfer.LEAST_WINDOW_BYTES", 4 * MB)
     server.script(faults.Hang(), forever=True)
     target = MemoryTarget(FakeOrigin(server).version(KEY))
     filler = DirectFiller(target, fetcher, nursery)
@@ -121,7 +121,7 @@ async def test_filling_keeps_no_more_under_way_than_the_window(
 async def test_filling_brings_all_that_is_missing(
     server: ScriptedServer, fetcher: Fetcher, target: MemoryTarget
 ) -> None:
-    target.has(3, 4)
+    target.has_got(3, 4)
     async with trio.open_nursery() as nursery:
         DirectFiller(target, fetcher, nursery).fill()
     assert not target.missing(ByteRange(0, SIZE))
@@ -136,13 +136,13 @@ async def test_filling_stops_when_nobody_wants_it_and_goes_on_when_somebody_does
     async with trio.open_nursery() as nursery:
         filler = DirectFiller(target, fetcher, nursery)
         filler.fill()
-        filler.relent()
+        filler.stop_filling()
     assert (server.requests, target.written, target.holds) == ([], 0, 0)
     assert "fill broken off: 0 bytes by origin" in caplog.text
     assert fetcher.journal.route_of(target.version) is None
     async with trio.open_nursery() as nursery:
         filler = DirectFiller(target, fetcher, nursery)
-        filler.relent()
+        filler.stop_filling()
         filler.fill()
     assert target.written == SIZE
     assert f"fill complete: {SIZE} bytes by origin" in caplog.text
@@ -152,7 +152,7 @@ async def test_filling_stops_when_nobody_wants_it_and_goes_on_when_somebody_does
 async def test_filling_stops_when_the_origin_fails(
     server: ScriptedServer, fetcher: Fetcher, target: MemoryTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("d7yfs.fetch.bandwidth.LEAST_WINDOW_BYTES", 2 * MB)
+    monkeypatch.setattr("d7yfs.fetch.transfer.LEAST_WINDOW_BYTES", 2 * MB)
     server.script(faults.archived, forever=True)
     async with trio.open_nursery() as nursery:
         DirectFiller(target, fetcher, nursery).fill()
@@ -161,7 +161,7 @@ async def test_filling_stops_when_the_origin_fails(
 
 
 async def test_what_is_there_is_not_asked_for(server: ScriptedServer, fetcher: Fetcher, target: MemoryTarget) -> None:
-    target.has(0, 2, 3, 6)
+    target.has_got(0, 2, 3, 6)
     async with trio.open_nursery() as nursery:
         DirectFiller(target, fetcher, nursery).request(ByteRange(1, 8 * MB), None)
     check(target, ByteRange(MB, 2 * MB), ByteRange(4 * MB, 6 * MB), ByteRange(7 * MB, 8 * MB))

@@ -1,4 +1,6 @@
-"""Files that a (fake) dfdaemon hands over on its socket, with the real cache: what is believed, what is kept, and what follows failures."""
+"""Files that a (fake) dfdaemon hands over on its socket, with the real cache: what is believed,
+what is kept, and what follows failures.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.version import CachedVersion
 from d7yfs.config.p2p import P2p
 from d7yfs.errors import ProxyUnavailable
+from d7yfs.fetch.dragonfly_proxy import MAX_REGISTRATIONS, Limits, Proxies, Proxy
 from d7yfs.fetch.dragonfly_task import TaskOptions
 from d7yfs.fetch.fetcher import Fetcher
-from d7yfs.fetch.proxies import MAX_REGISTRATIONS, Limits, Proxies
 from d7yfs.fetch.transport import Transport
 from d7yfs.fill.dfdaemon_socket import DfdaemonSocket
 from d7yfs.fill.handover import Handover, Verify, certificates_in
@@ -44,7 +46,7 @@ BODY = BODIES[BIG]
 
 @dataclass
 class World:
-    """An origin, a dfdaemon beside us, and a cache on its file system."""
+    """An origin, a dfdaemon next to us, and a cache on its file system."""
 
     server: ScriptedServer
     daemon: FakeDfdaemonSocket
@@ -65,7 +67,7 @@ class World:
         )
 
     def direct_bytes(self) -> int:
-        return self.fetcher.counters.direct_bytes
+        return self.fetcher.models.total.direct_bytes
 
     def by_daemon(self, key: str = BIG) -> list[Request]:
         """Requests that dfdaemon made."""
@@ -126,7 +128,9 @@ def _cache(path: Path) -> Cache:
 
 @pytest.fixture
 def clock() -> MockClock:
-    """Jumps when all has been silent for longer than the daemon's threads take to answer (in real seconds)."""
+    """Jumps when all has been silent for longer than the daemon's threads take to answer (in real
+    seconds).
+    """
     return MockClock(autojump_threshold=0.5)
 
 
@@ -161,7 +165,7 @@ def held(daemon: FakeDfdaemonSocket) -> Iterator[threading.Event]:
         daemon.gate = None
 
 
-# --- the way it should be ---------------------------------------------------------------------------------------------
+# --- the way it should be ---
 
 
 async def test_no_byte_passes_through_us(world: World) -> None:
@@ -174,7 +178,8 @@ async def test_no_byte_passes_through_us(world: World) -> None:
     assert link.samefile(next(world.daemon.store.iterdir()))
     assert world.incoming() == []
     counters = world.handover.counters
-    assert (counters.handovers, counters.source_bytes, counters.checked_pieces) == (1, len(BODY), 7)
+    assert (counters.handovers, counters.checked_pieces) == (1, 7)
+    assert world.fetcher.models.total.back_to_source_bytes == len(BODY)
     assert world.handover.state == "in use"
     assert world.server.sent_bytes[BIG] == 1 + len(BODY)
 
@@ -255,14 +260,14 @@ async def test_who_queues_for_his_turn_is_not_sent_to_the_origin_while_others_ge
     limits = Limits()
     world.handover = Handover(DfdaemonSocket(world.daemon.url), world.fetcher, options=TaskOptions(), limits=limits)
     for _ in range(MAX_REGISTRATIONS):
-        await limits.registrations.take(lambda: True)
+        await limits.take(lambda: True)
 
     async def others() -> None:
         for _ in range(6):
             await trio.sleep(1)
             if moves:
-                limits.registrations.moved_at = trio.current_time()
-        limits.registrations.give_back()
+                limits.moved_at = trio.current_time()
+        limits.give_back()
 
     world.nursery.start_soon(others)
     assert await world.read_all(SMALL) == BODIES[SMALL]
@@ -275,12 +280,12 @@ async def test_traffic_is_counted_by_its_kind(world: World) -> None:
     world.daemon.traffic = 1
     await world.fill()
     await world.settled()
-    assert world.handover.counters.remote_peer_bytes == len(BODY)
+    assert world.fetcher.models.total.remote_peer_bytes == len(BODY)
     world.file(".link").unlink()
     assert await world.fill() == BODY
     await world.settled()
-    assert world.handover.counters.local_peer_bytes == len(BODY)
-    assert world.handover.counters.source_bytes == 0
+    assert world.fetcher.models.total.local_peer_bytes == len(BODY)
+    assert world.fetcher.models.total.back_to_source_bytes == 0
 
 
 async def test_two_daemons_on_one_cache_directory(world: World) -> None:
@@ -299,7 +304,7 @@ async def test_two_daemons_on_one_cache_directory(world: World) -> None:
     assert world.incoming() == []
 
 
-# --- what is kept -----------------------------------------------------------------------------------------------------
+# --- what is kept ---
 
 
 async def test_a_restarted_daemon_finds_the_link(world: World) -> None:
@@ -335,7 +340,7 @@ async def test_the_store_is_wiped_while_we_hold_the_link(world: World) -> None:
     assert world.file(".link").stat().st_nlink == 1
 
 
-# --- what is not believed ---------------------------------------------------------------------------------------------
+# --- what is not believed ---
 
 
 @pytest.mark.parametrize("fault", [each for each in Fault if each is not Fault.WRONG_BYTES], ids=lambda each: each.name)
@@ -361,7 +366,9 @@ async def test_a_wrong_piece_drops_the_link_for_good(world: World, caplog: pytes
 
 
 async def test_without_checks_a_wrong_piece_is_believed(world: World) -> None:
-    """What the option costs; whole files are still compared with the provider's checksum, where it has one."""
+    """The cost of the option; whole files are still compared with the provider's checksum, where it
+    has one.
+    """
     socket = DfdaemonSocket(world.daemon.url)
     world.handover = Handover(socket, world.fetcher, options=TaskOptions(), limits=Limits(), verify=Verify.OFF)
     with world.daemon.failing(Fault.WRONG_BYTES):
@@ -378,7 +385,7 @@ async def test_sampling_checks_some(world: World) -> None:
     socket.close()
 
 
-# --- other ways -------------------------------------------------------------------------------------------------------
+# --- other ways ---
 
 
 @pytest.mark.parametrize("fault", [Fault.OTHER_FILE_SYSTEM, Fault.OTHER_NAMESPACE, Fault.COPIES])
@@ -387,12 +394,12 @@ async def test_what_cannot_be_linked_comes_through_the_proxy(
 ) -> None:
     through = Transport(connect_timeout_s=3, first_byte_timeout_s=3, idle_timeout_s=5)
     async with FakeDfdaemon(piece_bytes=4 * MB).running() as proxy:
-        world.fetcher.proxy = Proxies.at(proxy.url, through, required=False)
+        world.fetcher.proxy = Proxies([Proxy(proxy.url, through)], required=False)
         with world.daemon.failing(fault), caplog.at_level(logging.WARNING):
             assert await world.read_all() == BODY
             assert await world.read_all(OTHER) == BODIES[OTHER]
             await world.settled()
-        assert world.fetcher.counters.proxy_bytes > 0
+        assert world.fetcher.models.total.proxy_bytes > 0
         assert len([each for each in proxy.requests if "range" not in each.headers]) == 2
     await through.aclose()
     assert len([each for each in caplog.records if "handed over" in each.message]) == 1, "said once"

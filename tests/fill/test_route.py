@@ -1,4 +1,6 @@
-"""The table of decisions: who waits for the stream, who gets a range and by which way, and when a stream starts."""
+"""The table of decisions: who waits for the stream, who gets a range and by which way, and when a
+stream starts.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from d7yfs.config.p2p import P2p
 from d7yfs.fetch.dragonfly_task import MAX_DIRECT_BYTES
 from d7yfs.fill.p2p_budget import Policy
-from d7yfs.fill.route import FRONT_BYTES, Plan, Reason, Stream, plan
+from d7yfs.fill.route import FRONT_BYTES, Reason, Step, Stream, plan
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 
 MB = BLOCK_BYTES
@@ -22,21 +24,21 @@ def span(start: float, stop: float) -> ByteRange:
     return ByteRange(int(start * MB), int(stop * MB))
 
 
-def direct(reason: Reason, start: float, stop: float, stream_from: float | None = None) -> Plan:
-    return Plan(
+def direct(reason: Reason, start: float, stop: float, stream_from: float | None = None) -> Step:
+    return Step(
         direct=span(start, stop), stream_from=None if stream_from is None else int(stream_from * MB), reason=reason
     )
 
 
-def proxied(reason: Reason, start: float, stop: float) -> Plan:
-    return Plan(proxied=span(start, stop), reason=reason)
+def proxied(reason: Reason, start: float, stop: float) -> Step:
+    return Step(proxied=span(start, stop), reason=reason)
 
 
-def stream(start: float) -> Plan:
-    return Plan(stream_from=int(start * MB))
+def stream(start: float) -> Step:
+    return Step(stream_from=int(start * MB))
 
 
-WAIT = Plan()
+WAIT = Step()
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,8 @@ WAIT = Plan()
         (1000, span(0, 2), False, 4, direct(WAITING, 0, 2, 0)),
         (1000, span(1, 2), False, 4, direct(WAITING, 1, 2, 0)),
         (4.001, span(0, 2), False, 4, direct(WAITING, 0, 2, 0)),
-        # What the waiting reader gets at once is at most 4 MiB, and no more than the budget has left.
+        # What the waiting reader gets at once is at most 4 MiB, and no more than the budget has
+        # left.
         (1000, span(0, 8), True, 9, direct(WAITING, 0, 4, 0)),
         (1000, span(0, 8), True, 3, direct(WAITING, 0, 3, 0)),
         (1000, span(0, 8), True, 0.5, direct(WAITING, 0, 0.5, 0)),
@@ -70,7 +73,7 @@ WAIT = Plan()
         (1000, span(4, 5), True, 0, stream(0)),
         (1000, span(512, 513), False, 0, stream(0)),
         (1000, span(513, 514), False, 0, stream(513)),
-        # The end of a file (a zip's directory) is small, whatever the file is.
+        # The end of a file (a zip's directory) is small, for any file.
         (1000, span(999, 1000), False, 4, direct(TAIL, 999, 1000)),
         (1000, span(996, 997), True, 4, direct(TAIL, 996, 1000)),
         (1000, span(996, 997), True, 2, direct(TAIL, 996, 998)),
@@ -79,7 +82,7 @@ WAIT = Plan()
     ],
 )
 def test_a_model_without_a_stream_yet(
-    size: float, missing: ByteRange, touched: bool, left: float, expected: Plan
+    size: float, missing: ByteRange, touched: bool, left: float, expected: Step
 ) -> None:
     step = plan(
         int(size * MB), missing, None, touched=touched, model=True, run_bytes=0, direct_left_bytes=int(left * MB)
@@ -90,7 +93,8 @@ def test_a_model_without_a_stream_yet(
 @pytest.mark.parametrize(
     ("missing", "run", "left", "expected"),
     [
-        # Sparse reads, past the header and anywhere: ranges, first from the origin, then through the proxy, a piece at a time.
+        # Sparse reads, past the header and anywhere: ranges, first from the origin, then through
+        # the proxy, a piece at a time.
         (span(0, 2), 0, 4, direct(SPARSE, 0, 2)),
         (span(500, 501), 0, 4, direct(SPARSE, 500, 501)),
         (span(500, 501), 0, 0, proxied(SPARSE, 500, 504)),
@@ -106,7 +110,7 @@ def test_a_model_without_a_stream_yet(
         (span(5, 6), 2, 0, stream(5)),
     ],
 )
-def test_another_file_without_a_stream_yet(missing: ByteRange, run: int, left: int, expected: Plan) -> None:
+def test_another_file_without_a_stream_yet(missing: ByteRange, run: int, left: int, expected: Step) -> None:
     step = plan(BIG, missing, None, touched=True, model=False, run_bytes=run * MB, direct_left_bytes=left * MB)
     assert step == expected
 
@@ -132,7 +136,8 @@ YOUNG = Stream(0, MB + 5, BIG, 1, 0, 0.1)
         (YOUNG, span(5, 6), direct(WAITING, 5, 6), WAIT),
         (YOUNG, span(512, 513), direct(WAITING, 512, 513), proxied(WAITING, 512, 516)),
         (YOUNG, span(0, 1), direct(WAITING, 0, 1), proxied(WAITING, 0, 4)),
-        # At the frontier, in the very block that arrives, or within half a second of it; two where the other way is the proxy.
+        # At the frontier, in the very block that arrives, or within half a second of it; two where
+        # the other way is the proxy.
         (FAST, span(10, 11), WAIT, WAIT),
         (Stream(0, 10 * MB + 5, BIG, 20 * MB), span(10, 11), WAIT, WAIT),
         (FAST, span(19, 20), WAIT, WAIT),
@@ -155,14 +160,15 @@ YOUNG = Stream(0, MB + 5, BIG, 1, 0, 0.1)
         ),
         # Behind its stop: it fills a gap.
         (Stream(0, 10 * MB, 20 * MB, 90 * MB), span(20, 21), direct(WAITING, 20, 21), proxied(WAITING, 20, 24)),
-        # Passed, and missing all the same: dropped from memory, or found corrupt. The stream will not come back.
+        # Passed, and missing all the same: dropped from memory, or found corrupt. The stream will
+        # not come back.
         (FAST, span(3, 4), direct(WAITING, 3, 4), proxied(WAITING, 3, 4)),
         (FAST, span(9, 10), direct(WAITING, 9, 10), proxied(WAITING, 9, 12)),
         (Stream(0, BIG, BIG, 20 * MB), span(999, 1000), direct(WAITING, 999, 1000), proxied(WAITING, 999, 1000)),
     ],
 )
 def test_beside_a_stream(
-    under_way: Stream, missing: ByteRange, expected: Plan, expected_without_budget: Plan, model: bool
+    under_way: Stream, missing: ByteRange, expected: Step, expected_without_budget: Step, model: bool
 ) -> None:
     for left, each in ((4 * MB, expected), (0, expected_without_budget)):
         step = plan(BIG, missing, under_way, touched=True, model=model, run_bytes=0, direct_left_bytes=left)
@@ -186,7 +192,9 @@ def test_nobody_is_left_alone(
     left: int,
     under_way: tuple[int, int, float, float, float] | None,
 ) -> None:
-    """Whoever asks gets a range now that starts with what it lacks, or a stream that is yet to come by there."""
+    """Each reader gets a range now that starts with what it lacks, or a stream that is yet to come
+    by there.
+    """
     size = blocks * MB
     missing = ByteRange(min(first, blocks - 1) * MB, min(first + count, blocks) * MB)
     if not missing:
@@ -216,7 +224,7 @@ def test_nobody_is_left_alone(
         assert size > MAX_DIRECT_BYTES
 
 
-# --- the budget -------------------------------------------------------------------------------------------------------
+# --- the budget ---
 
 
 def version(key: str, size_bytes: int) -> ObjectVersion:
@@ -289,7 +297,7 @@ def test_what_comes_past_the_proxy_is_bounded(
     model: bool,
     reads: list[tuple[int, int, int, tuple[int, float, float, float] | None]],
 ) -> None:
-    """Whatever is read in whatever order, beside whatever stream, and even if nothing of it stays cached."""
+    """For any reads in any order, with any stream, and even if nothing of it stays cached."""
     policy = Policy(P2p.parse(mode), prefix="", direct_percent=0.4)
     read, came = version("f", size), 0
     for index, (offset, length, run, under_way) in enumerate(reads):

@@ -1,7 +1,8 @@
-"""Several daemons on one cache directory: each byte is fetched once, and no daemon is stuck with another's trouble.
+"""Several daemons on one cache directory: each byte is fetched once, and no daemon is stuck with
+another's trouble.
 
-The daemons are caches and fillers of their own in one process; leases belong to descriptors, so they are as strange to each other as
-processes are. `tests/mount` has real ones.
+The daemons are caches and fillers of their own in one process; leases belong to descriptors, so
+they are as strange to each other as processes are. `tests/mount` has real ones.
 """
 
 from __future__ import annotations
@@ -19,16 +20,15 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
-from d7yfs.cache.filler import Filler, FillTarget
+from d7yfs.cache.filler import Filler
 from d7yfs.cache.version import CachedVersion
 from d7yfs.errors import ObjectArchived
+from d7yfs.fetch.dragonfly_proxy import Proxies, Proxy
 from d7yfs.fetch.fetcher import Fetcher
-from d7yfs.fetch.proxies import Proxies
 from d7yfs.fetch.transport import Transport
-from d7yfs.fill import sharing
-from d7yfs.fill.direct import DirectFiller
+from d7yfs.fill import direct
+from d7yfs.fill.direct import DAEMON_PATIENCE_S, DirectFiller
 from d7yfs.fill.p2p_budget import Policy
-from d7yfs.fill.sharing import PATIENCE_S
 from d7yfs.fill.stream import StreamFiller
 from d7yfs.objects import BLOCK_BYTES, ByteRange
 from tests.cache.doubles import PromptDisk
@@ -48,7 +48,7 @@ SOON_S = 1.0
 
 @dataclass
 class Daemon:
-    """A cache over the shared directory, and its way to the origin; its tasks end with `nursery`."""
+    """A cache over the shared directory, with its way to the origin; tasks end with `nursery`."""
 
     cache: Cache
     fetcher: Fetcher
@@ -59,7 +59,7 @@ class Daemon:
     async def open(self) -> CachedVersion:
         return await self.cache.open(self.origin.identity, self.origin.version(KEY), self._new_filler)
 
-    def _new_filler(self, target: FillTarget) -> Filler:
+    def _new_filler(self, target: CachedVersion) -> Filler:
         if self.fetcher.proxy is None:
             return DirectFiller(target, self.fetcher, self.nursery)
         return StreamFiller(target, self.fetcher, self.nursery, self.policy)
@@ -97,7 +97,7 @@ async def daemons(path: Path, server: ScriptedServer, proxy_url: str, count: int
             directory = CacheDirectory(path, size_limit_bytes=1 << 30, min_free_bytes=0)
             directory.prepare()
             transports += [Transport(connect_timeout_s=3, first_byte_timeout_s=30, idle_timeout_s=30) for _ in range(2)]
-            proxy = Proxies.at(proxy_url, transports[-1], required=False) if proxy_url else None
+            proxy = Proxies([Proxy(proxy_url, transports[-1])], required=False) if proxy_url else None
             fetcher = Fetcher(FakeOrigin(server), transports[-2], proxy=proxy, read_timeout_s=60, max_connections=8)
             cache = Cache(directory, memory_buffer_bytes=16 * MB, read_timeout_s=60, disk=PromptDisk())
             own = await nursery.start(_nursery)
@@ -121,8 +121,10 @@ async def _nursery(task_status: trio.TaskStatus[trio.Nursery]) -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> MockClock:
-    """Jumps to the next timeout when all has been silent for longer than sockets take to answer, which polls must not make many."""
-    monkeypatch.setattr(sharing, "POLL_S", 0.25)
+    """Jumps to the next timeout when all has been silent for longer than sockets take to answer,
+    which polls must not make many.
+    """
+    monkeypatch.setattr(direct, "DAEMON_POLL_S", 0.25)
     return MockClock(autojump_threshold=0.05)
 
 
@@ -138,7 +140,7 @@ async def two(tmp_path: Path, server: ScriptedServer) -> AsyncIterator[list[Daem
         yield made
 
 
-# --- ranges -----------------------------------------------------------------------------------------------------------
+# --- ranges ---
 
 
 @pytest.mark.parametrize("steps", [(MB, MB), (128 << 10, 3 * MB), (SIZE, MB)])
@@ -235,7 +237,7 @@ async def test_a_daemon_that_hangs_costs_its_patience_once(
     cached = await other.open()
     await other.read(0, MB)
     waited_s = trio.current_time() - began
-    assert PATIENCE_S <= waited_s < PATIENCE_S + SOON_S
+    assert DAEMON_PATIENCE_S <= waited_s < DAEMON_PATIENCE_S + SOON_S
     for start in (4 * MB, 8 * MB, 12 * MB):
         await other.read(start, start + MB)
     assert trio.current_time() - began < waited_s + SOON_S
@@ -253,14 +255,14 @@ async def test_a_slow_daemon_is_no_hung_one(clock: MockClock, server: ScriptedSe
 
     async def trickle() -> None:
         while True:
-            await trio.sleep(PATIENCE_S * 0.6)
+            await trio.sleep(DAEMON_PATIENCE_S * 0.6)
             slow.flow(before)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trickle)
         began = trio.current_time()
         await other.read(0, MB)
-        assert trio.current_time() - began > 3 * PATIENCE_S
+        assert trio.current_time() - began > 3 * DAEMON_PATIENCE_S
         assert len(server.requests) == before
         nursery.cancel_scope.cancel()
 
@@ -294,7 +296,7 @@ async def test_without_room_daemons_wait_for_nobody(
         await other.read(0, MB)
 
 
-# --- streams ----------------------------------------------------------------------------------------------------------
+# --- streams ---
 
 
 @pytest.fixture
@@ -320,7 +322,7 @@ async def test_two_sequential_readers_share_one_stream(
         for daemon in proxied:
             nursery.start_soon(daemon.read_all)
     assert streams(dfdaemon) == ["whole"]
-    assert sum(each.fetcher.counters.proxy_bytes for each in proxied) == SIZE
+    assert sum(each.fetcher.models.total.proxy_bytes for each in proxied) == SIZE
 
 
 async def test_a_daemon_that_comes_late_follows_the_stream(
@@ -332,14 +334,14 @@ async def test_a_daemon_that_comes_late_follows_the_stream(
     one.nursery.start_soon(one.read_all)
     await stuck.reached.wait()
     await wait_all_tasks_blocked(0.02)
-    direct_bytes = one.fetcher.counters.direct_bytes
+    direct_bytes = one.fetcher.models.total.direct_bytes
     async with trio.open_nursery() as nursery:
         nursery.start_soon(other.read_all)
         await trio.sleep(0.3)
         stuck.resume.set()
     assert streams(dfdaemon) == ["whole"]
-    assert other.fetcher.counters.proxy_bytes == other.fetcher.counters.direct_bytes == 0
-    assert one.fetcher.counters.direct_bytes == direct_bytes
+    assert other.fetcher.models.total.proxy_bytes == other.fetcher.models.total.direct_bytes == 0
+    assert one.fetcher.models.total.direct_bytes == direct_bytes
 
 
 async def test_a_stream_whose_daemon_dies_is_taken_up_where_it_ended(
@@ -369,7 +371,7 @@ async def test_a_stream_that_hangs_is_not_waited_for(
     await wait_all_tasks_blocked(0.05)
     began = trio.current_time()
     await other.read_all()
-    assert trio.current_time() - began < PATIENCE_S + SOON_S
+    assert trio.current_time() - began < DAEMON_PATIENCE_S + SOON_S
 
 
 async def test_a_reader_far_from_another_daemons_stream_gets_small_ranges(

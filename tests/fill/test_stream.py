@@ -1,4 +1,6 @@
-"""Reading through a (fake) dfdaemon with the real cache: one stream a version, and what happens when it does not flow."""
+"""Reading through a (fake) dfdaemon with the real cache: one stream a version, and what happens
+when it does not flow.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,9 @@ from d7yfs.errors import (
     Stopped,
     VersionGone,
 )
+from d7yfs.fetch.dragonfly_proxy import MAX_REGISTRATIONS, Proxies, Proxy
 from d7yfs.fetch.dragonfly_task import MAX_DIRECT_BYTES
 from d7yfs.fetch.fetcher import Fetcher
-from d7yfs.fetch.proxies import MAX_REGISTRATIONS, Proxies
 from d7yfs.fetch.transport import Transport
 from d7yfs.fill import route
 from d7yfs.fill.p2p_budget import Policy
@@ -98,12 +100,14 @@ class World:
             while self.nursery.child_tasks:  # noqa: ASYNC110  # a nursery has no such event
                 await trio.sleep(0.1)
         assert self.cache.statistics().open_versions == open_files
-        assert self.proxy.limits.streams.borrowed_tokens == self.proxy.limits.registrations.taken == 0
+        assert self.proxy.limits.streams.borrowed_tokens == self.proxy.limits.taken == 0
 
 
 @pytest.fixture
 def clock() -> MockClock:
-    """Jumps to the next timeout when all has been silent for longer than sockets take to answer (in real seconds)."""
+    """Jumps to the next timeout when all has been silent for longer than sockets take to answer (in
+    real seconds).
+    """
     return MockClock(autojump_threshold=0.1)
 
 
@@ -115,7 +119,9 @@ def frozen() -> MockClock:
 
 @pytest.fixture
 def far_inside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader inside a file is too far from its beginning for a stream from there, as in a file of many gigabytes."""
+    """A reader inside a file is too far from its beginning for a stream from there, as in a file of
+    many gigabytes.
+    """
     monkeypatch.setattr(route, "FRONT_BYTES", 4 * MB)
 
 
@@ -132,7 +138,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         trio.open_nursery() as nursery,
     ):
         origin = FakeOrigin(server)
-        proxy = Proxies.at(daemon.url, through, required=False)
+        proxy = Proxies([Proxy(daemon.url, through)], required=False)
         fetcher = Fetcher(origin, transport, proxy=proxy, read_timeout_s=READ_TIMEOUT_S, max_connections=8)
         yield World(server, daemon, origin, proxy, fetcher, cache, nursery)
         nursery.cancel_scope.cancel()
@@ -140,7 +146,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     await through.aclose()
 
 
-# --- the way it should be ---------------------------------------------------------------------------------------------
+# --- the way it should be ---
 
 
 async def test_a_file_is_one_rangeless_get(clock: MockClock, world: World) -> None:
@@ -151,10 +157,10 @@ async def test_a_file_is_one_rangeless_get(clock: MockClock, world: World) -> No
     assert request.absolute
     assert len(world.daemon.tasks) == 1
     assert sum(each.headers["range"] == "bytes=0-0" for each in world.server.requests) == 1
-    assert world.fetcher.counters.proxy_bytes == len(BODY)
+    assert world.fetcher.models.total.proxy_bytes == len(BODY)
     # A look at the header, and what was read before the stream's first byte.
-    assert MB <= world.fetcher.counters.direct_bytes < len(BODY) / 2
-    assert world.server.sent_bytes[BIG] == 1 + len(BODY) + world.fetcher.counters.direct_bytes
+    assert MB <= world.fetcher.models.total.direct_bytes < len(BODY) / 2
+    assert world.server.sent_bytes[BIG] == 1 + len(BODY) + world.fetcher.models.total.direct_bytes
     assert await world.read_all() == BODY
     assert len(world.daemon.requests) == 1, "the second read is the cache's"
 
@@ -170,7 +176,7 @@ async def test_eight_readers_share_one_stream(clock: MockClock, world: World) ->
             nursery.start_soon(read)
     assert all(body == BODY for body in bodies)
     assert len(world.daemon.requests) == 1
-    assert world.fetcher.counters.direct_bytes < len(BODY) / 2
+    assert world.fetcher.models.total.direct_bytes < len(BODY) / 2
 
 
 async def test_small_files_go_direct_and_whole(world: World) -> None:
@@ -233,13 +239,13 @@ async def test_a_reader_far_ahead_gets_small_ranges(frozen: MockClock, world: Wo
     assert ranges
     assert all(_size(each) <= MAX_DIRECT_BYTES for each in (*world.direct(), *world.daemon.requests[1:]))
     assert all(each.headers["x-dragonfly-scheduling-policy"] == "always" for each in world.daemon.requests[1:])
-    assert world.fetcher.counters.direct_bytes == 4 * MB
+    assert world.fetcher.models.total.direct_bytes == 4 * MB
     stuck.resume.set()
     cached.drop()
     frozen.autojump_threshold = 0.1
     await world.settled()
     assert await world.read_all() == BODY
-    assert world.fetcher.counters.direct_bytes == 4 * MB
+    assert world.fetcher.models.total.direct_bytes == 4 * MB
     assert len([each for each in world.daemon.requests if "range" not in each.headers]) == 1
 
 
@@ -252,14 +258,14 @@ async def test_a_reader_before_the_streams_start_is_served_in_full(frozen: MockC
     filler = world.filler(target)
     filler.request(ByteRange(12 * MB, 13 * MB), None)
     await stuck.reached.wait()
-    target.has(5)
+    target.has_got(5)
     while missing := target.missing(ByteRange(0, 11 * MB)):
         filler.request(ByteRange(missing[0].start, 11 * MB), None)
         await wait_all_tasks_blocked(0.05)
         assert target.missing(ByteRange(0, 11 * MB)) != missing
     assert target.data[: 5 * MB] == BODY[: 5 * MB]
     assert target.data[6 * MB : 11 * MB] == BODY[6 * MB : 11 * MB]
-    assert world.fetcher.counters.direct_bytes == 4 * MB
+    assert world.fetcher.models.total.direct_bytes == 4 * MB
     assert all(_size(each) <= MAX_DIRECT_BYTES for each in (*world.direct(), *world.daemon.requests[1:]))
 
 
@@ -281,7 +287,7 @@ def _size(request: Request) -> int:
     return int(last) + 1 - int(first)
 
 
-# --- a file that is no model ------------------------------------------------------------------------------------------
+# --- a file that is no model ---
 
 
 def streams(world: World) -> list[str]:
@@ -305,7 +311,7 @@ async def test_the_budget_outlives_the_file_being_closed(world: World) -> None:
         cached = await world.open(TABLE)
         await cached.read(ByteRange(at * MB, at * MB + 9), None)
         cached.drop()
-    assert world.fetcher.counters.direct_bytes == 4 * MB
+    assert world.fetcher.models.total.direct_bytes == 4 * MB
     assert len(world.daemon.requests) == 1
 
 
@@ -319,7 +325,7 @@ async def test_a_sequential_reader_gets_a_stream(clock: MockClock, world: World)
     await world.settled()
     assert streams(world) == [""]
     assert len(world.daemon.requests) == 1
-    assert world.fetcher.counters.direct_bytes == 4 * MB
+    assert world.fetcher.models.total.direct_bytes == 4 * MB
 
 
 async def test_filling_is_one_stream(clock: MockClock, world: World) -> None:
@@ -363,15 +369,15 @@ async def test_filling_goes_on_from_the_origin_when_the_proxy_fails(clock: MockC
 
 async def test_filling_what_is_nearly_whole_is_a_range(clock: MockClock, world: World) -> None:
     target = MemoryTarget(world.origin.version(BIG))
-    target.has(*range(20))
-    target.has(24)
+    target.has_got(*range(20))
+    target.has_got(24)
     world.filler(target).fill()
     await wait_all_tasks_blocked(0.1)
     assert target.data[20 * MB : 24 * MB] == BODY[20 * MB : 24 * MB]
     assert not world.daemon.requests
     assert world.fetcher.counters.direct_bytes_by_reason == {"fill": 4 * MB}
     target = MemoryTarget(world.origin.version(BIG))
-    target.has(*range(21))
+    target.has_got(*range(21))
     world.filler(target).fill()
     await wait_all_tasks_blocked(0.1)
     assert target.data[21 * MB :] == BODY[21 * MB :]
@@ -381,7 +387,7 @@ async def test_filling_what_is_nearly_whole_is_a_range(clock: MockClock, world: 
     }
 
 
-# --- always -----------------------------------------------------------------------------------------------------------
+# --- always ---
 
 
 @pytest.fixture
@@ -400,7 +406,7 @@ async def test_always_means_every_byte(clock: MockClock, always: World) -> None:
         assert await always.read_all(key) == BODIES[key]
     await always.settled()
     assert all(not always.direct(key) for key in BODIES)
-    assert always.fetcher.counters.direct_bytes == 0
+    assert always.fetcher.models.total.direct_bytes == 0
     assert len(always.daemon.tasks) == 4
     small = [each for each in always.daemon.requests if SMALL in each.target]
     assert [each.headers.get("range", "") for each in small] == [""]
@@ -429,7 +435,7 @@ async def test_always_falls_back_when_the_proxy_fails(clock: MockClock, always: 
     assert await always.read_all(key) == BODIES[key]
     await always.settled()
     assert trio.current_time() - before < READ_TIMEOUT_S
-    assert always.fetcher.counters.direct_bytes > 0 or (key != BIG and "mid-body" in name)
+    assert always.fetcher.models.total.direct_bytes > 0 or (key != BIG and "mid-body" in name)
 
 
 @pytest.mark.parametrize(
@@ -438,18 +444,20 @@ async def test_always_falls_back_when_the_proxy_fails(clock: MockClock, always: 
 async def test_waiting_for_a_turn_at_the_scheduler_is_no_failure_while_others_get_theirs(
     clock: MockClock, always: World, held_s: int, moves: bool, waits: bool
 ) -> None:
-    """A quarter of the readers' patience, here 5 s; a scheduler that brings nobody anything is left after 3."""
+    """A quarter of the readers' patience, here 5 s; a scheduler that brings nobody anything is left
+    after 3.
+    """
     limits = always.proxy.limits
     for _ in range(MAX_REGISTRATIONS):
-        await limits.registrations.take(lambda: True)
+        await limits.take(lambda: True)
 
     async def release() -> None:
         for _ in range(held_s):
             await trio.sleep(1)
             if moves:
-                limits.registrations.moved_at = trio.current_time()
+                limits.moved_at = trio.current_time()
         for _ in range(MAX_REGISTRATIONS):
-            limits.registrations.give_back()
+            limits.give_back()
 
     always.nursery.start_soon(release)
     assert await always.read_all(SMALL) == BODIES[SMALL]
@@ -466,7 +474,7 @@ async def test_always_without_fallback_never_goes_to_the_origin(clock: MockClock
         assert not always.direct(key)
 
 
-# --- when it fails ----------------------------------------------------------------------------------------------------
+# --- when it fails ---
 
 FAILURES: dict[str, tuple[Fault, bool]] = {
     # name: what the proxy does, and whether it is to blame
@@ -506,7 +514,7 @@ async def test_a_failing_proxy_falls_back_to_the_origin(
     assert world.proxy.breaker.trips == blamed
     assert len(world.daemon.requests) <= 3
     assert trio.current_time() - before < READ_TIMEOUT_S
-    brought = world.fetcher.counters.proxy_bytes
+    brought = world.fetcher.models.total.proxy_bytes
     assert (brought > 0) == ("mid-body" in name)
     if brought:
         first = min(int(each.headers["range"][6:].split("-")[0]) for each in world.direct(OTHER)[-2:])
@@ -538,7 +546,7 @@ async def test_the_proxy_comes_back(clock: MockClock, world: World) -> None:
     await world.settled()
     assert world.proxy.usable
     assert len(world.daemon.requests) == 2
-    assert world.fetcher.counters.proxy_bytes == len(BODIES[OTHER])
+    assert world.fetcher.models.total.proxy_bytes == len(BODIES[OTHER])
 
 
 async def test_one_file_probes_while_others_read_on_direct(clock: MockClock, world: World) -> None:
@@ -565,7 +573,7 @@ async def test_a_refused_signature_is_made_anew_once(clock: MockClock, world: Wo
     assert await world.read_all() == BODY
     await world.settled()
     assert [fresh for presigned, fresh in world.origin.signed if presigned] == [False, True]
-    assert world.fetcher.counters.proxy_bytes == len(BODY)
+    assert world.fetcher.models.total.proxy_bytes == len(BODY)
     one, other = world.daemon.requests
     assert one.target != other.target
     assert len(world.daemon.tasks) == 1
@@ -589,7 +597,7 @@ async def test_an_unexpected_failure_falls_back_too(
     assert "failed unexpectedly" in caplog.text
 
 
-# --- versions ---------------------------------------------------------------------------------------------------------
+# --- versions ---
 
 
 async def test_a_known_task_never_serves_old_bytes_for_a_new_version(world: World) -> None:
@@ -599,7 +607,7 @@ async def test_a_known_task_never_serves_old_bytes_for_a_new_version(world: Worl
     assert await world.read_all() == new
     await world.settled()
     assert len(world.daemon.tasks) == 2
-    assert world.fetcher.counters.proxy_bytes == 2 * len(BODY)
+    assert world.fetcher.models.total.proxy_bytes == 2 * len(BODY)
 
 
 async def test_a_daemon_that_knows_no_content_ids_never_serves_old_bytes_either(
@@ -649,7 +657,7 @@ async def test_an_object_replaced_during_the_stream_is_never_mixed(clock: MockCl
     cached.drop()
 
 
-# --- a required proxy -------------------------------------------------------------------------------------------------
+# --- a required proxy ---
 
 
 @pytest.fixture
@@ -704,7 +712,7 @@ async def test_a_reader_far_ahead_of_a_required_stream(required: World) -> None:
     stuck.resume.set()
 
 
-# --- no room, no nursery ----------------------------------------------------------------------------------------------
+# --- no room, no nursery ---
 
 
 async def test_a_full_cache_is_read_in_what_is_wanted(world: World) -> None:
@@ -723,9 +731,11 @@ async def test_a_full_cache_is_read_in_what_is_wanted(world: World) -> None:
 
 
 async def test_in_a_full_cache_the_first_byte_that_lacks_is_asked_for_whatever_is_there_before_it(world: World) -> None:
-    """Little may still come straight from the store: that little was the beginning of the range, which is there already."""
+    """Little may still come straight from the store: that little was the beginning of the range,
+    which is there already.
+    """
     target = MemoryTarget(world.origin.version(BIG), keeps=False)
-    target.has(8)
+    target.has_got(8)
     world.policy.spend(target.version, 3 * MB)
     world.filler(target).request(ByteRange(8 * MB, 12 * MB), None)
     await wait_all_tasks_blocked(0.05)
@@ -776,7 +786,7 @@ async def test_a_prefetch_waits_for_the_stream_but_not_for_a_broken_one(clock: M
     filler.prefetch(ByteRange(8 * MB, 16 * MB))
     await wait_all_tasks_blocked(0.01)
     assert not world.server.requests
-    world.proxy.breaker.failed(trio.current_time())
+    world.proxy.breaker.record_failure(trio.current_time())
     filler.prefetch(ByteRange(8 * MB, 16 * MB))
     await trio.sleep(15)
     assert sum(_size(each) for each in world.direct()) == PART_BYTES

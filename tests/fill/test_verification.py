@@ -1,4 +1,6 @@
-"""What came is compared with what the store recorded: real caches, real transfers, and an origin that says what the test wants."""
+"""Bytes that came are compared with the store's record: real caches, real transfers, and an origin
+that says what the test wants.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,11 @@ from trio.testing import wait_all_tasks_blocked
 
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
-from d7yfs.cache.filler import Filler, FillTarget
+from d7yfs.cache.filler import Filler
 from d7yfs.cache.version import CachedVersion
 from d7yfs.errors import BadReply, D7yfsError, NotFound, OriginUnavailable
+from d7yfs.fetch.dragonfly_proxy import Proxies, Proxy
 from d7yfs.fetch.fetcher import Fetcher
-from d7yfs.fetch.proxies import Proxies
 from d7yfs.fetch.transport import Transport
 from d7yfs.fill.direct import SMALL_BYTES, DirectFiller
 from d7yfs.fill.p2p_budget import Policy
@@ -62,11 +64,10 @@ class Scene:
     async def open(self, nursery: trio.Nursery, key: str = KEY) -> CachedVersion:
         verifier = Verifier(self.fetcher, nursery, full=self.full, forget_pages=self._forget_pages)
 
-        def new_filler(target: FillTarget) -> Filler:
-            verifier.watch(target)
+        def new_filler(target: CachedVersion) -> Filler:
             if self.fetcher.proxy is None:
-                return DirectFiller(target, self.fetcher, nursery)
-            return StreamFiller(target, self.fetcher, nursery, self.policy)
+                return DirectFiller(target, self.fetcher, nursery, compare=verifier.compare)
+            return StreamFiller(target, self.fetcher, nursery, self.policy, compare=verifier.compare)
 
         return await self.cache.open(self.origin.identity, self.origin.version(key), new_filler)
 
@@ -238,7 +239,7 @@ async def test_the_end_of_the_mount_waits_for_no_comparison(scene: Scene, monkey
     assert scene.cache.statistics().open_versions == 0
 
 
-# --- small files and MD5 ----------------------------------------------------------------------------------------------
+# --- small files and MD5 ---
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -268,7 +269,7 @@ async def test_a_crc_makes_the_md5_superfluous(scene: Scene) -> None:
     assert scene.mismatches == 0
 
 
-# --- through the proxy ------------------------------------------------------------------------------------------------
+# --- through the proxy ---
 
 
 @pytest.mark.parametrize("required", [False, True])
@@ -276,7 +277,7 @@ async def test_the_proxy_is_not_asked_again_unless_it_is_the_only_way(
     tmp_path: Path, server: ScriptedServer, transport: Transport, required: bool
 ) -> None:
     async with FakeDfdaemon(piece_bytes=MB).running() as dfdaemon:
-        scene = Scene(tmp_path, server, transport, Proxies.at(dfdaemon.url, transport, required=required))
+        scene = Scene(tmp_path, server, transport, Proxies([Proxy(dfdaemon.url, transport)], required=required))
         scene.origin.recorded = RIGHT
         dfdaemon.script(faults.altered(-1))  # the stream
         await scene.read(stop=2 * MB)  # and the stream brings the rest

@@ -1,6 +1,7 @@
-"""The kernel's cache of names, as a model: it believes what it was told for exactly as long as it was told to.
+"""The kernel's cache of names, as a model: it believes each answer for exactly its timeout.
 
-All behind it is real: a `Filesystem`, its tree and its listers. Notices of changes reach it where `changed` is given to that file system.
+All behind it is real: a `Filesystem`, its tree and its listers. Notices of changes reach it where
+`changed` is given to that file system.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from collections.abc import Iterable
 import trio
 
 from d7yfs.fs.filesystem import Filesystem
-from d7yfs.tree.answers import Absent, Changes
-from d7yfs.tree.nodes import Directory, File, Node
+from d7yfs.tree.nodes import Absent, Directory, File, NameChanges, Node
 from d7yfs.tree.tree import ROOT_INODE
 
 
 class Kernel:
-    """Asks the file system only for what it does not believe any more; `filesystem` is set before the first question."""
+    """A kernel that asks the file system only for expired names.
+
+    The caller sets `filesystem` before the first question.
+    """
 
     def __init__(self) -> None:
         self.filesystem: Filesystem
@@ -25,7 +28,7 @@ class Kernel:
         self._entries: dict[tuple[int, str], tuple[Node | None, float]] = {}
 
     async def entry(self, parent: int, name: str) -> Node | None:
-        """What is under `name`. Raises what the file system raises."""
+        """The node under `name`. Raises as the file system does."""
         node, until = self._entries.get((parent, name), (None, -math.inf))
         if trio.current_time() < until:
             self.answered_alone += 1
@@ -46,21 +49,21 @@ class Kernel:
             node = await self.entry(node.inode, name)
         return node.version.validator if isinstance(node, File) else ""
 
-    def changed(self, directory: Directory, changes: Changes) -> None:
-        """Believe nothing any more of what has changed."""
+    def changed(self, directory: Directory, changes: NameChanges) -> None:
+        """Expire the names that have changed."""
         self.drop(directory.inode, (*changes.added, *changes.removed, *changes.replaced))
 
     def drop(self, directory: int, names: Iterable[str]) -> None:
-        """Believe nothing any more of these."""
+        """Expire these names."""
         for name in names:
             self._forget(directory, name)
 
     def doubt(self) -> None:
-        """Ask again for whatever is looked up (LOOKUP_REVAL)."""
+        """Ask again at each lookup (LOOKUP_REVAL)."""
         self._entries = {question: (node, -math.inf) for question, (node, _) in self._entries.items()}
 
     def forget(self) -> None:
-        """Give all back."""
+        """Give all lookups back."""
         for parent, name in list(self._entries):
             self._forget(parent, name)
 

@@ -15,7 +15,8 @@ from trio.testing import MockClock
 
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
-from d7yfs.cache.filler import Filler, FillTarget
+from d7yfs.cache.filler import Filler
+from d7yfs.cache.version import CachedVersion
 from d7yfs.config.place import Place
 from d7yfs.errors import (
     IsADirectory,
@@ -26,12 +27,13 @@ from d7yfs.errors import (
     ReadTimeout,
     VersionGone,
 )
-from d7yfs.fs.filesystem import Filesystem, Source
+from d7yfs.fs.backend import RepositoryBackend
+from d7yfs.fs.filesystem import Filesystem
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion, StoreIdentity
 from d7yfs.stats.models import OTHER
-from d7yfs.tree.answers import Absent, Found
 from d7yfs.tree.lister import STALE_RETRY_S
-from d7yfs.tree.tree import ROOT_INODE, Repository, Tree
+from d7yfs.tree.nodes import Absent, Found
+from d7yfs.tree.tree import ROOT_INODE, Tree, TreeRoot
 from tests.cache.doubles import PromptDisk
 from tests.tree.listings import MemoryListings
 
@@ -62,8 +64,8 @@ class Store(MemoryListings):
         self.bodies[key, validator] = body
 
     @property
-    def source(self) -> Source:
-        return Source(
+    def source(self) -> RepositoryBackend:
+        return RepositoryBackend(
             f"mem://{self.name}",
             StoreIdentity("s3", "aws", self.name or "bucket"),
             self,
@@ -72,9 +74,9 @@ class Store(MemoryListings):
 
 
 class _Filler:
-    """Brings what is asked for from the store, in whole blocks, when its gate is open."""
+    """A filler that brings whole blocks from the store while its gate is open."""
 
-    def __init__(self, store: Store, target: FillTarget) -> None:
+    def __init__(self, store: Store, target: CachedVersion) -> None:
         self._store = store
         self._target = target
 
@@ -91,7 +93,7 @@ class _Filler:
         self._store.fills += 1
         self._store.filled.append(self._target.version.key)
 
-    def relent(self) -> None:
+    def stop_filling(self) -> None:
         raise AssertionError("nobody has asked for it")
 
     def prefetch(self, ahead: ByteRange) -> None:
@@ -104,7 +106,7 @@ class _Filler:
             body = self._store.bodies[target.version.key, target.version.validator]
             for run in target.missing(wanted):
                 await target.write(run.start, memoryview(body)[run.start : run.stop])
-        target.ended(wanted, error)
+        target.end_transfer(wanted, error)
         target.drop()
 
 
@@ -120,7 +122,7 @@ _: type[Filler] = _Filler
 @asynccontextmanager
 async def mounted(tmp_path: Path, *stores: Store, prefix: str = "") -> AsyncIterator[Filesystem]:
     tree = Tree(
-        [Repository(store.name, prefix) for store in stores],
+        [TreeRoot(store.name, prefix) for store in stores],
         metadata_ttl_s=TTL_S,
         negative_ttl_s=NEGATIVE_TTL_S,
         created_ns=1_600_000_000_000_000_000,
@@ -134,7 +136,7 @@ async def mounted(tmp_path: Path, *stores: Store, prefix: str = "") -> AsyncIter
 
 
 async def inode_of(filesystem: Filesystem, path: str) -> int:
-    """As the kernel walks."""
+    """The inode of a path, as the kernel walks."""
     inode = ROOT_INODE
     for name in path.split("/"):
         answer = await filesystem.lookup(inode, name)
@@ -325,13 +327,13 @@ async def test_an_open_directory_is_a_snapshot_without_what_is_gone(tmp_path: Pa
 
 async def test_showing_entries_owes_the_kernel_nothing(tmp_path: Path, autojump_clock: MockClock) -> None:
     async with mounted(tmp_path, Store(a=b"1")) as filesystem:
-        remembered = filesystem.tree.statistics()["remembered"]
+        remembered = filesystem.tree.statistics().remembered
         await names(filesystem)
-        assert filesystem.tree.statistics()["remembered"] == remembered
+        assert filesystem.tree.statistics().remembered == remembered
         inode = await inode_of(filesystem, "a")
-        assert filesystem.tree.statistics()["remembered"] == remembered + 1
+        assert filesystem.tree.statistics().remembered == remembered + 1
         filesystem.forget(inode, 1)
-        assert filesystem.tree.statistics()["remembered"] == remembered
+        assert filesystem.tree.statistics().remembered == remembered
 
 
 async def test_keys_that_cannot_be_shown_are_logged_once(
@@ -390,7 +392,7 @@ async def test_what_cannot_be_opened(tmp_path: Path) -> None:
 
 
 async def test_a_version_that_was_gone_once_stays_so_for_that_handle(tmp_path: Path) -> None:
-    """Else a read(2) that the kernel splits could end short, and the next one go on."""
+    """Otherwise a read(2) that the kernel splits could end short, and the next one go on."""
     body = bytes(2 * BLOCK_BYTES)
     store = Store(file=body)
     async with mounted(tmp_path, store) as filesystem:
@@ -543,7 +545,7 @@ async def test_handles_are_counted_and_idle_says_when_none_is_open(tmp_path: Pat
 async def test_describe(tmp_path: Path) -> None:
     store = Store(model__a=b"abc")
     async with mounted(tmp_path, store) as filesystem:
-        described = await filesystem.describe(await filesystem.resolve("model/a"))
+        described = await filesystem.describer.describe(await filesystem.resolve("model/a"))
         assert described == {
             "url": "s3://bucket/model/a",
             "etag": store.versions["model/a"].validator,
@@ -553,10 +555,10 @@ async def test_describe(tmp_path: Path) -> None:
         }
         handle = await filesystem.open(await inode_of(filesystem, "model/a"))
         await filesystem.read(handle, 0, 1)
-        assert (await filesystem.describe(await filesystem.resolve("/model//a")))["cached_bytes"] == "3"
+        assert (await filesystem.describer.describe(await filesystem.resolve("/model//a")))["cached_bytes"] == "3"
         filesystem.release(handle)
-        assert (await filesystem.describe(await filesystem.resolve("model/a")))["cached_bytes"] == "3"
-        assert await filesystem.describe(await filesystem.resolve("model")) == {"url": "s3://bucket/model/"}
+        assert (await filesystem.describer.describe(await filesystem.resolve("model/a")))["cached_bytes"] == "3"
+        assert await filesystem.describer.describe(await filesystem.resolve("model")) == {"url": "s3://bucket/model/"}
         root = await filesystem.getattr(ROOT_INODE)
         assert math.isfinite(root.attributes_timeout_s(trio.current_time()))
 
@@ -565,9 +567,9 @@ async def test_places_are_those_of_the_store_and_not_of_its_url(tmp_path: Path) 
     store = Store(model__a=b"abc")
     identity = store.source.identity
     async with mounted(tmp_path, store) as filesystem:
-        assert await filesystem.places("model/a") == [Place(identity, "model/a")]
-        assert await filesystem.places("model") == [Place(identity, "model")]
-        assert await filesystem.places("") == [Place(identity)]
+        assert filesystem.describer.places(await filesystem.resolve("model/a")) == [Place(identity, "model/a")]
+        assert filesystem.describer.places(await filesystem.resolve("model")) == [Place(identity, "model")]
+        assert filesystem.describer.places(await filesystem.resolve("")) == [Place(identity)]
 
 
 async def test_the_task_of_a_file(tmp_path: Path) -> None:
@@ -581,16 +583,18 @@ async def test_the_task_of_a_file(tmp_path: Path) -> None:
         return "f00d"
 
     async with mounted(tmp_path, store) as filesystem, trio.open_nursery() as nursery:
-        assert await filesystem.task_id(await filesystem.resolve("model/a")) == "", "Dragonfly has no part in it"
-        source = replace(store.source, task_id=task_id, route=lambda _: "proxy")
-        through = Filesystem(filesystem.tree, {"": source}, filesystem._cache, nursery)
+        assert await filesystem.describer.task_id(await filesystem.resolve("model/a")) == "", (
+            "Dragonfly has no part in it"
+        )
+        backend = replace(store.source, task_id=task_id, route=lambda _: "proxy")
+        through = Filesystem(filesystem.tree, {"": backend}, filesystem._cache, nursery)
         node = await through.resolve("model/a")
-        assert (await through.describe(node))["route"] == "proxy"
-        assert await through.task_id(node) == "f00d"
+        assert (await through.describer.describe(node))["route"] == "proxy"
+        assert await through.describer.task_id(node) == "f00d"
         assert told == [store.versions["model/a"]]
-        assert await through.task_id(node) == "", "who asks gets an answer all the same"
+        assert await through.describer.task_id(node) == "", "who asks gets an answer all the same"
         for path in ("model", "model/empty", ""):
-            assert await through.task_id(await through.resolve(path)) == ""
+            assert await through.describer.task_id(await through.resolve(path)) == ""
         assert len(told) == 2
 
 
@@ -601,9 +605,9 @@ async def test_what_was_there_before_it_was_asked_for_is_counted(tmp_path: Path)
         handle = await filesystem.open(await inode_of(filesystem, "left/file"))
         for _ in range(3):
             await filesystem.read(handle, 0, BLOCK_BYTES)
-        served = filesystem.served["left"]
-        assert (served.read_bytes, served.cache_bytes) == (3 * BLOCK_BYTES, 2 * BLOCK_BYTES)
-        assert filesystem.served["right"].read_bytes == 0
+        total = filesystem._backends["left"].models.total
+        assert (total.read_bytes, total.cache_bytes) == (3 * BLOCK_BYTES, 2 * BLOCK_BYTES)
+        assert filesystem._backends["right"].models.total.read_bytes == 0
         assert filesystem.read_bytes == 3 * BLOCK_BYTES
 
 
@@ -612,7 +616,7 @@ async def test_how_full_a_model_is(tmp_path: Path, autojump_clock: MockClock) ->
     async with mounted(tmp_path, store) as filesystem:
 
         def full() -> tuple[int, int, int]:
-            found = filesystem.fullness[""].describe(trio.current_time())[OTHER]
+            found = filesystem.fullness[""].measure(trio.current_time())[OTHER]
             return found.files, found.size_bytes, found.cached_bytes
 
         inode = await inode_of(filesystem, "llm/a")
@@ -626,7 +630,7 @@ async def test_how_full_a_model_is(tmp_path: Path, autojump_clock: MockClock) ->
         filesystem.release(first)
         filesystem.release(second)
         assert full() == (1, 2 * BLOCK_BYTES, 2 * BLOCK_BYTES)
-        assert filesystem.fullness[""].describe(trio.current_time())[OTHER].load_s == 3
+        assert filesystem.fullness[""].measure(trio.current_time())[OTHER].load_s == 3
         store.put("llm/a", b"another")
         await trio.sleep(TTL_S)
         await filesystem.resolve("llm/a")

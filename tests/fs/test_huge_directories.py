@@ -1,4 +1,7 @@
-"""Directories with more entries than the limit, through the file system: the real tree, lister and streams over keys in memory."""
+"""Directories with more entries than the limit, through the file system.
+
+The tree, the lister and the streams are real, over keys in memory.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,15 @@ from trio.testing import MockClock
 
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
-from d7yfs.cache.filler import Filler, FillTarget
+from d7yfs.cache.filler import Filler
+from d7yfs.cache.version import CachedVersion
 from d7yfs.errors import AccessDenied, OriginUnavailable
-from d7yfs.fs.filesystem import Filesystem, Source
+from d7yfs.fs.backend import RepositoryBackend
+from d7yfs.fs.filesystem import Filesystem
 from d7yfs.objects import ObjectVersion, StoreIdentity
-from d7yfs.tree.answers import Absent, Changes, Found
 from d7yfs.tree.huge_directory import Unseen
-from d7yfs.tree.nodes import Directory
-from d7yfs.tree.tree import ROOT_INODE, Repository, Tree
+from d7yfs.tree.nodes import Absent, Directory, Found, NameChanges
+from d7yfs.tree.tree import ROOT_INODE, Tree, TreeRoot
 from tests.tree.listings import MemoryListings
 
 LIMIT = 10
@@ -33,7 +37,7 @@ def names(count: int) -> list[str]:
     return [f"n{number:03}" for number in range(count)]
 
 
-def _no_filler(_target: FillTarget) -> Filler:
+def _no_filler(_target: CachedVersion) -> Filler:
     raise AssertionError("nothing is read")
 
 
@@ -43,12 +47,12 @@ class Mount:
         filesystem: Filesystem,
         listings: MemoryListings,
         told: list[tuple[int, list[str]]],
-        changed: list[tuple[Directory, Changes]],
+        changed: list[tuple[Directory, NameChanges]],
     ) -> None:
         self.filesystem = filesystem
         self.listings = listings
         self.told = told
-        """What the kernel was to forget."""
+        """The names that the kernel was to forget."""
         self.changed = changed
 
     async def huge(self) -> Directory:
@@ -86,7 +90,7 @@ async def mounted(
 ) -> AsyncIterator[Mount]:
     listings = MemoryListings(*(f"h/{name}" for name in names(count)), page_size=PAGE)
     tree = Tree(
-        [Repository("", "")],
+        [TreeRoot("", "")],
         metadata_ttl_s=ttl_s,
         negative_ttl_s=NEGATIVE_TTL_S,
         created_ns=1,
@@ -100,9 +104,9 @@ async def mounted(
     def forget_names(inode: int, forgotten: Iterable[str]) -> None:
         told.append((inode, list(forgotten)))
 
-    changed: list[tuple[Directory, Changes]] = []
+    changed: list[tuple[Directory, NameChanges]] = []
     async with trio.open_nursery() as nursery:
-        source = Source("mem://", StoreIdentity("mem", "", ""), listings, _no_filler, listing_limit=LIMIT)
+        source = RepositoryBackend("mem://", StoreIdentity("mem", "", ""), listings, _no_filler, listing_limit=LIMIT)
         filesystem = Filesystem(
             tree,
             {"": source},
@@ -118,11 +122,11 @@ async def mounted(
 async def test_it_is_read_page_by_page_and_nothing_of_it_is_kept(tmp_path: Path) -> None:
     async with mounted(tmp_path) as mount:
         handle = await mount.open()
-        inodes = mount.filesystem.tree.statistics()["inodes"]
+        inodes = mount.filesystem.tree.statistics().inodes
         asked = len(mount.listings.of("list"))
         assert (await mount.read(handle))[0] == names(20)
         assert len(mount.listings.of("list")) - asked == 20 / PAGE
-        assert mount.filesystem.tree.statistics()["inodes"] == inodes
+        assert mount.filesystem.tree.statistics().inodes == inodes
         mount.filesystem.releasedir(handle)
 
 
@@ -133,10 +137,10 @@ async def test_who_has_it_open_from_before_it_was_huge_sees_all_that_it_had(tmp_
         mount.listings.add("h/d/x")
         for number in range(20):
             mount.listings.add(f"h/z{number}")
-        await mount.filesystem.listers[""].refresh(directory)
+        await mount.filesystem.refreshers[""].refresh(directory)
         assert directory.huge
         for number in range(10):
-            await mount.look(f"z{number}")  # takes the room of what was known
+            await mount.look(f"z{number}")  # takes the room of known names
         assert not any(directory.entry(name) for name in names(3))
         _, entries = await mount.filesystem.entries(handle, 2)
         shown = [(index, name, node.is_directory) for index, name, node in entries]
@@ -186,7 +190,7 @@ async def test_the_newest_answer_counts_not_that_of_an_older_page(tmp_path: Path
         directory = await mount.huge()
         await trio.sleep(1)
         del mount.listings.versions["h/n001"]
-        await mount.filesystem.listers[""].refresh_entry(directory, "n001")
+        await mount.filesystem.refreshers[""].refresh_entry(directory, "n001")
         assert isinstance(await mount.look("n001"), Absent)
         await trio.sleep(NEGATIVE_TTL_S + 1)
         assert isinstance(await mount.look("n001"), Absent)
@@ -243,20 +247,20 @@ async def test_a_refresh_has_it_read_anew(tmp_path: Path) -> None:
     async with mounted(tmp_path) as mount:
         assert (await mount.read(await mount.open()))[0] == names(20)
         mount.listings.add("h/a")
-        await mount.filesystem.listers[""].refresh(await mount.huge())
+        await mount.filesystem.refreshers[""].refresh(await mount.huge())
         assert (await mount.read(await mount.open()))[0] == ["a", *names(20)]
 
 
 async def test_a_refresh_of_many_names_has_each_asked_for_when_it_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("d7yfs.tree.lister._ASKED_BY_NAME", 5)
+    monkeypatch.setattr("d7yfs.tree.refresher._ASKED_BY_NAME", 5)
     async with mounted(tmp_path, 60) as mount:
         await mount.open()
         for name in names(60)[-8:]:
             await mount.look(name)
         asked = len(mount.listings.of("stat"))
-        await mount.filesystem.listers[""].refresh(await mount.huge())
+        await mount.filesystem.refreshers[""].refresh(await mount.huge())
         assert len(mount.listings.of("stat")) == asked
         assert set(names(60)[-8:]) <= {name for _, changed in mount.changed for name in changed.replaced}
         del mount.listings.versions["h/n059"]
@@ -294,7 +298,7 @@ async def test_who_walks_it_gets_every_file_page_by_page(tmp_path: Path) -> None
         assert max(map(len, pages)) == PAGE
         kinds = {name for page in pages for name, node in page if isinstance(node, Directory)}
         assert kinds == {"n005x"}
-        assert mount.filesystem.tree.statistics()["remembered"] == 2, "the root, and what we looked up"
+        assert mount.filesystem.tree.statistics().remembered == 2, "the root, and what we looked up"
 
 
 async def test_the_kernel_is_told_to_forget_but_not_what_is_open(tmp_path: Path) -> None:

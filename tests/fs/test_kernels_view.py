@@ -1,6 +1,7 @@
-"""How old what a reader sees can be, with the kernel's cache in between: never older than the metadata TTL, in every way of listing.
+"""The age of a reader's view, with the kernel's cache in between: never above the metadata TTL.
 
-The kernel is a model, which no notice of a change reaches here. All else is real: the file system, its tree, the lister and the refresher.
+The kernel is a model, which no notice of a change reaches here. All else is real: the file system,
+its tree, the lister and the refresher. Each way of listing is tested.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ import trio
 from trio.testing import MockClock
 
 from d7yfs.fs.filesystem import Filesystem
-from d7yfs.tree.refresher import Refresher
-from d7yfs.tree.source import Mode
+from d7yfs.tree.source import ListingMode
 from tests.fs.kernel import Kernel
 from tests.fs.test_filesystem import TTL_S, Store, mounted
 
@@ -24,7 +24,7 @@ SLACK_S = 0.01
 
 
 class History:
-    """Which version of one object was the newest, and when."""
+    """The newest versions of one object, each with its time."""
 
     def __init__(self) -> None:
         self._changes: list[tuple[float, str]] = []
@@ -33,15 +33,15 @@ class History:
         self._changes.append((trio.current_time(), validator))
 
     def newest_since(self, at: float) -> set[str]:
-        """What was the newest at any moment from `at` on."""
+        """The versions that were the newest at any moment from `at` on."""
         before = [validator for changed_at, validator in self._changes if changed_at <= at]
         return {*before[-1:], *(validator for changed_at, validator in self._changes if changed_at > at)}
 
 
 @pytest.mark.parametrize("refreshing", [True, False])
-@pytest.mark.parametrize("mode", [Mode.WHOLE, Mode.DIRECTORY, Mode.EXACT])
+@pytest.mark.parametrize("mode", [ListingMode.WHOLE, ListingMode.DIRECTORY, ListingMode.EXACT])
 async def test_nothing_is_seen_that_is_older_than_the_time_to_live(
-    tmp_path: Path, autojump_clock: MockClock, mode: Mode, refreshing: bool
+    tmp_path: Path, autojump_clock: MockClock, mode: ListingMode, refreshing: bool
 ) -> None:
     choose = random.Random(f"{mode} {refreshing}")
     store = Store(other=b"x", model__1__weights=b"x", model__config=b"0")
@@ -54,8 +54,7 @@ async def test_nothing_is_seen_that_is_older_than_the_time_to_live(
     ):
         filesystem = Filesystem(made.tree, {"": replace(store.source, listing=mode)}, made._cache, nursery)
         if refreshing:
-            refresher = Refresher(filesystem.tree, "", filesystem.listers[""], ttl_s=TTL_S)
-            nursery.start_soon(refresher.run)
+            nursery.start_soon(filesystem.refreshers[""].run)
         kernel = Kernel()
         kernel.filesystem = filesystem
         history.note(store.versions[key].validator)

@@ -17,12 +17,11 @@ from d7yfs.fs.filesystem import Filesystem
 from d7yfs.fuse.adapter import Adapter, Appearance
 from d7yfs.fuse.notices import Invalidator
 from d7yfs.objects import ListingPage, ObjectVersion
-from d7yfs.tree.answers import Absent, Found
+from d7yfs.stats.status import TreeStatus
 from d7yfs.tree.huge_directory import Unseen
-from d7yfs.tree.listing import DirectoryListing
-from d7yfs.tree.nodes import Directory, File, Node
-from d7yfs.tree.tree import ROOT_INODE, Repository, Tree
-from tests.tree.listings import DATE_NS
+from d7yfs.tree.nodes import Absent, Directory, File, Found, Node
+from d7yfs.tree.tree import ROOT_INODE, Tree, TreeRoot
+from tests.tree.listings import DATE_NS, collect, names_in
 
 TTL_S = 60.0
 NEGATIVE_TTL_S = 5.0
@@ -53,6 +52,8 @@ class FakeFilesystem:
         self.description = {"url": "mem://b", "etag": '"e"'}
         self.task = "7a5b"
         self.tree = _Tree(self)
+        self.describer = self
+        """Part of the same double."""
         self.show(files, directories)
         self._numbers = itertools.count(1)
         self._directories: dict[int, tuple[int, tuple[str, ...]]] = {}
@@ -62,7 +63,7 @@ class FakeFilesystem:
         objects = tuple(ObjectVersion(name, len(name), '"e"', DATE_NS) for name in files)
         page = ListingPage(objects, tuple(f"{name}/" for name in directories), "", DATE_NS)
         now = trio.current_time()
-        self.tree.apply(ROOT_INODE, DirectoryListing.collect("", [page]), now, asked_at=now)
+        self.tree.apply(ROOT_INODE, collect("", [page]), now, asked_at=now)
 
     def node(self, name: str) -> File | Directory:
         found = self.tree.resolve(name)
@@ -104,10 +105,10 @@ class FakeFilesystem:
     async def opendir(self, inode: int) -> int:
         await self.begin_waiting("opendir", inode)
         handle = next(self._numbers)
-        self._directories[handle] = (inode, self.tree.children(inode))
+        self._directories[handle] = (inode, names_in(self.tree, inode))
         return handle
 
-    def opened(self, handle: int) -> int:
+    def inode_of_handle(self, handle: int) -> int:
         return self._directories[handle][0]
 
     async def entries(self, handle: int, start: int) -> tuple[Directory, Iterator[tuple[int, str, Node | Unseen]]]:
@@ -149,14 +150,14 @@ class _Tree(Tree):
 
     def __init__(self, filesystem: FakeFilesystem) -> None:
         super().__init__(
-            [Repository("", "")],
+            [TreeRoot("", "")],
             metadata_ttl_s=TTL_S,
             negative_ttl_s=NEGATIVE_TTL_S,
             created_ns=1_600_000_000_000_000_000,
         )
         self._filesystem = filesystem
 
-    def statistics(self) -> dict[str, int]:
+    def statistics(self) -> TreeStatus:
         self._filesystem.begin("statistics")
         return super().statistics()
 

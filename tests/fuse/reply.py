@@ -1,9 +1,9 @@
-"""A READDIRPLUS reply without a session: pyfuse3's own `readdir_reply` fills it, and the test reads
-back the bytes that the kernel would get.
+"""A READDIRPLUS reply without a session, read back as the kernel would get it.
 
-pyfuse3 makes the token for a request that libfuse has read. It gives Python no way to set how many
-bytes fit, so the test sets the number where it lies in the object. Behind the object's head,
-ReaddirToken in handlers.pxi is the request, the buffer, the place in it, and the room left.
+pyfuse3's own `readdir_reply` fills it. pyfuse3 makes the token for a request that libfuse has read,
+and gives Python no way to set how many bytes fit. So the test sets the number at its place in the
+object. Behind the object's head, ReaddirToken in handlers.pxi is the request, the buffer, the place
+in it, and the room left.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ MANY_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One fuse_direntplus."""
+    """One fuse_direntplus of the reply."""
 
     name: str
     next_id: int
     shown_inode: int
     """The number that readdir(3) gives."""
     node_id: int
-    """The number that the kernel remembers, and will forget; 0 where it remembers nothing."""
+    """The number that the kernel remembers, and will forget; 0 if it remembers nothing."""
     entry_timeout_s: float
     attr_timeout_s: float
     size_bytes: int
     stop: int
-    """Bytes of the reply up to its end."""
+    """The bytes of the reply up to its end."""
 
 
 class Reply:

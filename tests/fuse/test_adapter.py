@@ -18,8 +18,7 @@ from trio.testing import MockClock
 
 from d7yfs.fs.filesystem import Filesystem
 from d7yfs.fuse.adapter import BLOCK_SIZE, Adapter
-from d7yfs.tree.answers import Absent
-from d7yfs.tree.nodes import FOREVER_S, Directory
+from d7yfs.tree.nodes import FOREVER_S, Absent, Directory
 from d7yfs.tree.tree import ROOT_INODE
 from tests.fuse.doubles import APPEARANCE, NEGATIVE_TTL_S, TTL_S, UNKNOWN, FakeFilesystem, adapter_of
 from tests.fuse.requests import CALLER, FILE, ROOT, errno_of, lookup

@@ -1,6 +1,5 @@
-"""How long a request may wait: a read as long as the file system lets it, any other until the
-adapter's deadline.
-"""
+"""The longest wait of a request: a read as long as the file system lets it, any other until the
+deadline."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ waiting = pytest.mark.parametrize(
 
 
 async def hanging(*operations: str, invalidator: Invalidator | None = None) -> tuple[FakeFilesystem, Adapter]:
-    """A file system in which these requests wait for their gate, and an adapter whose top directory is open."""
+    """A file system in which these requests wait, and an adapter with its top directory open."""
     filesystem = FakeFilesystem([FILE])
     adapter = await opened(filesystem, invalidator)
     for operation in operations:
@@ -45,7 +44,7 @@ async def test_a_request_that_hangs_is_eio_at_its_deadline(
     assert [record.getMessage() for record in caplog.records] == [f"{operation}: no answer within 20 s"]
     assert adapter.counters.errors[operation] == 1
     assert not adapter.counters.under_way
-    assert filesystem.tree.statistics()["remembered"] == 1, "no more than the root"
+    assert filesystem.tree.statistics().remembered == 1, "no more than the root"
 
     filesystem.gates.clear()
     await REQUESTS[operation].call(adapter)

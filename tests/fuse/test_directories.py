@@ -1,6 +1,7 @@
-"""A directory shows the same entries in whatever pieces the kernel asks for it, and counts each once.
+"""A directory shows the same entries in any pieces, and counts each once.
 
-READDIRPLUS counts as a lookup of each entry that comes with attributes, but of `.` and `..` (fs/fuse/readdir.c).
+READDIRPLUS counts as a lookup of each entry that comes with attributes, except `.` and `..`
+(fs/fuse/readdir.c).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ async def shown(adapter: Adapter, start_id: int = 0, room_bytes: int = MANY_BYTE
 
 
 async def walk(adapter: Adapter, room_bytes: int) -> list[Entry]:
-    """The entries that requests of this size are told, one behind the other."""
+    """The entries that requests of this size are told, one after the other."""
     found: list[Entry] = []
     while page := await shown(adapter, found[-1].next_id if found else 0, room_bytes):
         found += page
@@ -101,7 +102,7 @@ async def test_a_directory_in_pieces_is_the_same_whatever_their_size(room_bytes:
 
 
 async def test_reading_on_from_any_entry_shows_what_comes_behind_it() -> None:
-    """As seekdir(3) does."""
+    """seekdir(3) does so."""
     filesystem = FakeFilesystem(FILES, ["models"])
     adapter = await opened(filesystem)
     for position, entry in enumerate(await shown(adapter), 1):
@@ -193,7 +194,7 @@ async def test_a_reply_that_fails_midway_counts_nothing() -> None:
     """The kernel gets the error alone, and none of the entries before it."""
     filesystem = FakeFilesystem(["a", "b"])
     adapter = await opened(filesystem)
-    filesystem.unseen = [(7, "\udfff", Unseen(False))]  # stands for whatever cannot be converted
+    filesystem.unseen = [(7, "\udfff", Unseen(False))]  # stands for any value that cannot be converted
     with Reply() as reply:
         assert await errno_of(adapter.readdir(OPENED, 0, reply.token)) == errno.EIO
     assert [filesystem.node(name).lookups for name in ("a", "b")] == [0, 0]

@@ -1,4 +1,4 @@
-"""Entries without a node id, with the pyfuse3 that is installed. `mount/test_scale.py` shows what the kernel makes of them."""
+"""Entries without a node id, with the installed pyfuse3. `mount/test_scale.py` shows their use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The queue of notices to the kernel: each once, none while the kernel waits for us, and never more than there is room for."""
+"""The queue of notices to the kernel: bounded, each told once, none while the kernel waits for
+us."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from d7yfs.fuse.notices import Invalidator
 
 
 class Kernel:
-    """Takes notices, one call at a time; the gate holds them up as a lock of the kernel's does."""
+    """A kernel that takes one notice at a time; the gate holds them up as its lock does."""
 
     def __init__(self) -> None:
         self.told: list[tuple[int, list[bytes]]] = []

@@ -1,4 +1,5 @@
-"""What of libfuse's answer to INIT is changed on its way to the kernel. `mount/test_scale.py` shows what for."""
+"""The change to libfuse's answer to INIT on its way to the kernel. `mount/test_scale.py` shows
+its use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`python -m tests.fuzz --kind network --operations 1000000 --seed 1`: run one kind, print what was counted, end with 1 on a deviation."""
+"""`python -m tests.fuzz --kind network --operations 1000000 --seed 1`: run one kind of fault, print
+the counts, exit with 1 on a deviation.
+"""
 
 from __future__ import annotations
 
@@ -20,24 +22,27 @@ def main() -> int:
     parser.add_argument("--kind", choices=[*KINDS], required=True)
     parser.add_argument("--operations", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=600.0, help="stop then, whatever is done")
     parser.add_argument(
-        "--directory", type=Path, help="a new one, which is kept with the store's and the daemons' logs"
+        "--seconds", type=float, default=600.0, help="stop after this time, even if operations are left"
     )
-    parser.add_argument("--without", default="", help="lies not to tell, with commas between them")
-    parser.add_argument("--only", default="", help="the lies to tell, and no others")
+    parser.add_argument("--directory", type=Path, help="a new directory, which keeps the store's and the daemons' logs")
+    parser.add_argument("--without", default="", help="lies that the store must not tell, separated by commas")
+    parser.add_argument("--only", default="", help="the only lies that the store may tell, separated by commas")
     parser.add_argument(
-        "--spare-listings", action="store_true", help="faults for data alone, and tight bounds for names"
+        "--spare-listings", action="store_true", help="inject faults into data only, and check names with tight bounds"
     )
     parser.add_argument("--processes", type=int, default=3)
     parser.add_argument("--threads", type=int, default=3)
     parser.add_argument("--mappers", type=int, default=1)
     parser.add_argument("--log-level", default="info")
     parser.add_argument(
-        "--mount-option", action="append", default=[], help="one more for d7yfs mount: --mount-option=--read-timeout=9s"
+        "--mount-option",
+        action="append",
+        default=[],
+        help="a further option of d7yfs mount: --mount-option=--read-timeout=9s",
     )
     said = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # So that mounts and processes are taken down.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # Takes mounts and processes down.
     without = frozenset(filter(None, said.without.split(",")))
     if said.only:
         without = lies.names() - frozenset(said.only.split(","))
@@ -63,7 +68,7 @@ def main() -> int:
 
 
 def show(result: Result) -> None:
-    """The table, then each kind of deviation with its first record."""
+    """Print the table, then each kind of deviation with its first records."""
     counts = result.counts
     print(f"{'operations per second':44} {counts['operations'] / result.seconds:14,.0f}   ({result.seconds:.0f} s)")
     if result.disturbances:

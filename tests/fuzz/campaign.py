@@ -1,6 +1,7 @@
-"""One run: a store, its mounts, clients that read them, and what disturbs them, for so many operations; then what was counted.
+"""One run of the fuzz: a store, its mounts, clients that read them, and disturbances, for a number
+of operations.
 
-Everything is below one directory and ends with the run: processes, mounts, loop devices.
+Processes, mounts and loop devices are below one directory and end with the run.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of fault."""
+    """A kind of fault that a run injects."""
 
     churns: bool = True
     lie: float = 0.0
@@ -77,14 +78,14 @@ KINDS = {
     "proxy": Kind(proxy=True, network=15),
     "spoil": Kind(spoils=True),
 }
-"""`asked` is `network` with each name asked for by HEAD whenever it is opened; `tiny` has hardly a cache. `spoil` is what no document
-promises to survive; the others must be without a deviation.
+"""`asked` is `network` with a HEAD request at every open; `tiny` has a cache of 4 MiB. No document
+promises that readers survive `spoil`; all other kinds must run without a deviation.
 """
 
 
 @dataclass
 class Options:
-    """What a run is told."""
+    """The options of one run."""
 
     kind: str
     operations: int = 1_000_000
@@ -98,20 +99,20 @@ class Options:
     mappers: int = 1
     log_level: str = "info"
     calm_s: float = 6.0
-    """Before trouble and churn begin: time to mount."""
+    """Seconds in which the mounts start, before trouble and churn begin."""
     extra: tuple[str, ...] = ()
 
 
 @dataclass
 class Result:
-    """What a run counted."""
+    """The counts of one run."""
 
     counts: Counter[str]
     slowest: dict[str, float]
     seconds: float
     deviations: list[dict[str, Any]]
     failures: list[str]
-    """Of the fuzz itself, or of a client that did not end."""
+    """Failures of the fuzz itself, or of a client that did not end."""
     status: list[dict[str, Any]] = field(default_factory=list)
     disturbances: int = 0
 
@@ -121,7 +122,7 @@ class Result:
 
 
 def repository(rng: random.Random) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Keys and sizes: many small, some of some blocks, few large, one of 17.8 MB."""
+    """Keys and sizes: many small files, some of several blocks, a few large ones, one of 17.8 MB."""
     sizes: dict[str, int] = {}
     for directory in range(8):
         sizes[f"d{directory}{KEPT}"] = 3000
@@ -141,7 +142,7 @@ def repository(rng: random.Random) -> tuple[tuple[str, ...], tuple[int, ...]]:
 
 
 def run(options: Options) -> Result:
-    """The whole run. Raises if it cannot be set up."""
+    """Run all of it. Raises if the set-up fails."""
     kind = KINDS[options.kind]
     with ExitStack() as stack:
         if options.directory is None:
@@ -194,7 +195,8 @@ class _Run:
         trouble_s, quiet_s = (14.0, 8.0) if kind.has_trouble else (0.0, 0.0)
         phases = Phases(time.monotonic() + options.calm_s, trouble_s, quiet_s)
         loose = kind.has_trouble and not options.spares_listings
-        # Where listings meet trouble, one begins some seconds before what it says is known, and an older one is served for a while.
+        # Where listings meet trouble, a listing begins some seconds before its answer is known, and
+        # the mount serves an older one for a while.
         bound_s = 20.0 if loose else 6.0
         self._port = self._start_store(
             store.Settings(
@@ -258,7 +260,8 @@ class _Run:
                     url, *arguments, env=_ENVIRONMENT, point=point, cache_dir=cache, log_level=self._options.log_level
                 )
             except AssertionError as error:
-                # In trouble a mount may be refused, with words; what the words are is looked at by other tests.
+                # In trouble, the daemon may refuse a mount with a message. Other tests check the
+                # message.
                 self._log(f"! mount refused: {str(error)[:2000]}")
                 if attempt == 19 or not self._kind.has_trouble:
                     raise
@@ -269,7 +272,8 @@ class _Run:
         options = self._options
         deadline = time.monotonic() + options.seconds
         began = time.monotonic()
-        # Mappings cost a process each time that one ends with SIGBUS: a tenth is theirs.
+        # A mapping that ends with SIGBUS costs a process, so mappings get a tenth of the
+        # operations.
         mapped = options.operations // 10 // max(options.mappers, 1) if options.mappers else 0
         each = (options.operations - mapped * options.mappers) // options.processes
         running: list[SpawnProcess] = []
@@ -302,7 +306,7 @@ class _Run:
         result.disturbances = disturbances
         for process in running:
             if process.is_alive():
-                # Whoever hangs in a mount ends with it.
+                # A process that hangs in a mount ends when the mount is gone.
                 subprocess.run(
                     ["umount", "--force", "--lazy", *(str(each.point) for each in self._mounts)], check=False
                 )
@@ -310,7 +314,7 @@ class _Run:
         return result
 
     def _watch(self) -> None:
-        """Have the clients know how long listings took lately: so much longer they live."""
+        """Tell the clients how long listings took lately; the age limit of names grows with it."""
         for mounted in list(self._mounts):
             try:
                 for repository in mounted.status()["repositories"]:

@@ -1,4 +1,6 @@
-"""What publishers do to a store: replace, truncate, delete, upload again, about every second and in bursts."""
+"""The changes that publishers make to a store: replace, truncate, delete and upload again, about
+once a second and in bursts.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
 
 _LARGE_BYTES = 1 << 20
 KEPT = "/kept"
-"""Keys that end so are replaced, but never deleted: their directories stay."""
+"""Keys with this ending are replaced but never deleted, so their directories stay."""
 
 
 def churn(store: Store, seed: int) -> None:
@@ -31,7 +33,7 @@ def churn(store: Store, seed: int) -> None:
 
 
 def change(store: Store, rng: random.Random, key: str) -> None:
-    """One change of one object."""
+    """Change one object once."""
     found = store.get(key)
     size = store.settings.sizes[store.index[key]]
     if found is None:
@@ -45,10 +47,10 @@ def change(store: Store, rng: random.Random, key: str) -> None:
     elif what < 0.72:
         store.put(key, rng.choice([0, 1, found.size_bytes // 2, max(found.size_bytes - 1, 0)]))
     elif what < 0.8:
-        store.put(key, found.size_bytes, found.serial)  # The same content again: ETag and all.
+        store.put(key, found.size_bytes, found.serial)  # The same content and the same ETag again.
     elif what < 0.86:
         store.put(key, found.size_bytes)
-        _later(rng, lambda: store.put(key, found.size_bytes, found.serial))  # There and back.
+        _later(rng, lambda: store.put(key, found.size_bytes, found.serial))  # A change and its reversal.
     elif not key.endswith(KEPT):
         store.delete(key)
         again = found.serial if rng.random() < 0.3 else None

@@ -1,4 +1,6 @@
-"""Threads that do random operations on the mounts, as programs would, and have the oracle judge each answer."""
+"""Threads that do random operations on the mounts, as programs would; the oracle judges each
+answer.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ _SMALL_READS = 12
 
 
 class Client:
-    """One thread's operations."""
+    """The operations of one thread."""
 
     def __init__(self, oracle: Oracle, number: int) -> None:
         self.oracle = oracle
@@ -36,7 +38,7 @@ class Client:
         self.began: float | None = None
         self.doing = ""
         self._more = 0
-        """What the operation under way counts for, beyond one."""
+        """The operations that the current one counts for, beyond one."""
         self._rng = random.Random(self.rules.seed << 16 ^ oracle.client << 8 ^ number)
         self._directories = sorted({key.rpartition("/")[0] for key in self.rules.keys})
         self._in_directory = {
@@ -70,14 +72,14 @@ class Client:
         self._weights = [total := total + weight for _, weight in weighted]
 
     def run(self, operations: int, deadline: float) -> None:
-        """Do so many operations, or stop when time or campaign are over."""
+        """Do this many operations, or stop when the time or the campaign is over."""
         choices = self._rng.choices
         done = 0
         shared = self.oracle.shared
         while done < operations and not shared.is_over and time.monotonic() < deadline:
             for operation in choices(self._operations, cum_weights=self._weights, k=50):
                 if self._all_down() and self._rng.random() < 0.95:
-                    time.sleep(0.02)  # What is open is looked at now and then: its pages stay right.
+                    time.sleep(0.02)  # With all daemons down, open files are read rarely.
                     continue
                 self.doing = operation.__name__
                 began = self.began = time.monotonic()
@@ -100,10 +102,10 @@ class Client:
     def _all_down(self) -> bool:
         return all(self.oracle.shared.generation(mount) % 2 for mount in range(len(self.rules.points)))
 
-    # Choices.
+    # --- choices ---
 
     def _key(self) -> int:
-        """Any, the first ones of each directory more often."""
+        """Any key; the first keys of each directory are more likely."""
         inside = self._in_directory[self._rng.choice(self._directories)]
         return inside[int(len(inside) * self._rng.random() ** 2)]
 
@@ -122,7 +124,7 @@ class Client:
         os.close(handle.fd)
 
     def _range(self, handle: Handle) -> tuple[int, int]:
-        """Offset and size of a read: small or large, aligned or not, across the end now and then."""
+        """Offset and size of a read: small or large, aligned or not, sometimes across the end."""
         rng = self._rng
         dice = rng.random()
         size = int(
@@ -141,7 +143,7 @@ class Client:
             offset = rng.randint(0, handle.size)
         return offset, size
 
-    # Operations.
+    # --- operations ---
 
     def _judged(self, what: str, handle: Handle, offset: int, asked: int, read: Callable[[], bytes]) -> bool:
         try:
@@ -164,7 +166,7 @@ class Client:
         self._judged("pread", handle, offset, size, lambda: os.pread(handle.fd, size, offset))
 
     def small_reads(self) -> None:
-        """Small reads all over one file; each counts as an operation."""
+        """Do small reads at random offsets of one file; each counts as an operation."""
         if (handle := self._handle()) is None:
             return
         for _ in range(_SMALL_READS):
@@ -210,12 +212,12 @@ class Client:
             self.oracle.refused(self.tally, key, mount, generation, before, error)
 
     def close(self) -> None:
-        """One of the handles; the others live on across replacements."""
+        """Close one of the handles; the others stay open across replacements."""
         if self.handles:
             self._drop(self._rng.choice(self.handles))
 
     def sequential(self) -> None:
-        """A file from its beginning to its end, or to somewhere."""
+        """Read a file from its beginning to its end or to a random offset."""
         if (handle := self._handle()) is None:
             return
         size = self._rng.choice([1000, 4096, 65536, 131072, _MIB])
@@ -274,7 +276,7 @@ class Client:
         self._judged("sendfile", handle, offset, size, read)
 
     def direct(self) -> None:
-        """O_DIRECT, by a handle of its own: every read is the daemon's."""
+        """Read with O_DIRECT through a handle of its own: the daemon answers every read."""
         if (handle := self._handle()) is None:
             return
         before = time.monotonic()
@@ -310,7 +312,9 @@ class Client:
             os.close(fd)
 
     def reopen(self) -> None:
-        """The same inode through /proc/self/fd: the same version, whatever the name means by now."""
+        """Open the same inode through /proc/self/fd: the same version, even if its name now means
+        another.
+        """
         if (handle := self._handle()) is None:
             return
         try:
@@ -325,7 +329,7 @@ class Client:
             os.close(fd)
 
     def forget(self) -> None:
-        """Have the kernel drop what it has cached of a file, or read ahead."""
+        """Make the kernel drop cached pages of a file or read ahead."""
         if (handle := self._handle()) is None:
             return
         advice = self._rng.choice(
@@ -369,7 +373,7 @@ class Client:
             )
 
     def missing(self) -> None:
-        """A name that never was."""
+        """Look up a name that never existed."""
         mount = self._rng.randrange(len(self.rules.points))
         generation = self.oracle.shared.generation(mount)
         name = self._rng.choice(["none", "nöne", "x" * 200, ".hidden", "none.bin"]) + str(self._rng.randint(0, 30))
@@ -443,7 +447,7 @@ class Client:
 
 
 def run(rules: Rules, number: int, threads: int, operations: int, deadline: float) -> None:
-    """A client's process, for multiprocessing: so many operations, by so many threads."""
+    """A client's process, for multiprocessing: `operations` operations by `threads` threads."""
     sys.setswitchinterval(0.002)
     faulthandler.enable((rules.directory / f"fault-{number}").open("w"))
     oracle = Oracle(rules, number)

@@ -1,4 +1,6 @@
-"""The bytes of a version: each eight of them name the version and their offset, so that a wrong byte says where it came from."""
+"""The bytes of a version: each eight of them encode the version and their offset, so that a wrong
+byte tells its origin.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ LARGEST_BYTES = 20 << 20
 _C1, _C2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
 _VERSION = 1 << 40
-"""Added to a serial before it is mixed: no serial is a word's index."""
+"""Added to a serial before the mixing, so that no serial equals a word's index."""
 
 
 def _mixed(word: int) -> int:
-    """splitmix64's last step, a bijection of 64-bit words."""
+    """Apply splitmix64's last step, a bijection of 64-bit words."""
     word = (word ^ word >> 30) * _C1 & _MASK
     word = (word ^ word >> 27) * _C2 & _MASK
     return word ^ word >> 31
@@ -46,14 +48,14 @@ def piece(serial: int, offset: int, size_bytes: int) -> bytes:
 
 
 def first_difference(got: bytes, expected: bytes) -> int:
-    """Where they part; the shorter one's length where it is the other's beginning."""
+    """The offset of the first difference; the shorter length if one is a prefix of the other."""
     length = min(len(got), len(expected))
     differing = np.flatnonzero(np.frombuffer(got, np.uint8, length) != np.frombuffer(expected, np.uint8, length))
     return int(differing[0]) if len(differing) else length
 
 
 def provenance(data: bytes, offset: int, serials: Iterable[int]) -> str:
-    """Where `data`, which was read at `offset`, came from: runs of bytes that are those of a version, in words."""
+    """The origin of `data`, read at `offset`: runs of bytes, each with its version, as text."""
     lead = -offset % 8
     words = np.frombuffer(data[lead : lead + (len(data) - lead) // 8 * 8], "<u8")
     if not len(words):
@@ -90,7 +92,7 @@ def _sorted_indices() -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
 
 
 def elsewhere(data: bytes, at: int, known: dict[int, int]) -> str:
-    """Whether these bytes stand at another offset of a known version, aligned or not."""
+    """The version and offset at which these bytes occur, aligned or not, as text."""
     values, order = _sorted_indices()
     mixed = np.array(list(known), dtype=np.uint64)
     for shift in range(8):

@@ -1,4 +1,6 @@
-"""What happens to daemons and their caches while clients read: kills, full disks, files that vanish."""
+"""Disturbances of daemons and their caches while clients read: kills, full disks, files that
+vanish.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ from tests.mount.mounted import Mounted, ended, run
 
 
 class Killer:
-    """Kills daemons, mostly outright, and mounts again on the same point with the same cache; some it only stops for a while."""
+    """Kills daemons, mostly with SIGKILL, and remounts on the same point with the same cache.
+
+    It stops some daemons only for a while.
+    """
 
     def __init__(
         self,
@@ -39,10 +44,10 @@ class Killer:
         self.kills = 0
         self.terms = 0
         self.refused: list[str] = []
-        """What was said where no mount could be made in place of the dead one."""
+        """The messages of the remounts that failed."""
 
     def step(self) -> None:
-        """One kill."""
+        """Kill or stop one daemon."""
         which = self._rng.randrange(len(self._mounts))
         mounted = self._mounts[which]
         if self._rng.random() < 0.3:
@@ -80,7 +85,9 @@ class Killer:
         self._log(f"mounted again as {self._mounts[which].pid}")
 
     def _note_threads(self, pid: int) -> None:
-        """Log what threads a dead daemon still has, and where they are: none, as it should be."""
+        """Log the threads that a dead daemon still has, and where they wait. A correct daemon has
+        none.
+        """
         time.sleep(0.2)
         for task in Path(f"/proc/{pid}/task").glob("*"):
             with suppress(OSError):
@@ -90,7 +97,7 @@ class Killer:
 
 
 class Disk:
-    """A small file system for the cache, which is full now and then and whose files vanish."""
+    """A small file system for the cache; it is full now and then, and its files vanish."""
 
     def __init__(self, directory: Path, rng: random.Random, log: Callable[[str], None], size_mib: int = 96) -> None:
         self.point = directory / "disk"
@@ -120,7 +127,7 @@ class Disk:
         subprocess.run(["umount", "--lazy", str(self.point)], check=False)
 
     def step(self) -> None:
-        """Fill it for a moment, or take files away."""
+        """Fill the disk for a moment, or delete files."""
         self.steps += 1
         what = self._rng.choice(["fill", "fill", "unlink", "tree", "unlink maps"])
         self._log(what)
@@ -144,7 +151,9 @@ class Disk:
 
 
 class Spoiler:
-    """Somebody who truncates the cache's files while they are in use; nothing promises that this goes well."""
+    """An actor that truncates the cache's files while they are in use; no document promises that
+    readers survive this.
+    """
 
     def __init__(self, cache: Path, rng: random.Random, log: Callable[[str], None]) -> None:
         self._cache = cache
@@ -153,7 +162,7 @@ class Spoiler:
         self.steps = 0
 
     def step(self) -> None:
-        """Truncate some of them."""
+        """Truncate some data files."""
         self.steps += 1
         for each in self._cache.rglob("*.data"):
             if self._rng.random() < 0.3:
@@ -163,7 +172,7 @@ class Spoiler:
 
 
 class Operator:
-    """Somebody who calls d7yfs's own commands, which are safe beside readers."""
+    """An operator who calls d7yfs's own commands, which are safe while clients read."""
 
     def __init__(self, mounts: list[Mounted], oracle: Oracle, rng: random.Random, log: Callable[[str], None]) -> None:
         self._mounts = mounts
@@ -174,7 +183,7 @@ class Operator:
         self.tally = Tally()
 
     def step(self) -> None:
-        """One command."""
+        """Call one command."""
         mounted = self._rng.choice(self._mounts)
         directory = self._rng.choice([*self._directories, ""])
         path = str(mounted.point / directory)
@@ -198,7 +207,9 @@ class Operator:
             self._look(directory, asked_at)
 
     def _look(self, directory: str, asked_at: float) -> None:
-        """What is opened after a refresh is at least as new as it was when that was asked for."""
+        """Check that files opened after a refresh are at least as new as at the time of the
+        request.
+        """
         history, keys = self._oracle.history, self._oracle.rules.keys
         inside = [key for key in keys if not directory or key.startswith(f"{directory}/")]
         for name in self._rng.sample(inside, min(len(inside), 12)):

@@ -1,7 +1,9 @@
-"""Which version each key had, and when: written by the store, one record before each change, and read by every client.
+"""The versions that each key had, and when. The store writes one record before each change, and
+every client reads them.
 
-Times are CLOCK_MONOTONIC's, which all processes of a machine share. A record is of the store's moment, so whoever asks about an interval
-that contains his question to the mount has every version that it may have been answered with.
+Times are CLOCK_MONOTONIC's, which all processes of a machine share. A record has the store's time.
+A client asks for an interval that contains its request to the mount: it gets every version that the
+mount may have answered with.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ from pathlib import Path
 
 _RECORD = struct.Struct("<IQQd")
 ABSENT = 0
-"""The serial of a key that is not there."""
+"""The serial of a key that does not exist."""
 
 
 class Writer:
-    """The store's end."""
+    """The store's end of the record: it appends."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -30,7 +32,7 @@ class Writer:
 
 
 class History:
-    """A client's end: what is known of the versions of `keys`, by index."""
+    """A client's end of the record: the known versions of `keys`, by index."""
 
     def __init__(self, path: Path, keys: Sequence[str]) -> None:
         self.keys = keys
@@ -44,7 +46,7 @@ class History:
         self.key_of: dict[int, int] = {}
 
     def update(self) -> None:
-        """Take in what was written since."""
+        """Read the records that are new."""
         with self._lock:
             while new := os.pread(self._fd, 1 << 20, self._read_bytes):
                 new = new[: len(new) // _RECORD.size * _RECORD.size]
@@ -58,18 +60,22 @@ class History:
                     self.key_of[serial] = key
 
     def current(self, key: int, since: float, until: float) -> list[tuple[int, int]]:
-        """The versions (serial, size) that were current at some time of that interval, the newest last."""
+        """The versions (serial, size) that were current at any time of the interval, the newest
+        last.
+        """
         times = self._times[key]
         first = max(bisect_right(times, since) - 1, 0)
         last = bisect_right(times, until)
         return list(dict.fromkeys(self._versions[key][first:last]))
 
     def is_steady(self, key: int, serial: int, since: float, until: float) -> bool:
-        """True if nothing but that version was there all the time."""
+        """True if only that version was current during the whole interval."""
         return [found for found, _ in self.current(key, since, until)] == [serial]
 
     def was_superseded(self, key: int, serial: int, since: float, until: float) -> bool:
-        """True if that version was there in the interval and then, for a moment at least, was not."""
+        """True if that version was current in the interval and then, for a moment at least, was
+        not.
+        """
         found = [each for each, _ in self.current(key, since, until)]
         return serial not in found or found[-1] != serial or self._came_back(key, serial, since)
 

@@ -1,7 +1,7 @@
-"""What stores, gateways and captive portals answer instead of the truth, as far as a client can tell.
+"""The false answers of stores, gateways and captive portals, as far as a client can detect them.
 
-Left out is what nobody can tell: other bytes under all the right headers (an encoding is no wrong
-one: the object may have it). Each lie has a name, which `--without` takes.
+A lie that no client can detect is left out: other bytes under all the right headers. An encoding is
+no lie, because the object may have it. Each lie has a name, which `--without` takes.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ _XHTML = (
     b'<?xml version="1.0" encoding="UTF-8"?>\n<html xmlns="http://www.w3.org/1999/xhtml"><body>Sign in.</body></html>\n'
 )
 _AGAIN_S = 5.0
-"""A refusal that is signed anew once is no second one within so long."""
+"""Seconds: within this time the store refuses a key only once, because the client signs anew only
+once.
+"""
 
 
 def page(size_bytes: int) -> bytes:
-    """HTML of that size."""
+    """An HTML page of that size."""
     return (_PAGE * (size_bytes // len(_PAGE) + 1))[:size_bytes]
 
 
@@ -38,7 +40,7 @@ def _without(reply: Reply, *names: str) -> dict[str, str]:
 
 
 class Liar:
-    """Chooses and tells lies about `store`'s replies."""
+    """A liar that picks lies and tells them in `store`'s replies."""
 
     def __init__(self, store: Store, without: frozenset[str]) -> None:
         self._store = store
@@ -60,7 +62,9 @@ class Liar:
     def spoil(
         self, rng: random.Random, method: str, key: str, headers: Mapping[str, str], reply: Reply
     ) -> tuple[str, Reply]:
-        """A lie's name and what goes out instead of `reply`; no name where the lie would be none."""
+        """The lie's name and the reply that replaces `reply`; an empty name if the lie would change
+        nothing.
+        """
         if not key or method == "HEAD":
             lies = self._of_listings
         elif reply.status in (200, 206):
@@ -73,7 +77,7 @@ class Liar:
         told = lies[name](rng, key, headers, reply)
         return ("", reply) if told is None else (name, told)
 
-    # Pages of something else.
+    # --- pages of something else ---
 
     def _data_page(self, rng: random.Random, key: str, headers: Mapping[str, str], reply: Reply) -> Reply:
         return plain(200, page(rng.choice([0, 1, 500, 5000, 100_000])), Content_Type="text/html")
@@ -100,12 +104,12 @@ class Liar:
     def _data_page_below_500(self, rng: random.Random, key: str, headers: Mapping[str, str], reply: Reply) -> Reply:
         return plain(rng.choice([201, 202, 203, 204, 226, 304, 400, 407, 418]), b"", Content_Type="text/html")
 
-    # Other objects, versions and ranges.
+    # --- other objects, versions and ranges ---
 
     def _data_other_version(
         self, rng: random.Random, key: str, headers: Mapping[str, str], reply: Reply
     ) -> Reply | None:
-        """If-Match is ignored: what is there now, under its own ETag or under none."""
+        """Ignore If-Match: send another object's bytes, under its own ETag or without one."""
         if "if-match" not in headers or not isinstance(reply.body, Span):
             return None
         other = self._store.get(rng.choice(self._store.settings.keys))
@@ -121,7 +125,7 @@ class Liar:
         return Reply(206, {**_without(reply, "ETag"), **about, **said}, body)
 
     def _data_whole_other(self, rng: random.Random, key: str, headers: Mapping[str, str], reply: Reply) -> Reply | None:
-        """Range and If-Match are ignored: another object of the same size, without a validator."""
+        """Ignore Range and If-Match: send another object of the same size, without a validator."""
         if not isinstance(reply.body, Span):
             return None
         size = rng.choice([size_of(reply.body), self._total(reply)])
@@ -129,7 +133,7 @@ class Liar:
         return Reply(200, {"Content-Length": str(sent.size_bytes), "Content-Type": "application/octet-stream"}, sent)
 
     def _data_whole(self, rng: random.Random, key: str, headers: Mapping[str, str], reply: Reply) -> Reply | None:
-        """The Range is ignored, all the rest is right: this may be used."""
+        """Ignore the Range only: the client may use this reply."""
         if not isinstance(reply.body, Span):
             return None
         size = self._total(reply)
@@ -137,7 +141,7 @@ class Liar:
         return Reply(200, said, Span(reply.body.serial, 0, size))
 
     def _data_shifted(self, rng: random.Random, key: str, headers: Mapping[str, str], reply: Reply) -> Reply | None:
-        """Another range, which says that it is."""
+        """Send another range, with a correct Content-Range."""
         if not isinstance(reply.body, Span) or reply.status != 206:
             return None
         total = self._total(reply)
@@ -156,7 +160,7 @@ class Liar:
         return replace(reply, headers={**reply.headers, "Content-Range": f"{about}/{total}"})
 
     def _data_wrong_range(self, rng: random.Random, key: str, headers: Mapping[str, str], reply: Reply) -> Reply | None:
-        """Content-Range does not fit Content-Length, or is none."""
+        """Send a Content-Range that does not fit the Content-Length, or is malformed."""
         if not isinstance(reply.body, Span) or reply.status != 206:
             return None
         start, stop, total = reply.body.offset, reply.body.offset + reply.body.size_bytes, self._total(reply)
@@ -176,7 +180,7 @@ class Liar:
         )
 
     def _data_wrong_etag(self, rng: random.Random, key: str, headers: Mapping[str, str], reply: Reply) -> Reply:
-        """One such reply is no proof that the version was replaced."""
+        """Send a wrong ETag: one such reply is no proof that the version was replaced."""
         etag = rng.choice([f'"{rng.getrandbits(128):032x}"', '""', "", '"', "*", reply.headers["ETag"][:-2] + '"'])
         return replace(reply, headers={**reply.headers, "ETag": etag})
 
@@ -185,16 +189,18 @@ class Liar:
         return replace(reply, headers={**reply.headers, "ETag": etag})
 
     def _data_no_etag(self, rng: random.Random, key: str, headers: Mapping[str, str], reply: Reply) -> Reply:
-        """The right bytes."""
+        """Send the right bytes without an ETag."""
         return replace(reply, headers=_without(reply, "ETag"))
 
-    # Bodies that are cut, too long, coded or framed otherwise.
+    # --- bodies that are cut, too long, coded or framed otherwise ---
 
     def _data_truncated(self, rng: random.Random, key: str, headers: Mapping[str, str], reply: Reply) -> Reply:
         return replace(reply, stop_after=rng.randint(0, max(size_of(reply.body) - 1, 0)))
 
     def _data_short(self, rng: random.Random, key: str, headers: Mapping[str, str], reply: Reply) -> Reply | None:
-        """A whole reply, of less than was asked for; its Content-Range may admit it."""
+        """Send a complete reply with less than the client asked for; its Content-Range may admit
+        that.
+        """
         if not isinstance(reply.body, Span) or reply.body.size_bytes < 2 or reply.status != 206:
             return None
         body = replace(reply.body, size_bytes=rng.randint(1, reply.body.size_bytes - 1))
@@ -205,7 +211,9 @@ class Liar:
         return Reply(206, {**reply.headers, **said}, body)
 
     def _data_surplus(self, rng: random.Random, key: str, headers: Mapping[str, str], reply: Reply) -> Reply:
-        """More than Content-Length says, on a connection that goes on: what comes next must not be taken for a reply."""
+        """Send more bytes than Content-Length on a kept connection: the client must not parse the
+        surplus as a reply.
+        """
         other = Reply(206, reply.headers, page(size_of(reply.body)) if size_of(reply.body) < 1 << 16 else b"")
         extra = rng.choice([b"\0", b"x" * 70_000, page(300), b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"])
         if rng.random() < 0.3:
@@ -213,7 +221,7 @@ class Liar:
         return replace(reply, after=extra)
 
     def _data_chunked(self, rng: random.Random, key: str, headers: Mapping[str, str], reply: Reply) -> Reply:
-        """Right, and framed otherwise: this may be used."""
+        """Send the right bytes in chunked framing: the client may use this reply."""
         said = {**_without(reply, "Content-Length"), "Transfer-Encoding": "chunked"}
         return replace(reply, headers=said, is_chunked=True)
 
@@ -223,7 +231,7 @@ class Liar:
         return replace(reply, headers=said, is_chunked=True, stop_after=stop)
 
     def _data_until_the_end(self, rng: random.Random, key: str, headers: Mapping[str, str], reply: Reply) -> Reply:
-        """Without a length; the connection's end is the body's, and may come early."""
+        """Send no length: the connection's end is the body's, and may come early."""
         stop = rng.choice([None, rng.randint(0, size_of(reply.body))])
         return replace(reply, headers=_without(reply, "Content-Length"), hangs_up=True, stop_after=stop)
 
@@ -243,7 +251,7 @@ class Liar:
         said = {**_without(reply, "Content-Range"), "Content-Type": "multipart/byteranges; boundary=X"}
         return Reply(206, {**said, "Content-Length": str(len(body))}, body)
 
-    # Heads.
+    # --- heads ---
 
     def _data_garbage(self, rng: random.Random, key: str, headers: Mapping[str, str], reply: Reply) -> Reply:
         length = size_of(reply.body)
@@ -272,12 +280,12 @@ class Liar:
         return replace(reply, head=head, hangs_up=rng.random() < 0.7)
 
     def _data_informed(self, rng: random.Random, key: str, headers: Mapping[str, str], reply: Reply) -> Reply:
-        """Interim replies before the right one: this may be used."""
+        """Send interim replies before the right one: the client may use this reply."""
         early = b"HTTP/1.1 103 Early Hints\r\nLink: </style.css>; rel=preload\r\n\r\n"
         return replace(reply, before=rng.choice([early, b"HTTP/1.1 100 Continue\r\n\r\n", early * 30]))
 
     def _data_lower_case(self, rng: random.Random, key: str, headers: Mapping[str, str], reply: Reply) -> Reply:
-        """No lie: header names have no case."""
+        """Send lower-case header names. This is no lie: header names have no case."""
         return replace(reply, headers={name.lower(): value for name, value in reply.headers.items()})
 
     def _data_redirect(self, rng: random.Random, key: str, headers: Mapping[str, str], reply: Reply) -> Reply:
@@ -285,7 +293,7 @@ class Liar:
         there = rng.choice([f"/b/{other}", "/b/sign-in", "http://127.0.0.1:1/x", "", "//"])
         return plain(rng.choice([301, 302, 303, 307, 308]), page(rng.choice([0, 200])), Location=there)
 
-    # Refusals and blips.
+    # --- refusals and short failures ---
 
     def _data_busy(self, rng: random.Random, key: str, headers: Mapping[str, str], reply: Reply) -> Reply:
         code = rng.choice([408, 429, 500, 502, 503, 504, 509, 520])
@@ -302,10 +310,12 @@ class Liar:
         return error(403, rng.choice(["SignatureDoesNotMatch", "RequestTimeTooSkewed", "ExpiredToken", "AccessDenied"]))
 
     def _data_gone(self, rng: random.Random, key: str, headers: Mapping[str, str], reply: Reply) -> Reply:
-        """One such reply is no proof that the version is gone: the store, asked about it, says otherwise."""
+        """Claim that the version is gone. One such reply is no proof: a further request to the
+        store is answered truthfully.
+        """
         return error(*rng.choice([(404, "NoSuchKey"), (412, "PreconditionFailed")]))
 
-    # Listings and HEAD.
+    # --- listings and HEAD ---
 
     def _list_busy(self, rng: random.Random, key: str, headers: Mapping[str, str], reply: Reply) -> Reply:
         return self._data_busy(rng, key, headers, reply)
@@ -320,7 +330,7 @@ class Liar:
         return replace(reply, stop_after=rng.randint(0, max(size_of(reply.body) - 1, 0)))
 
     def _list_cut_short(self, rng: random.Random, key: str, headers: Mapping[str, str], reply: Reply) -> Reply | None:
-        """A part of the XML, under a length that fits it, or until the connection's end."""
+        """Send a part of the XML, under a length that fits it, or until the connection's end."""
         if key:
             return None
         part = reply.whole()[: rng.randint(0, max(size_of(reply.body) - 1, 0))]
@@ -334,13 +344,13 @@ class Liar:
     def _list_wrong_checksum(
         self, rng: random.Random, key: str, headers: Mapping[str, str], reply: Reply
     ) -> Reply | None:
-        """Right bytes are then taken for wrong ones, dropped under those who read them, and fetched again."""
+        """Send a wrong checksum: the daemon drops right bytes and fetches them again."""
         if "x-amz-checksum-crc32c" not in reply.headers:
             return None
         return replace(reply, headers={**reply.headers, "x-amz-checksum-crc32c": "AAAAAA=="})
 
     def _list_half_head(self, rng: random.Random, key: str, headers: Mapping[str, str], reply: Reply) -> Reply:
-        """The connection ends in the middle of the head, often in the middle of the length."""
+        """End the connection in the middle of the head, often in the middle of the length."""
         head = reply._head()
         at = head.find(b"Content-Length: ") + len("Content-Length: ") + rng.randint(0, 4)
         if rng.random() < 0.5:
@@ -351,7 +361,7 @@ class Liar:
         return None if key else plain(200, b"", Content_Type="application/xml")
 
     def _list_no_token(self, rng: random.Random, key: str, headers: Mapping[str, str], reply: Reply) -> Reply | None:
-        """Truncated, and no word of where it goes on."""
+        """Send a truncated listing without a continuation token."""
         if key or b"<IsTruncated>" not in reply.whole():
             return None
         body = reply.whole().replace(b"<IsTruncated>false", b"<IsTruncated>true")
@@ -373,7 +383,7 @@ class Liar:
 
 
 def names() -> frozenset[str]:
-    """Every lie's."""
+    """The names of all lies."""
     return frozenset(
         name.removeprefix(prefix).replace("_", "-")
         for prefix in ("_data_", "_list_")

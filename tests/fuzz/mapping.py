@@ -1,6 +1,8 @@
-"""Readers by mmap: processes that die of SIGBUS where a read would be an error, and a parent that judges whether they may.
+"""Readers by mmap: child processes that die of SIGBUS where a read would fail, and a parent that
+judges each death.
 
-The child writes into shared memory what it is about to touch, and the parent looks at that when the child is dead.
+Before each access the child writes its target into shared memory. The parent reads that after the
+child's death.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class Mapping:
 
 
 class Mapper:
-    """One child's life."""
+    """The mappings and reads of one child process."""
 
     def __init__(self, oracle: Oracle, seed: int, touched: mmap.mmap) -> None:
         self.oracle = oracle
@@ -102,7 +104,9 @@ class Mapper:
 
 
 def run(rules: Rules, number: int, threads: int, operations: int, deadline: float) -> None:
-    """The parent's process, for multiprocessing: children one after the other until they have done so many operations."""
+    """The parent's process, for multiprocessing: one child after the other until they have done
+    `operations`.
+    """
     oracle = Oracle(rules, number)
     touched = mmap.mmap(-1, 4096)
     result = mmap.mmap(-1, 1 << 20)
@@ -156,7 +160,7 @@ def run(rules: Rules, number: int, threads: int, operations: int, deadline: floa
 
 
 def _judge(oracle: Oracle, tally: Tally, touched: mmap.mmap) -> None:
-    """A child died of SIGBUS: whether its version was gone, or its daemon."""
+    """Judge a child's death by SIGBUS: allowed if its version or its daemon was gone."""
     key, mount, generation, since, size, offset, length, *candidates = _TOUCHED.unpack_from(touched, 0)
     handle = Handle(-1, mount, generation, key, since, since, size, 0, 0, [serial for serial in candidates if serial])
     if oracle.is_excused(mount, generation):

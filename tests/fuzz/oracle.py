@@ -1,11 +1,13 @@
-"""The judge: which answers docs/semantics.md allows, given which versions the store had and when.
+"""The judge: the answers that docs/semantics.md allows, given the versions that the store had and
+when.
 
-- An open file is one version, one that the store had when it was opened or at most `bound_s` before: the metadata TTL, some slack, and
-  25 times what the mount says that its listings took. In trouble, that long before the last quiet moment.
+- An open file is one version. The store had it at open or at most `bound_s` before. That bound is
+  the metadata TTL, some slack, and 25 times the duration of listings that the mount reports. In
+  trouble the bound counts back from the last quiet moment.
 - A read is full up to the end of the file, or an error.
-- ESTALE is for versions that were replaced or deleted since they may have been opened. No other error is allowed, but for what a kill
-  of the daemon excuses.
-- A name that was there all that time is found and listed, one that was absent all that time is not.
+- ESTALE is for versions that were replaced or deleted since they may have been opened. No other
+  error is allowed, unless a kill of the daemon excuses it.
+- A name that existed all that time is found and listed. A name that never did in that time is not.
 - An inode number is one version, for as long as the daemon lives.
 """
 
@@ -28,7 +30,7 @@ from tests.fuzz.shared import Shared
 
 SETTLING_S = 5.0
 LAX_S = 200.0
-"""A version that is older is not even looked for."""
+"""Seconds: the oracle does not search for versions older than this."""
 SLOW_S = 25.0
 _MOST_RECORDS = 100
 _PAGE_BYTES = 4096
@@ -39,7 +41,7 @@ _DEAD = frozenset(
 
 @dataclass(frozen=True)
 class Rules:
-    """What a client is told."""
+    """The rules by which a client judges."""
 
     directory: Path
     points: tuple[Path, ...]
@@ -47,14 +49,14 @@ class Rules:
     phases: Phases
     bound_s: float
     most_listing_s: float
-    """What a listing counts for at most, however long it took: half a second where it is one page."""
+    """Seconds that a listing counts for at most; half a second if it is one page."""
     kind: str
     seed: int
 
 
 @dataclass(slots=True)
 class Handle:
-    """An open file, and what is known of the version that it is."""
+    """An open file, and the facts known of its version."""
 
     fd: int
     mount: int
@@ -72,7 +74,7 @@ class Handle:
 
 @dataclass
 class Tally:
-    """What one thread counts."""
+    """The counts of one thread."""
 
     counts: Counter[str] = field(default_factory=Counter)
     slowest: dict[str, float] = field(default_factory=dict)
@@ -86,7 +88,7 @@ class Tally:
 
 
 class Oracle:
-    """One per client process; its methods may be called by any thread."""
+    """The judge of one client process; any thread may call its methods."""
 
     def __init__(self, rules: Rules, client: int) -> None:
         self.rules = rules
@@ -100,18 +102,18 @@ class Oracle:
         self._inodes: dict[tuple[int, int, int], tuple[int, int, int]] = {}
 
     def close(self) -> None:
-        """Record no more."""
+        """Close the record of deviations."""
         self._records.close()
 
     def since(self, at: float) -> float:
-        """The earliest time whose versions may be shown at `at`."""
+        """The earliest time whose versions a mount may show at `at`."""
         bound_s = self.rules.bound_s + 26 * min(self.shared.slowest_listing_s, self.rules.most_listing_s)
         return self.rules.phases.last_peace(at, SETTLING_S) - bound_s
 
-    # Handles.
+    # --- handles ---
 
     def opened(self, tally: Tally, fd: int, mount: int, generation: int, key: int, before: float) -> Handle:
-        """The handle of a file that was just opened; `before` was before open(2)."""
+        """The handle of a file that was just opened; `before` is a time before open(2)."""
         after = time.monotonic()
         found = os.fstat(fd)
         self.history.update()
@@ -137,7 +139,7 @@ class Oracle:
         return handle
 
     def refused(self, tally: Tally, key: int, mount: int, generation: int, before: float, error: OSError) -> None:
-        """A name could not be looked up or opened."""
+        """Judge a failed lookup or open of a name."""
         after = time.monotonic()
         if self.is_excused(mount, generation, error):
             tally.counts["excused " + _name(error)] += 1
@@ -161,7 +163,7 @@ class Oracle:
         )
 
     def _last_absence_end(self, key: int, until: float) -> float:
-        """When the key last came to be there, if it is there; else `until`."""
+        """The time when the key last came into being, if it exists; else `until`."""
         with_times = list(zip(self.history._times[key], self.history._versions[key], strict=False))
         end = until
         for at, (serial, _) in reversed(with_times):
@@ -173,12 +175,12 @@ class Oracle:
         return until
 
     def is_excused(self, mount: int, generation: int, error: OSError | None = None) -> bool:
-        """True if the mount is not the one of that generation any more."""
+        """True if the mount is no longer the one of that generation."""
         gone = self.shared.generation(mount) != generation or generation % 2 == 1
         return gone and (error is None or error.errno in _DEAD)
 
     def failed(self, tally: Tally, what: str, handle: Handle, error: OSError) -> bool:
-        """An error of an open file. True if it was allowed."""
+        """Judge an error of an open file. True if it is allowed."""
         if self.is_excused(handle.mount, handle.generation, error):
             tally.counts["excused " + _name(error)] += 1
             return True
@@ -194,7 +196,7 @@ class Oracle:
         self.history.update()
         return not any(self.history.is_steady(handle.key, serial, handle.since, now) for serial in handle.candidates)
 
-    # Bytes.
+    # --- bytes ---
 
     def read(self, tally: Tally, what: str, handle: Handle, offset: int, asked: int, data: bytes) -> bool:
         """Judge what a read returned. False if the bytes are wrong."""
@@ -248,7 +250,7 @@ class Oracle:
             return
         stale = self.may_be_stale(handle)
         if more == "ESTALE" and stale and (offset + len(data)) % _PAGE_BYTES == 0:
-            # The kernel hands over the pages that it has; who goes on reading gets the error.
+            # The kernel hands over the pages that it has; the next read gets the error.
             tally.counts["short at a page's end, then ESTALE"] += 1
             return
         tally.counts[f"short, then {more if isinstance(more, str) else 'more'}{', may be stale' if stale else ''}"] += 1
@@ -282,7 +284,7 @@ class Oracle:
             )
 
     def _superseded(self, key: int, serial: int, at: float) -> float | None:
-        """When the version stopped being current, if it did before `at`."""
+        """Judge the result of a read. False if the bytes are wrong."""
         times, versions = self.history._times[key], self.history._versions[key]
         stopped: float | None = None
         for when, (found, _) in zip(times, versions, strict=False):
@@ -291,10 +293,10 @@ class Oracle:
             stopped = None if found == serial else stopped if stopped is not None else when
         return stopped
 
-    # Deviations.
+    # --- deviations ---
 
     def deviation(self, tally: Tally, what: str, handle: Handle | None, **more: Any) -> None:
-        """Record what should not have been."""
+        """Record a forbidden answer."""
         now = time.monotonic()
         tally.counts["deviations"] += 1
         tally.counts["! " + what] += 1

@@ -1,4 +1,7 @@
-"""When the store has faults: some seconds of trouble, some of quiet, by the clock, so that every process knows it without being told."""
+"""The schedule of the store's faults: seconds of trouble, then seconds of quiet.
+
+It follows the clock, so every process knows it without a message.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Phases:
-    """Trouble for `trouble_s`, then quiet for `quiet_s`, and so on from `start` on; no trouble at all where `trouble_s` is 0."""
+    """Phases that alternate from `start` on: `trouble_s` of trouble, `quiet_s` of quiet; no trouble
+    if `trouble_s` is 0.
+    """
 
     start: float
     trouble_s: float
@@ -19,7 +24,9 @@ class Phases:
         return (at - self.start) % (self.trouble_s + self.quiet_s) < self.trouble_s
 
     def last_peace(self, at: float, settling_s: float) -> float:
-        """The last moment up to `at` at which quiet had lasted for `settling_s`; what was true then was known then."""
+        """The last moment up to `at` at which quiet had lasted for `settling_s`: by then the mounts
+        knew the truth.
+        """
         if not self.trouble_s or at < self.start:
             return at
         period = self.trouble_s + self.quiet_s

@@ -1,4 +1,4 @@
-"""One HTTP reply of the store, as it goes out: whatever a lie has made of it."""
+"""One HTTP reply of the store as it goes out, possibly changed by a lie."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PIECE_BYTES = 256 << 10
 
 @dataclass(frozen=True)
 class Span:
-    """Bytes of a version that are made when they are sent."""
+    """Bytes of a version that are generated when they are sent."""
 
     serial: int
     offset: int
@@ -29,18 +29,20 @@ def size_of(body: Body) -> int:
 
 @dataclass
 class Reply:
-    """`headers` are sent as they are: an honest reply has its Content-Length among them."""
+    """A reply whose `headers` are sent unchanged: an honest reply has its Content-Length among
+    them.
+    """
 
     status: int
     headers: dict[str, str] = field(default_factory=dict)
     body: Body = b""
     head: bytes | None = None
-    """Instead of status and headers."""
+    """The raw head that replaces status and headers."""
     before: bytes = b""
     after: bytes = b""
     is_chunked: bool = False
     stop_after: int | None = None
-    """So many bytes of the body, then the connection's end."""
+    """The bytes of the body that are sent before the connection ends."""
     hangs_up: bool = False
 
     def chunks(self, *, without_body: bool) -> Iterator[bytes]:

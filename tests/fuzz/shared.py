@@ -1,6 +1,8 @@
-"""What processes of a campaign tell each other by memory: how often each mount has gone, what each client has done, and when to stop.
+"""The memory that a campaign's processes share: each mount's generation, each client's progress,
+and the order to stop.
 
-A mount's generation is even while it is up and odd from just before its daemon is killed until it is mounted again.
+A mount's generation is even while it is up. It is odd from just before its daemon is killed until
+the remount.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ _WORD = struct.Struct("<Q")
 
 
 class Shared:
-    """64 words in a file: 0 the order to stop, 1 to 9 generations, 10 and up what each client has done, 60 the slowest listing."""
+    """A file of 64 words: 0 is the order to stop, 1 to 9 are generations.
+
+    Words from 10 on are each client's operations, and 60 is the slowest listing.
+    """
 
     def __init__(self, path: Path) -> None:
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -40,12 +45,12 @@ class Shared:
         return self.get(1 + mount)
 
     def turn(self, mount: int) -> None:
-        """The mount goes, or is there again."""
+        """Advance the generation: the mount goes down, or is up again."""
         self.set(1 + mount, self.generation(mount) + 1)
 
     @property
     def slowest_listing_s(self) -> float:
-        """What the slowest listing took of those that may still be believed, as the mounts say."""
+        """Seconds that the slowest of the recent listings took, as the mounts report."""
         return self.get(60) / 1e6
 
     @slowest_listing_s.setter

@@ -1,7 +1,9 @@
-"""An S3 server that knows every version it ever had: listings (flat and by delimiter, in pages), HEAD, and ranged GET with If-Match.
+"""An S3 server that knows every version it ever had: listings (flat and by delimiter, in pages),
+HEAD, and ranged GET with If-Match.
 
-By itself it is correct: one reply is about one immutable version. `lies` and `wire` spoil its replies, `churn` changes its objects. It is
-a process of its own (`serve`), told what to be by a `Settings`; it writes `history` and a log of its replies.
+It is correct on its own: one reply is about one immutable version. `lies` and `wire` spoil its
+replies, and `churn` changes its objects. It runs as its own process (`serve`), which a `Settings`
+describes. It writes `history` and a log of its replies.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ BUCKET = "b"
 
 @dataclass(frozen=True)
 class Settings:
-    """What a store's process is told."""
+    """The settings of a store's process."""
 
     directory: Path
     seed: int
@@ -41,10 +43,10 @@ class Settings:
     phases: Phases
     churns: bool
     lie: float
-    """How many replies of a hundred are lies, in trouble."""
+    """Percentage of replies that are lies, in trouble."""
     without_lies: frozenset[str]
     network: float
-    """How many replies of a hundred the network spoils, in trouble."""
+    """Percentage of replies that the network spoils, in trouble."""
     spares_listings: bool
     page_keys: int
 
@@ -61,7 +63,7 @@ class Stored:
 
 
 class Store:
-    """The objects; every method may be called from any thread."""
+    """The objects of the store; any thread may call every method."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -75,7 +77,7 @@ class Store:
             self.put(key, size)
 
     def put(self, key: str, size_bytes: int, serial: int | None = None) -> int:
-        """A new version, or with `serial` one that was there before."""
+        """Store a new version, or with `serial` an earlier one again."""
         with self._lock:
             if serial is None:
                 self._serial += 1
@@ -96,7 +98,7 @@ class Store:
             return self._objects.get(key)
 
     def answer(self, method: str, target: str, headers: Mapping[str, str]) -> Reply:
-        """The honest reply."""
+        """The honest reply to a request."""
         parts = urlsplit(target)
         bucket, _, key = unquote(parts.path).removeprefix("/").partition("/")
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
@@ -126,7 +128,7 @@ class Store:
                 "x-amz-checksum-type": "FULL_OBJECT",
             }
         if not asked:
-            # Length last, as AWS has it: what is cut off there has told all the rest.
+            # AWS sends the length last, so a head that is cut there has all other headers.
             whole = {**described, "Content-Length": str(found.size_bytes)}
             return Reply(200, whole, Span(found.serial, 0, found.size_bytes))
         first, _, last = asked.removeprefix("bytes=").partition("-")
@@ -190,7 +192,7 @@ class Store:
 
 
 class Server:
-    """Accepts connections, one thread each, and answers on them until they end."""
+    """A server with one thread per connection, which answers until the connection ends."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -203,7 +205,7 @@ class Server:
         self.port = 0
 
     def serve(self) -> None:
-        """Listen, write the port into a file, and go on for ever."""
+        """Listen, write the port into a file, and serve forever."""
         listener = socket.create_server(("127.0.0.1", 0), backlog=256)
         self.port = listener.getsockname()[1]
         (self._settings.directory / "port.new").write_text(str(self.port))
@@ -269,7 +271,7 @@ class Server:
     def _reply(
         self, connection: socket.socket, number: int, head: str, rng: random.Random, budget: wire.Budget
     ) -> bool:
-        """Answer one request. True if another may come on the connection."""
+        """Answer one request. True if the connection may carry another."""
         line, *fields = head.split("\r\n")
         method, target, _ = line.split(" ")
         headers = {name.strip().lower(): value.strip() for name, _, value in (each.partition(":") for each in fields)}

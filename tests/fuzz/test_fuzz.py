@@ -1,4 +1,4 @@
-"""Some hundred operations under each kind of fault; `make fuzz` runs a million."""
+"""A few hundred operations under each kind of fault; `make fuzz` runs a million."""
 
 from __future__ import annotations
 

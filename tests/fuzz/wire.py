@@ -1,4 +1,6 @@
-"""What a network does to a reply on its way: resets, cuts, slices, stalls, limits of bytes and of bandwidth."""
+"""Faults of a network that a reply meets: resets, cuts, slices, stalls, limits of bytes and of
+bandwidth.
+"""
 
 from __future__ import annotations
 
@@ -11,42 +13,46 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 _SLICED_BYTES = 24 << 10
-"""So much of a reply is sliced; the rest goes out as it comes."""
+"""Bytes of a reply that are sliced; the rest goes out in whole chunks."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault of one reply."""
+    """A fault of one reply."""
 
     kind: str
     at: int = 0
-    """After so many bytes, head and all."""
+    """Bytes before the fault, the head included."""
     seconds: float = 0.0
     rate: int = 0
 
 
 class Budget:
-    """How many bytes a connection may carry, as a limit on the way has it."""
+    """The bytes that a connection may carry, as a limit on the network path allows."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rest = rng.randint(1, 24 << 20) if rng.random() < 0.3 else 1 << 60
 
 
 def hang_up(connection: socket.socket) -> None:
-    """End it from another thread. (Not by close: the thread that writes might then write to another connection of that number.)"""
+    """End the connection from another thread.
+
+    It does not close the socket: the writing thread might then write to another connection with the
+    same descriptor.
+    """
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def reset(connection: socket.socket) -> None:
-    """End it with a TCP RST, from the thread that serves it."""
+    """End the connection with a TCP RST, from the thread that serves it."""
     with suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
 
 
 def choose(rng: random.Random, body_bytes: int) -> Fault:
-    """A fault for a reply with so long a body."""
+    """A random fault for a reply with a body of that size."""
     inside = rng.choice([0, rng.randint(1, 200), rng.randint(200, 500), rng.randint(0, body_bytes + 400)])
     kind = rng.choices(
         ["reset", "cut", "slice", "stall", "stall-reset", "stall-cut", "slow", "slice-reset"], [4, 4, 5, 3, 2, 2, 2, 2]
@@ -58,7 +64,7 @@ def choose(rng: random.Random, body_bytes: int) -> Fault:
 def send(
     connection: socket.socket, chunks: Iterator[bytes], fault: Fault | None, budget: Budget | None, rng: random.Random
 ) -> tuple[int, bool]:
-    """Send a reply; how many bytes were sent, and whether the connection may go on."""
+    """Send a reply. Returns the bytes sent, and True if the connection may go on."""
     sent = 0
     slices = fault is not None and fault.kind.startswith("slice")
     for chunk in chunks:

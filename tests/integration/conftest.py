@@ -1,5 +1,8 @@
-"""Fixtures of the tests against a real Dragonfly. These are collected only where D7YFS_TEST_DRAGONFLY names the directory of its
-programs, which `make integration-dragonfly` sees to."""
+"""Fixtures of the tests against a real Dragonfly.
+
+These are collected only if D7YFS_TEST_DRAGONFLY names the directory of its programs, as in `make
+integration-dragonfly`.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,14 @@ pytest.register_assert_rewrite("tests.mount.test_proxy", "tests.servers.test_dfd
 
 __all__ = ["_can_mount", "bucket", "faulty"]
 
-_programs = os.environ.get("D7YFS_TEST_DRAGONFLY", "")  # now: the session takes such variables out of the environment
+_programs = os.environ.get("D7YFS_TEST_DRAGONFLY", "")  # Read now: the session removes such variables.
 collect_ignore_glob = [] if _programs else ["*.py"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Their own file systems, and processes that are killed: none of them belongs into a run of `-m 'not mount'`."""
+    """Mark every test here: each has file systems and killed processes, which do not belong in a
+    run of `-m 'not mount'`.
+    """
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.mount)
@@ -38,7 +43,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def ground() -> Iterator[Path]:
-    """Where dfdaemon's stores and d7yfs's caches lie on one file system; its path leaves room for a socket's name."""
+    """A directory with dfdaemon's stores and d7yfs's caches on one file system. Its path leaves
+    room for a socket's name.
+    """
     with tempfile.TemporaryDirectory(prefix="d7y-", dir="/var/tmp") as name:
         yield Path(name)
 
@@ -66,7 +73,9 @@ def mounter(ground: Path, request: pytest.FixtureRequest) -> Iterator[Mounter]:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Shared: a seed and three peers. Who kills parts or looks into stores takes `make_cluster`."""
+    """A shared seed and three peers. A test that kills parts or reads their stores takes
+    `make_cluster`.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="d7y-", dir="/var/tmp") as name,
         dragonfly_cluster.running(Path(name) / "c", Path(_programs), peers=3) as made,
@@ -81,7 +90,7 @@ def make_cluster(ground: Path) -> Iterator[MakeCluster]:
         def make(**options: Any) -> Cluster:
             try:
                 return stack.enter_context(dragonfly_cluster.running(ground / "c", Path(_programs), **options))
-            except ClusterError:  # on a busy machine others may take a port between its choice and its use
+            except ClusterError:  # On a busy machine, another process may take a port first.
                 return stack.enter_context(dragonfly_cluster.running(ground / "d", Path(_programs), **options))
 
         yield make

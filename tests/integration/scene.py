@@ -1,4 +1,6 @@
-"""What the tests against a real Dragonfly share: a store that counts and can be made to wait, and ways to look at reads and daemons."""
+"""Tools of the tests against a real Dragonfly: a store that counts and can wait, and views of reads
+and daemons.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +20,25 @@ from tests.servers.s3_faults import S3Faults
 MIB = 1 << 20
 SIZE = 96 * MIB
 LONG_S = 120.0
-"""A read that a killed part may delay, on a busy machine."""
+"""Seconds for a read that a killed part may delay, on a busy machine."""
 
 Store = InThread[S3Faults]
 
 MakeCluster = Callable[..., Cluster]
-"""Starts a cluster of the test's own; takes what `dragonfly_cluster.running` takes."""
+"""Starts a test's own cluster; its arguments are those of `dragonfly_cluster.running`."""
 
 
 class Through(Protocol):
-    """Mounts the store by way of a daemon, with an empty cache."""
+    """A function that mounts the store through a daemon, with an empty cache."""
 
     def __call__(self, daemon: Daemon, *options: str) -> Mounted: ...
 
 
 class HangAt:
-    """A fault for every request of a key: the first whose range covers `offset` gets its head, and no body until `resume` is set."""
+    """A fault for every request of a key, which holds one of them back.
+
+    The first request whose range covers `offset` waits until `resume` is set.
+    """
 
     def __init__(self, offset: int) -> None:
         self.reached = trio.Event()
@@ -50,7 +55,7 @@ class HangAt:
 
 
 def big(seed: int, size_bytes: int) -> bytes:
-    """As `bytes_of`, fast enough for a gigabyte."""
+    """Pseudorandom bytes like `bytes_of`, fast enough for a gigabyte."""
     return bytes(numpy.random.default_rng(seed).bytes(size_bytes))
 
 
@@ -59,7 +64,7 @@ def put(store: Store, key: str, body: bytes) -> None:
 
 
 def sent_bytes(store: Store, prefix: str) -> int:
-    """What the store has sent of the objects below `prefix`."""
+    """The bytes that the store has sent of the objects below `prefix`."""
     return sum(count for key, count in store.server.sent_bytes.items() if key.startswith(f"b/{prefix}"))
 
 
@@ -72,7 +77,7 @@ def digest(mounted: Mounted, name: str, *, timeout_s: float = LONG_S) -> str:
 
 
 def outcome(reading: Callable[[], bytes]) -> bytes | int | None:
-    """The bytes, or the errno."""
+    """The bytes, or the errno of the failure."""
     try:
         return reading()
     except OSError as error:
@@ -80,7 +85,7 @@ def outcome(reading: Callable[[], bytes]) -> bytes | int | None:
 
 
 class Traffic:
-    """What a daemon downloads after this was made."""
+    """The downloads of a daemon since this was made."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon

@@ -1,8 +1,12 @@
-"""What the default suite asks of the fake dfdaemon, asked of the real one: the fake's facts, and mounts through its proxy.
+"""The default suite's tests of the fake dfdaemon, run against the real one: the fake's facts, and
+mounts through its proxy.
 
-Left out are the fake's tests that need pieces of 1,000 bytes or the fake's own errors (the real thing has pieces of 4 MiB or more), and:
-an origin without ranges, of whose small objects the real one passes on all; an empty object, to which it gives no reply at all; and the
-count of requests of eight readers, where more of them wait, for the real one is slower.
+Tests that need pieces of 1,000 bytes or the fake's own errors are left out: the real one has pieces
+of 4 MiB or more. Three more are left out:
+
+- an origin without ranges: the real one passes on small objects in full;
+- an empty object: the real one gives no reply;
+- the count of requests of eight readers: the real one is slower, so more of them wait.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Right bytes whatever dies or hangs. Unlike everywhere else in the tests time passes here: dfdaemon has no clock that could be set."""
+"""Readers get right bytes when a part dies or hangs. Only these tests take real time, because
+dfdaemon has no settable clock.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from tests.mount.conftest import bytes_of
 from tests.mount.mounted import Mounted, in_background, until
 
 HEDGED_S = 9.0
-"""A hung scheduler silences dfdaemon for 10 s: who has bytes before has not waited for it."""
+"""Seconds; a hung scheduler silences dfdaemon for 10 s, so a faster reader has not waited for it.
+"""
 
 
 @pytest.mark.parametrize("victim", ["p1", "scheduler", "seed"])
@@ -43,7 +46,9 @@ def test_kill_during_a_read(through: Through, faulty: Store, make_cluster: MakeC
 
 @pytest.mark.parametrize("tuned", [True, False], ids=["tuned", "default"])
 def test_a_hung_scheduler(through: Through, faulty: Store, make_cluster: MakeCluster, tuned: bool) -> None:
-    """The first bytes come from the store, before dfdaemon has given up on its scheduler."""
+    """A hedged request brings the first bytes from the store, before dfdaemon gives up on its
+    scheduler.
+    """
     cluster = make_cluster(tuned=tuned, peers=1, seed=False)
     body = bytes_of(800, SIZE)
     put(faulty, "weights.bin", body)
@@ -54,7 +59,7 @@ def test_a_hung_scheduler(through: Through, faulty: Store, make_cluster: MakeClu
 
 
 def by_dragonfly(mounted: Mounted) -> int:
-    """Bytes that came by either way."""
+    """Bytes that came through the proxy or the socket."""
     traffic = mounted.status()["repositories"][0]["traffic"]
     return sum(traffic[f"{name}_bytes"] for name in ("proxy", "local_peer", "remote_peer", "back_to_source"))
 
@@ -77,4 +82,4 @@ def test_a_daemon_that_comes_back_is_used_again(through: Through, faulty: Store,
         assert mounted.read(next(names)) == body
         return by_dragonfly(mounted) > before
 
-    until(used_again, "bytes through the proxy that has come back", timeout_s=LONG_S)
+    until(used_again, "bytes through the restarted daemon", timeout_s=LONG_S)

@@ -1,4 +1,6 @@
-"""The socket's own promise: the cache file *is* dfdaemon's store file, only ever read; and what happens where that cannot be."""
+"""The hand-over's promise: the cache file *is* dfdaemon's store file, which d7yfs only reads; and
+the fallback on another file system.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ def socket_of(daemon: Daemon) -> tuple[str, str]:
 
 
 def linked(mounted: Mounted, daemon: Daemon) -> list[Path]:
-    """Task files that are in the cache too."""
+    """Task files that are also in the cache."""
     ours = {path.stat().st_ino for path in mounted.cache_dir.rglob("*") if path.is_file()}
     return [path for path in daemon.task_files() if path.stat().st_ino in ours]
 
@@ -42,7 +44,8 @@ def test_the_cache_file_is_the_store_file(
         assert mounted.read("weights.bin", timeout_s=LONG_S) == body
         (store_file,) = linked(mounted, daemon)
         assert store_file.read_bytes() == body
-    # Once for both hosts, and what each may fetch directly while its reader waits.
+    # The store sends it once for both hosts, and to each the bytes fetched directly while its
+    # reader waits.
     assert sent_bytes(faulty, "weights.bin") <= 1.01 * SIZE + len(mounts) * LEAST_BUDGET_BYTES
 
 

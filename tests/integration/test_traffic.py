@@ -1,4 +1,4 @@
-"""The store sees each object about once, however many hosts read it, and the rest comes from peers."""
+"""The store sends each object about once for any number of hosts; the rest comes from peers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ from tests.servers.dragonfly_cluster import Cluster
 
 GIB = 1 << 30
 AUTO_DIRECT_BYTES = 4 * MIB
-"""`--p2p auto` takes this much of a version straight from the store, or 0.4 % of its size if that is more."""
+"""Bytes of a version that `--p2p auto` takes straight from the store, or 0.4 % of its size if that
+is more.
+"""
 
 _READ_TENSORS = """
 import hashlib, json, mmap, random, sys
@@ -46,7 +48,9 @@ for name, tensor in tensors:
     digests[name] = hashlib.sha256(memory[start + first : start + last]).hexdigest()
 print(json.dumps(digests))
 """
-"""A program of its own: a page fault in the mapping holds the interpreter, which the store needs to answer."""
+"""A separate program: a page fault in the mapping blocks the interpreter, which the store needs to
+answer.
+"""
 
 
 def test_a_gigabyte_comes_from_the_store_once(through: Through, faulty: Store, cluster: Cluster) -> None:
@@ -65,7 +69,9 @@ def test_a_gigabyte_comes_from_the_store_once(through: Through, faulty: Store, c
 
 @pytest.mark.parametrize("tuned", [True, False], ids=["tuned", "default"])
 def test_two_cold_hosts_at_once(through: Through, faulty: Store, make_cluster: MakeCluster, tuned: bool) -> None:
-    """The tuned retries answer soon and let each daemon go to the store by itself: seed and peers, three times at most."""
+    """The tuned retries answer soon and let each daemon go to the store itself: seed and peers,
+    three times at most.
+    """
     cluster = make_cluster(tuned=tuned)
     body = big(2, 2 * SIZE)
     put(faulty, "weights.bin", body)
@@ -79,7 +85,7 @@ def test_two_cold_hosts_at_once(through: Through, faulty: Store, make_cluster: M
 def test_three_mounts_read_a_thousand_small_files_at_once(
     through: Through, faulty: Store, make_cluster: MakeCluster, mode: str
 ) -> None:
-    """`auto` takes files of at most 4 MiB straight from the store, on every host."""
+    """With `auto`, every host takes files of at most 4 MiB straight from the store."""
     cluster = make_cluster(peers=3, tuned=False)
     bodies = {f"small/{number:04}.bin": bytes_of(number, 16_000 + number) for number in range(1000)}
     for name, body in bodies.items():
@@ -114,7 +120,8 @@ def test_three_mounts_map_a_cold_safetensors_file_at_once(
     ]
     assert [json.loads(child.communicate(timeout=2 * LONG_S)[0]) for child in children] == [expected] * 3
     direct = 0 if mode == "always" else len(mounts) * max(AUTO_DIRECT_BYTES, int(0.004 * len(body)))
-    # A reader who would wait for the stream for seconds asks for a range beside it, which dfdaemon gets from the store each time.
+    # A reader that would wait seconds for the stream sends a range request in parallel. dfdaemon
+    # gets it from the store each time.
     waited_for = sum(_beside_the_stream(each, len(body)) for each in mounts)
     assert sent_bytes(faulty, "model.safetensors") <= 1.01 * len(body) + direct + waited_for
 
@@ -128,7 +135,7 @@ def _beside_the_stream(mounted: Mounted, size_bytes: int) -> int:
 def test_what_one_host_reads_from_the_middle_others_have_whole_from_peers(
     through: Through, faulty: Store, make_cluster: MakeCluster
 ) -> None:
-    """By the proxy that is a range, of which the seed would bring no more than that."""
+    """Through the proxy that is a range, of which the seed would fetch no more than that."""
     cluster = make_cluster(peers=3, tuned=False)
     body = big(3, 2 * SIZE)
     put(faulty, "table.parquet", body)

@@ -1,4 +1,6 @@
-"""dfdaemon never revalidates a task, and serves what lies in its store unchecked: a reader gets the right version all the same."""
+"""Readers get the right version although dfdaemon never revalidates a task and serves its store
+unchecked.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from tests.servers.dragonfly_cluster import Cluster
 @pytest.mark.parametrize("peers", [1, 2])
 def test_overwritten_between_reads(through: Through, faulty: Store, cluster: Cluster, peers: int) -> None:
     """The same size, then shorter, then longer; each mount has read the version before."""
-    put(faulty, "weights.bin", b"")  # there is no empty bucket
+    put(faulty, "weights.bin", b"")  # An empty bucket does not exist.
     mounts = [through(daemon, "--metadata-ttl", "0") for daemon in cluster.peers[:peers]]
     if peers == 1:
         mounts.append(through(cluster.peers[0], "--metadata-ttl", "0"))
@@ -39,7 +41,9 @@ def test_overwritten_between_reads(through: Through, faulty: Store, cluster: Clu
 @pytest.mark.parametrize("mode", ["auto", "always"])
 @pytest.mark.parametrize("peers", [1, 2])
 def test_overwritten_during_a_read(through: Through, faulty: Store, cluster: Cluster, peers: int, mode: str) -> None:
-    """Whoever has opened the old version gets all of it or ESTALE; whoever opens it afterwards gets the new one."""
+    """A reader with the old version open gets all of it or ESTALE; a later open gets the new
+    version.
+    """
     old, new = bytes_of(600, SIZE), bytes_of(601, SIZE)
     put(faulty, "weights.bin", old)
     mounts = [through(daemon, "--p2p", mode, "--metadata-ttl", "0") for daemon in cluster.peers[:peers]]
@@ -60,7 +64,7 @@ def test_overwritten_during_a_read(through: Through, faulty: Store, cluster: Clu
 
 @pytest.mark.parametrize("how", ["wiped", "restarted", "spoilt"])
 def test_a_store_that_has_changed(through: Through, faulty: Store, make_cluster: MakeCluster, how: str) -> None:
-    """What lies in dfdaemon's store is served unchecked to whoever asks there; the store's checksum tells."""
+    """dfdaemon serves its store's bytes unchecked; the store's checksum reveals wrong ones."""
     (daemon,) = make_cluster(peers=1, seed=False).peers
     body = bytes_of(1000, SIZE)
     put(faulty, "weights.bin", body)
@@ -77,6 +81,6 @@ def test_a_store_that_has_changed(through: Through, faulty: Store, make_cluster:
     if how == "spoilt":
         status = mounted.status()
         handover = status["repositories"][0]["handover"]
-        # A piece that is handed over is checked before it is read, what comes by the proxy once it is all there.
+        # The socket checks a piece before a read; the proxy's bytes are checked once all have come.
         found = (handover["wrong_pieces"] if handover else 0) + status["cache"]["checksum_mismatches"]
         assert found == 1

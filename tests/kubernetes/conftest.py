@@ -1,5 +1,7 @@
-"""What kustomize makes of deploy/kubernetes. These tests are collected only where D7YFS_TEST_KUSTOMIZE names it, which
-scripts/kubernetes-check.sh sees to."""
+"""Fixtures of the tests of the output of kustomize for deploy/kubernetes.
+
+These are collected only if D7YFS_TEST_KUSTOMIZE names it, as in scripts/kubernetes-check.sh.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ import yaml
 
 KUBERNETES = Path(__file__).parent.parent.parent / "deploy" / "kubernetes"
 
-_KUSTOMIZE = os.environ.get("D7YFS_TEST_KUSTOMIZE", "")  # now: the session takes such variables out of the environment
+_KUSTOMIZE = os.environ.get("D7YFS_TEST_KUSTOMIZE", "")  # Read now: the session removes such variables.
 collect_ignore_glob = [] if _KUSTOMIZE else ["test_*.py"]
 
 Object = dict[str, Any]
@@ -23,7 +25,7 @@ Render = Callable[[Path], list[Object]]
 
 @pytest.fixture(scope="session")
 def render() -> Render:
-    """Builds a directory."""
+    """A function that builds a directory."""
     known: dict[Path, list[Object]] = {}
 
     def built(directory: Path) -> list[Object]:

@@ -1,4 +1,4 @@
-"""Each overlay as it is applied: what its components and patches come to together."""
+"""Each overlay as applied: its components and patches together."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def only(found: list[Object], *kinds: str) -> Object:
 
 
 def template(found: list[Object]) -> Object:
-    """The pods'."""
+    """The pods' template."""
     pods: Object = only(found, "Deployment", "DaemonSet")["spec"]["template"]
     return pods
 
 
 def containers(found: list[Object]) -> list[Object]:
-    """In the order in which the kubelet starts them."""
+    """The containers in the order in which the kubelet starts them."""
     pod = template(found)["spec"]
     return [*pod.get("initContainers", ()), *pod["containers"]]
 
@@ -44,7 +44,7 @@ def test_the_proxy_is_found_by_node_then_by_service(overlay: list[Object], rende
     variables = daemon(overlay)["env"]
     names = [each["name"] for each in variables]
     assert len(set(names)) == len(names)
-    # Kubernetes puts into a value only what stands before it.
+    # Kubernetes expands only variables that stand before the value.
     assert variables[names.index("HOST_IP")] == HOST_IP
     assert names.index("HOST_IP") < names.index("D7YFS_PROXY")
     service = only(render(KUBERNETES / "dragonfly"), "Service")
@@ -73,7 +73,7 @@ def test_what_is_named_is_there_once(overlay: list[Object]) -> None:
     assert len(set(volumes)) == len(volumes)
     for container in containers(overlay):
         paths = [each["mountPath"] for each in container["volumeMounts"]]
-        assert len(set(paths)) == len(paths), "a path that is mounted twice is refused"
+        assert len(set(paths)) == len(paths), "Kubernetes refuses a path that is mounted twice"
         assert {each["name"] for each in container["volumeMounts"]} <= set(volumes)
         named = [each["configMapRef"]["name"] for each in container.get("envFrom", ()) if "configMapRef" in each]
         assert named == (maps if container["name"] == "d7yfs" else [])
@@ -81,7 +81,7 @@ def test_what_is_named_is_there_once(overlay: list[Object]) -> None:
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_the_namespace_is_where_the_secret_is_looked_for(name: str, render: Render) -> None:
-    """As base/settings and docs/operations.md say it."""
+    """base/settings and docs/operations.md name this namespace."""
     wanted = "dragonfly-system" if name == "node" else "models"
     assert {each["metadata"]["namespace"] for each in render(KUBERNETES / "overlays" / name)} == {wanted}
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from d7yfs.monitor import metrics
+from d7yfs.stats.status import MountStatus, parse
 
 LEFT_OUT = {
     r"schema|pid": "no quantities",
@@ -57,5 +58,7 @@ def left_out(paths: set[str]) -> set[str]:
 
 def _samples(status: dict[str, Any]) -> list[Any]:
     return [
-        (sample.name, sample.labels, sample.value) for family in metrics.families(status) for sample in family.samples
+        (sample.name, sample.labels, sample.value)
+        for family in metrics.families(parse(MountStatus, status))
+        for sample in family.samples
     ]

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from d7yfs.monitor import metrics
+from d7yfs.stats.status import MountStatus, parse
 from tests.monitor.test_metrics import STATUS
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +42,11 @@ def asked(expression: str) -> set[str]:
 
 def labels() -> dict[str, set[str]]:
     """The metrics of a scrape, as Prometheus calls them, and their labels."""
-    return {sample.name: set(sample.labels) for family in metrics.families(STATUS) for sample in family.samples}
+    return {
+        sample.name: set(sample.labels)
+        for family in metrics.families(parse(MountStatus, STATUS))
+        for sample in family.samples
+    }
 
 
 def test_alerts_and_dashboard_ask_for_what_a_scrape_has() -> None:

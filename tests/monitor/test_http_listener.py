@@ -12,14 +12,14 @@ import trio
 from d7yfs.config.schema import OPTIONS
 from d7yfs.errors import MountError
 from d7yfs.monitor import http_listener
-from d7yfs.monitor.http_listener import Page
+from d7yfs.monitor.http_listener import HttpPage
 
 
-async def _fine() -> Page:
-    return Page(200, "text/plain", b"fine\n")
+async def _fine() -> HttpPage:
+    return HttpPage(200, "text/plain", b"fine\n")
 
 
-async def _broken() -> Page:
+async def _broken() -> HttpPage:
     raise ZeroDivisionError("secret in an unexpected text")
 
 

@@ -1,67 +1,57 @@
-"""What a scrape shows of a status."""
+"""The numbers of a status in its scrape."""
 
 from __future__ import annotations
 
 import copy
+import json
 import re
-from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from d7yfs.cache.cache import CacheStatistics
-from d7yfs.control.warm import Progress, State
-from d7yfs.fetch import counters
-from d7yfs.fill import handover
 from d7yfs.fuse.adapter import OPERATIONS
-from d7yfs.monitor import metrics, traffic
-from d7yfs.monitor.metrics.data import SOURCES
-from d7yfs.stats.histogram import BOUNDS_S
-from d7yfs.stats.kernel import NoticeCounters
-from d7yfs.stats.load_times import Full
-from d7yfs.stats.models import Model
-from d7yfs.tree import ingest, refresher
-from d7yfs.tree.tree import Repository, Tree
+from d7yfs.monitor import metrics
+from d7yfs.stats.kernel import BOUNDS_S
+from d7yfs.stats.repository_status import SOURCES
+from d7yfs.stats.status import MountStatus, parse
 from tests.monitor.status_numbers import LEFT_OUT, left_out, unshown
 
-TRAFFIC = asdict(
-    traffic.Traffic(
-        cache_bytes=1,
-        proxy_bytes=2,
-        local_peer_bytes=3,
-        remote_peer_bytes=4,
-        back_to_source_bytes=5,
-        direct_bytes=6,
-        direct_bytes_by_reason={"small file": 4, "fallback": 2},
-    )
-)
-REPOSITORY: dict[str, Any] = {
+SNAPSHOT: dict[str, Any] = json.loads((Path(__file__).parents[1] / "control" / "snapshot.json").read_text())
+LLM = SNAPSHOT["repositories"][0]
+REPOSITORY: dict[str, Any] = LLM | {
     "name": "",
     "url": "s3://b/llm",
     "state": "reachable",
     "unlisted_s": 0.0,
     "credentials_expire_at": 1234.5,
-    "listing": {
+    "listing": LLM["listing"]
+    | {
         "mode": "auto",
         "in_use": "directory",
         "limit": 20_000,
         "last_scan": {"objects": 11, "directories": 12, "pages": 13, "took_s": 1.5},
         "answered_s": 2.5,
-        **asdict(
-            ingest.Counters(scans=1, scan_pages=3, listings=4, listing_pages=5, exact_lookups=6, streamed_pages=7)
-        ),
+        "scans": 1,
+        "scan_pages": 3,
+        "listings": 4,
+        "listing_pages": 5,
+        "exact_lookups": 6,
+        "streamed_pages": 7,
     },
-    "freshness": asdict(refresher.Counters(8, 1, 9, 0.5)),
+    "freshness": {"refreshes": 8, "refreshes_failed": 1, "refreshed_directories": 9, "refresh_s": 0.5},
     "hidden": {"name": 1, "excluded": 2, "unpublished": 3},
     "proxy_trips": 3,
-    "proxies": [{"url": "http://h:4001", "breaker": "open", "trips": 3}],
-    "handover": {"socket": "unix:///run/d.sock", "state": "in use", **asdict(handover.HandoverCounters(handovers=2))},
-    "fetched": asdict(
-        counters.Counters(
-            direct_requests=8, proxy_requests=9, direct_bytes_by_reason={"fallback": 2}, retries={"BadReply": 1}
-        )
-    ),
+    "proxies": [{"url": "http://h:4001", "breaker": "open", "trips": 3, "binds_content_ids": True}],
+    "handover": LLM["handover"] | {"state": "in use", "handovers": 2},
+    "fetched": LLM["fetched"]
+    | {
+        "direct_requests": 8,
+        "proxy_requests": 9,
+        "direct_bytes_by_reason": {"fallback": 2},
+        "retries": {"BadReply": 1},
+    },
     "load": {
         "transfers": 1,
         "transfers_limit": 32,
@@ -71,16 +61,23 @@ REPOSITORY: dict[str, Any] = {
         "prefetches_queued": 0,
     },
     "read_bytes": 7,
-    "traffic": TRAFFIC,
-    "fills": [{"object": "s3://b/llm/a", "size_bytes": 10, "fetched_bytes": 10, "seconds": 0.5}],
+    "traffic": {
+        "cache_bytes": 1,
+        "proxy_bytes": 2,
+        "local_peer_bytes": 3,
+        "remote_peer_bytes": 4,
+        "back_to_source_bytes": 5,
+        "direct_bytes": 6,
+        "direct_bytes_by_reason": {"small file": 4, "fallback": 2},
+    },
     "models": {
-        'odd "name"\n': asdict(Model(opens=2, read_bytes=3, direct_bytes=6, fills=1, fill_s=2.5))
-        | asdict(Full(files=2, size_bytes=20, cached_bytes=15, loads=1, load_s=12.5))
+        'odd "name"\n': LLM["models"]["a"]
+        | {"opens": 2, "read_bytes": 3, "direct_bytes": 6, "fills": 1, "fill_s": 2.5}
+        | {"files": 2, "size_bytes": 20, "cached_bytes": 15, "loads": 1, "load_s": 12.5}
         | {"open_bytes": 10, "open_cached_bytes": 5}
     },
 }
-STATUS: dict[str, Any] = {
-    "schema": 1,
+STATUS: dict[str, Any] = SNAPSHOT | {
     "pid": 42,
     "started_at": 1_700_000_000.0,
     "uptime_s": 12.0,
@@ -88,9 +85,9 @@ STATUS: dict[str, Any] = {
     "version": "1.2.3",
     "mountpoint": "/mnt/models",
     "repositories": [REPOSITORY],
-    "cache": asdict(CacheStatistics("/c", 1, 2, 0, 4, 1, 0, 0, 0, 0, 5, 0, 0, 0, 0.0)),
-    "tree": Tree([Repository("", "")], metadata_ttl_s=60, negative_ttl_s=5, created_ns=1).statistics(),
-    "kernel_notices": asdict(NoticeCounters(3, 2, 1)),
+    "cache": SNAPSHOT["cache"] | {"evicted_files": 5},
+    "tree": SNAPSHOT["tree"] | {"inodes": 1},
+    "kernel_notices": {"notices": 3, "known": 2, "overflow": 1},
     "fuse": {
         "calls": {"read": 4},
         "errors": dict.fromkeys(OPERATIONS, 0) | {"read": 2},
@@ -102,36 +99,17 @@ STATUS: dict[str, Any] = {
         "latency": {"read": {"counts": [1, 0, 2, *[0] * (len(BOUNDS_S) - 3), 1], "sum_s": 70.5}},
     },
     "warm_ups": [
-        asdict(
-            Progress(
-                id=1,
-                paths=("llm",),
-                background=True,
-                state=State.RUNNING,
-                files=3,
-                files_done=1,
-                size_bytes=12,
-                missing_bytes=10,
-                fetched_bytes=4,
-                fits=True,
-                room_bytes=100,
-                files_left_out=0,
-                files_failed=1,
-                failures={"llm/a": "gone"},
-                elapsed_s=1.0,
-                rate_bytes_s=4.0,
-                eta_s=1.5,
-            )
-        )
+        SNAPSHOT["warm_ups"][0]
+        | {"state": "running", "files": 3, "missing_bytes": 10, "fetched_bytes": 4, "files_failed": 1, "eta_s": 1.5}
     ],
-    "last_reload": {"at": 1_700_000_001.0, "error": "", "refused": {}},
+    "last_reload": SNAPSHOT["last_reload"] | {"at": 1_700_000_001.0},
 }
 
 
 def scraped(status: dict[str, Any]) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Every sample of a scrape, by name and labels; a repeated one would be lost by Prometheus."""
     found = {}
-    for family in text_string_to_metric_families(metrics.render(status).decode()):
+    for family in text_string_to_metric_families(metrics.render(parse(MountStatus, status)).decode()):
         assert family.documentation
         for sample in family.samples:
             key = (sample.name, tuple(sorted(sample.labels.items())))

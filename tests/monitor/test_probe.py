@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import trio
 
-from d7yfs.monitor import probe as probe_module
 from d7yfs.monitor.probe import Probe
 
 _HANG = "import time; time.sleep(600)"
@@ -37,7 +36,6 @@ async def test_all_who_ask_at_once_share_a_child(tmp_path: Path, monkeypatch: py
 
 
 async def test_one_that_hangs_is_left_and_no_other_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe_module, "_STAT", _HANG)
     probe = Probe(tmp_path)
     # As if the kernel held it: it cannot be killed.
     killed: list[int] = []

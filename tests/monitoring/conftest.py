@@ -1,5 +1,7 @@
-"""Fixtures of the tests of monitoring against a real Prometheus. These are collected only where D7YFS_TEST_MONITORING is set, which
-`make integration-monitoring` sees to."""
+"""Fixtures of the tests of monitoring against a real Prometheus.
+
+These are collected only if D7YFS_TEST_MONITORING is set, as in `make integration-monitoring`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from tests.servers.in_thread import InThread
 
 __all__ = ["_can_mount", "bucket", "faulty", "mounter"]
 
-PLOT = os.environ.get("D7YFS_TEST_MONITORING_PLOT", "")  # now: the session takes such variables out of the environment
+PLOT = os.environ.get("D7YFS_TEST_MONITORING_PLOT", "")  # Read now: the session removes such variables.
 collect_ignore_glob = [] if os.environ.get("D7YFS_TEST_MONITORING") else ["test_*.py"]
 if not PLOT:
     collect_ignore_glob.append("test_picture.py")
@@ -26,7 +28,7 @@ if not PLOT:
 
 @pytest.fixture
 def mounted(mounter: Mounter, bucket: Bucket) -> Iterator[Mounted]:
-    """Through a proxy, with three models."""
+    """A mount of three models through a proxy."""
     for number, name in enumerate(("resnet", "bert", "llm")):
         bucket.put(f"monitored/{name}/1/weights.safetensors", bytes_of(number, 24 * MIB))
         bucket.put(f"monitored/{name}/config.pbtxt", f'name: "{name}"'.encode())
@@ -42,14 +44,14 @@ def mounted(mounter: Mounter, bucket: Bucket) -> Iterator[Mounted]:
 
 @pytest.fixture
 def prometheus(mounted: Mounted, tmp_path: Path) -> Iterator[Prometheus]:
-    """One that scrapes `mounted` every second, with our rules."""
+    """A Prometheus that scrapes `mounted` every second, with this project's rules."""
     with scraping(mounted.status()["metrics"]["listens_on"], tmp_path) as found:
         yield found
 
 
 @pytest.fixture
 def readers(mounted: Mounted) -> None:
-    """Have happened: a cold read of each model, warm ones, a name that is not there."""
+    """Reads before the test: a cold read of each model, warm ones, and an absent name."""
     weights = [mounted.point / "models" / name / "1" / "weights.safetensors" for name in ("resnet", "bert", "llm")]
     background = [in_background(path.read_bytes) for path in weights]
     for each in background:

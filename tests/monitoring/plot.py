@@ -1,4 +1,4 @@
-"""The dashboard's panels as a picture, from what a Prometheus holds: for people who have no Grafana at hand."""
+"""The dashboard's panels as a picture, drawn from a Prometheus: for readers without Grafana."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.monitoring.prometheus import Prometheus, panels
 
 _COLUMNS = 4
 _COLORS = 64
-"""Lines and letters need no more, and the file is a third as large."""
+"""Colors of the picture: enough for lines and letters, and the file is a third as large."""
 _LEGENDS = 6
-"""Of more lines only those that are ever off the ground are named."""
+"""The most legends of a panel; with more lines, only those above zero are named."""
 _UNITS: dict[str, Formatter] = {
     "Bps": EngFormatter("B/s"),
     "bytes": EngFormatter("B"),
@@ -41,7 +41,7 @@ def plot(prometheus: Prometheus, path: Path, *, seconds: float) -> None:
     for panel, axis in zip(shown, axes.flat, strict=False):
         for expression, legend in panel.expressions:
             if legend.endswith(" limit"):
-                continue  # far above, it would flatten what is to be seen
+                continue  # It would flatten the other lines.
             asked = {"query": expression, "start": str(now - seconds), "end": str(now), "step": "1"}
             for series in prometheus.ask("query_range", **asked)["result"]:
                 label = legend

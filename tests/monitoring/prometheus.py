@@ -1,4 +1,4 @@
-"""Asking a real Prometheus, and reading what the project's dashboard and rules ask it."""
+"""Queries to a real Prometheus, and the queries of the project's dashboard and rules."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ DASHBOARD = _DEPLOY / "grafana" / "d7yfs.json"
 
 
 class Refused(Exception):
-    """Prometheus did not take a question."""
+    """A query that Prometheus refused."""
 
 
 class Prometheus:
-    """One that runs."""
+    """A Prometheus server that runs."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -57,7 +57,9 @@ class Prometheus:
 
 @contextmanager
 def scraping(address: str, directory: Path) -> Iterator[Prometheus]:
-    """One that scrapes `address` every second, with our rules, and keeps what it has in `directory`."""
+    """A Prometheus that scrapes `address` every second, with this project's rules and its data in
+    `directory`.
+    """
     config = directory / "prometheus.yaml"
     config.write_text(
         "global: {scrape_interval: 1s, evaluation_interval: 1s}\n"
@@ -85,11 +87,11 @@ class Panel:
     title: str
     unit: str
     expressions: tuple[tuple[str, str], ...]
-    """Expression and legend."""
+    """Pairs of expression and legend."""
 
 
 def panels(*, interval: str = "10s") -> Iterator[Panel]:
-    """Those of the dashboard that ask something, with its variables filled in."""
+    """The dashboard's panels that have queries, with its variables filled in."""
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         if panel["type"] != "row":
             expressions = tuple(

@@ -15,9 +15,9 @@ from tests.mount.mounted import Mounted, until
 pytestmark = [pytest.mark.mount, pytest.mark.store]
 
 NOTHING_TO_SHOW = {
-    "Credentials end in",  # the test's last
-    "Stores and proxies that do not answer",  # all do
-    "Retries by reason",  # there were none
+    "Credentials end in",  # The last one that the test sees.
+    "Stores and proxies that do not answer",  # All answer.
+    "Retries by reason",  # There were none.
 }
 ONLY_SOMETIMES = {
     "d7yfs_credentials_expire_timestamp_seconds",
@@ -28,7 +28,7 @@ ONLY_SOMETIMES = {
     "d7yfs_handover_wrong_pieces_total",
     "d7yfs_retries_total",
 }
-"""Metrics that a mount has only where there is something to tell."""
+"""Metrics that a mount has only if there is something to report."""
 
 
 def promtool(*arguments: str | Path, stdin: bytes = b"") -> str:
@@ -82,7 +82,7 @@ def test_a_live_scrape(prometheus: Prometheus, mounted: Mounted, request: pytest
             if not any(prometheus.query(expression) for expression, _ in panel.expressions)
         }
 
-    # A rate takes two scrapes of a series, and some have begun with the last one.
+    # A rate takes two scrapes of a series, and some series begin with the last one.
     until(lambda: empty() <= NOTHING_TO_SHOW, "something to show in each panel", timeout_s=30)
     by_source = {
         each["metric"]["source"]: float(each["value"][1]) for each in prometheus.query("d7yfs_source_bytes_total")
@@ -91,7 +91,7 @@ def test_a_live_scrape(prometheus: Prometheus, mounted: Mounted, request: pytest
     assert by_source["cache"] > 100 << 20
     models = {each["metric"]["model"] for each in prometheus.query("d7yfs_model_read_bytes_total > 0")}
     assert models == {"resnet", "bert", "llm"}
-    # Whole, and nobody has anything of it open.
+    # Each model is whole, and no reader has it open.
     full = "d7yfs_model_cached_bytes / d7yfs_model_bytes"
     until(lambda: [each["value"][1] for each in prometheus.query(full)] == ["1"] * 3, "full models", timeout_s=30)
     assert all(0 < float(each["value"][1]) < 60 for each in prometheus.query("d7yfs_model_load_seconds"))

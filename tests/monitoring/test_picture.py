@@ -1,5 +1,8 @@
-"""Draws docs/monitoring.png: two minutes of a mount that is used, and in trouble for a while. Collected only where
-D7YFS_TEST_MONITORING_PLOT names a file; its pauses make the picture, nothing is proved by them."""
+"""Draws docs/monitoring.png: two minutes of a mount in use, and in trouble for a while.
+
+It is collected only if D7YFS_TEST_MONITORING_PLOT names a file. Its pauses shape the picture; they
+prove nothing.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ pytestmark = [pytest.mark.mount, pytest.mark.store]
 
 @contextmanager
 def polled(mounted: Mounted) -> Iterator[None]:
-    """Somebody reads a model every second, and looks at the directories."""
+    """Run a thread that reads a model and lists directories every second."""
     over = threading.Event()
 
     def poll() -> None:
@@ -91,7 +94,7 @@ def test_picture(mounter: Mounter, bucket: Bucket, faulty: InThread[S3Faults], t
         reader.result(60)
         assert warm.result(60).returncode == 0
         time.sleep(5)
-        dfdaemon.close()  # the proxy is gone
+        dfdaemon.close()  # The proxy is gone.
         mounted.read("models/late/1/weights.safetensors")
         time.sleep(10)
         bucket.put("monitored/new/config.pbtxt", b"")

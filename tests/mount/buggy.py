@@ -1,6 +1,6 @@
-"""`d7yfs` with bugs: requests about some names fail in ways that nobody has foreseen.
+"""`d7yfs` with bugs: requests about some names fail with unforeseen exceptions.
 
-`test_bugs.py` runs it in a process of its own.
+`test_bugs.py` runs it in its own process.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from d7yfs import daemon
 from d7yfs.cli import main
 from d7yfs.fs.filesystem import Filesystem
-from d7yfs.tree.answers import Absent, Found
+from d7yfs.tree.nodes import Absent, Found
 from d7yfs.tree.tree import ROOT_INODE
 
 LOOKUP, OPENDIR, OPEN, READ = "lookup.bug", "opendir.bug", "open.bug", "read.bug"

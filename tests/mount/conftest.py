@@ -1,4 +1,6 @@
-"""What tests of real mounts share: a bucket with files of every interesting size, and mounts that end with the test."""
+"""Fixtures for tests of real mounts: a bucket with files of every interesting size, and mounts that
+end with the test.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ SIZES = {
 
 
 def bytes_of(seed: int, size_bytes: int) -> bytes:
-    """Bytes that are different at every offset and for every seed, and the same in every run."""
+    """Pseudorandom bytes that depend on the seed, the same in every run."""
     return random.Random(seed).randbytes(size_bytes)
 
 
@@ -44,7 +46,10 @@ def environment(identity: Identity) -> dict[str, str]:
 
 @dataclass
 class Bucket:
-    """A bucket of the real server. `library/` holds `files`, which nobody changes; a test that writes takes a prefix of its own."""
+    """A bucket of the real server; `library/` holds `files`, which no test changes.
+
+    A test that writes takes its own prefix.
+    """
 
     server: SeaweedFS
     name: str

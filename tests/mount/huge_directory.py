@@ -1,4 +1,4 @@
-"""The store of a directory with as many entries as one likes, beside one small file, and mounts of it."""
+"""A store with a directory of any size and one small file, and mounts of it."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def huge_store(count: int) -> Running:
 
 def mount(mounter: Mounter, running: Running, *options: str) -> Mounted:
     url = f"s3://127.0.0.1:{running.server.port}/{BUCKET}"
-    # Without the log of each request, which is no part of what is measured.
+    # The log of each request is off, because it would distort the measurement.
     return mounter.mount(url, "--anonymous", *options, log_level="info")

@@ -1,4 +1,6 @@
-"""opendir(3), readdir(3), telldir(3) and seekdir(3) as C programs call them; Python has no way to a place in a directory."""
+"""The functions opendir(3), readdir(3), telldir(3) and seekdir(3) of C: Python cannot seek in a
+directory.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,13 @@ _libc.seekdir.argtypes = [ctypes.c_void_p, ctypes.c_long]
 _libc.seekdir.restype = _libc.rewinddir.restype = None
 
 _NAME_OFFSET = 19
-"""Of d_name in struct dirent64 (bits/dirent.h): behind d_ino, d_off, d_reclen and d_type."""
+"""The offset in bytes of d_name in struct dirent64 (bits/dirent.h), after d_ino, d_off, d_reclen
+and d_type.
+"""
 
 
 class LibcDirectory:
-    """An open directory. For one thread."""
+    """An open directory for use by one thread."""
 
     def __init__(self, path: Path) -> None:
         self._dir = _libc.opendir(os.fsencode(path))

@@ -1,6 +1,7 @@
-"""Real mounts for tests: `d7yfs mount` run as users run it, and taken down whatever has happened to it.
+"""Real mounts for tests: `d7yfs mount` as users run it, always unmounted at the end.
 
-The daemon is never in the test's process, and a test touches a mount only through `within`, so that none can hang for ever.
+The daemon never runs in the test's process. A test touches a mount only through `within`, so that
+none can hang forever.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ _POLL_S = 0.02
 
 
 def within(timeout_s: float, function: Callable[[], T]) -> T:
-    """What `function` returns or raises, if it ends in time; else TimeoutError, and its thread is left behind."""
+    """Call `function` in a thread, with its result or exception. Raises TimeoutError when time is
+    over, and leaves the thread behind.
+    """
     return in_background(function).result(timeout_s)
 
 
 def in_background(function: Callable[[], T]) -> Future[T]:
-    """`function` running in a thread that ends with this process at the latest."""
+    """Start `function` in a thread that ends with this process at the latest."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -51,7 +54,7 @@ def in_background(function: Callable[[], T]) -> Future[T]:
 
 
 def until(happened: Callable[[], bool], what: str, *, timeout_s: float = 20.0) -> None:
-    """Poll another process's state, for which there is no event."""
+    """Poll until `happened` is true, for a state of another process that sends no event."""
     deadline = time.monotonic() + timeout_s
     while not happened():
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
@@ -64,7 +67,9 @@ def run(
     timeout_s: float = COMMAND_TIMEOUT_S,
     under: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
-    """Run `d7yfs` with these arguments; its exit status and what it said are the caller's to judge. `under` is a command that runs it."""
+    """Run `d7yfs` with these arguments; the caller judges exit status and output. `under` is a
+    command that runs it.
+    """
     command = [*under, *D7YFS, *map(str, arguments)]
     return subprocess.run(
         command,
@@ -77,7 +82,7 @@ def run(
 
 
 def ended(pid: int) -> bool:
-    """Whether the process is gone, or a zombie that waits for a parent that does not care."""
+    """True if the process is gone, or a zombie that no parent reaps."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -85,7 +90,7 @@ def ended(pid: int) -> bool:
 
 
 def free_port() -> int:
-    """One that nobody listens on a moment before."""
+    """A port that was free a moment ago."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 
@@ -96,7 +101,7 @@ def is_mounted(point: Path) -> bool:
 
 @dataclass
 class Mounted:
-    """A mount and the daemon behind it; `process` only where it runs in the foreground."""
+    """A mount and its daemon; `process` only if the daemon runs in the foreground."""
 
     point: Path
     cache_dir: Path
@@ -104,13 +109,13 @@ class Mounted:
     pid: int
     process: subprocess.Popen[str] | None = None
     said: str = ""
-    """What `d7yfs mount` printed."""
+    """The output of `d7yfs mount`."""
 
     def status(self) -> dict[str, Any]:
         return control_socket.ask(control_socket.socket_path(self.point), "status")
 
     def fetched(self, name: str = "") -> dict[str, Any]:
-        """The counters of one repository."""
+        """The traffic counters of one repository."""
         (found,) = (each["fetched"] for each in self.status()["repositories"] if each["name"] == name)
         assert isinstance(found, dict)
         return found
@@ -120,22 +125,22 @@ class Mounted:
         return int(fetched["direct_requests"] + fetched["proxy_requests"])
 
     def stat(self, path: str) -> dict[str, Any]:
-        """What `d7yfs stat` shows."""
+        """The answer of `d7yfs stat`."""
         return control_socket.ask(control_socket.socket_path(self.point), "stat", path=path)
 
     def log(self) -> str:
         return self.log_file.read_text()
 
     def names(self, path: str = ".", *, timeout_s: float = READ_TIMEOUT_S) -> list[str]:
-        """What a directory holds, sorted."""
+        """The sorted names in a directory."""
         return within(timeout_s, lambda: sorted(entry.name for entry in (self.point / path).iterdir()))
 
     def read(self, path: str, *, timeout_s: float = READ_TIMEOUT_S) -> bytes:
-        """A whole file."""
+        """The bytes of a whole file."""
         return within(timeout_s, (self.point / path).read_bytes)
 
     def read_anew(self, path: str, *, timeout_s: float = READ_TIMEOUT_S) -> bytes:
-        """As `read`, by the daemon: what the kernel has cached of the file is dropped first."""
+        """The bytes of a whole file from the daemon: the kernel's page cache is dropped first."""
 
         def reading() -> bytes:
             with (self.point / path).open("rb") as file:
@@ -161,7 +166,7 @@ class Mounted:
 
 
 class Mounter:
-    """Makes mounts below `directory`, and takes down at the end what is left of them."""
+    """A maker of mounts below `directory`; at the end it unmounts all that are left."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -175,7 +180,7 @@ class Mounter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # Mounts first: a reader who is still blocked there then gets its error when the daemon goes.
+        # Unmount first: a reader that still blocks there gets its error when the daemon ends.
         for point in reversed(self._points):
             while mount_table.mounted_at(point) is not None:
                 subprocess.run(["umount", "--lazy", "--", str(point)], check=True, timeout=20)
@@ -206,7 +211,7 @@ class Mounter:
         log_level: str = "debug",
         under: Sequence[str] = (),
     ) -> Mounted:
-        """`d7yfs mount ARGUMENTS POINT`, which must succeed."""
+        """Run `d7yfs mount ARGUMENTS POINT`, which must succeed."""
         point = point or self.point()
         cache_dir = cache_dir or self.directory / f"cache-{point.name}"
         log_file = self.directory / f"{point.name}.log"
@@ -219,7 +224,7 @@ class Mounter:
         return mounted
 
     def _mounts(self) -> list[mount_table.Mount]:
-        """The d7yfs mounts of this test; others may come and go on the machine."""
+        """The d7yfs mounts of this test; the machine may have others."""
         return [each for each in mount_table.mount_table() if each.point.is_relative_to(self.directory)]
 
     def refused(
@@ -230,7 +235,7 @@ class Mounter:
         cache_dir: Path | None = None,
         timeout_s: float = COMMAND_TIMEOUT_S,
     ) -> subprocess.CompletedProcess[str]:
-        """`d7yfs mount ARGUMENTS POINT`, which must fail with an error in words and leave nothing mounted."""
+        """Run `d7yfs mount ARGUMENTS POINT`, which must fail with a clear error and mount nothing."""
         point = point or self.point()
         cache_dir = cache_dir or self.directory / f"cache-{point.name}"
         before = self._mounts()
@@ -248,7 +253,9 @@ class Mounter:
         on_start: Callable[[Notified], None] | None = None,
         program: Sequence[str] = D7YFS,
     ) -> Mounted:
-        """`d7yfs mount --foreground`, ready when it has told systemd so. `on_start` runs while it starts; `program` stands in for d7yfs."""
+        """Run `d7yfs mount --foreground` and return when it has told systemd that it is ready.
+        `on_start` runs during its start; `program` replaces d7yfs.
+        """
         point = self.point()
         cache_dir, log_file = self.directory / f"cache-{point.name}", self.directory / f"{point.name}.log"
         with Notified(self.directory / f"{point.name}.notify") as notified:
@@ -272,7 +279,7 @@ class Mounter:
 
 
 class Notified:
-    """The other end of sd_notify(3), at `path`."""
+    """The receiving end of sd_notify(3), at `path`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

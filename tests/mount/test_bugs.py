@@ -1,6 +1,6 @@
-"""A bug in the daemon is an error for one caller: the other callers, and the mount, live on.
+"""A bug in the daemon is an error for one caller: the mount and the other callers continue.
 
-`fuse/test_errors.py` has each handler.
+`fuse/test_errors.py` tests each handler.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def test_an_unforeseen_exception_is_eio_for_one_caller_and_the_mount_lives_on(bu
         }
         for ask in asked.values():
             for _ in range(2):
-                with pytest.raises(OSError) as caught:  # noqa: PT011  # the errno is what the caller looks at
+                with pytest.raises(OSError) as caught:  # noqa: PT011  # the test checks the errno
                     within(READ_TIMEOUT_S, ask)
                 assert caught.value.errno == errno.EIO
-        assert within(READ_TIMEOUT_S, opened.read) == b"sound", "by a reader that had it open"
+        assert within(READ_TIMEOUT_S, opened.read) == b"sound", "a reader with an open file is not disturbed"
     assert mounted.read("untouched") == b"untouched"
     assert mounted.names() == sorted([buggy.LOOKUP, buggy.OPENDIR, buggy.OPEN, buggy.READ, "sound", "untouched"])
     assert mounted.process is not None

@@ -1,4 +1,6 @@
-"""Every cloud in one mount, each with its own credentials: every byte is checked, and no log at debug level holds a secret."""
+"""Every cloud in one mount, each with its own credentials. Every byte is checked, and no log at
+debug level holds a secret.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +42,10 @@ class Clouds:
     env: dict[str, str]
     toml: str
     urls: dict[str, str]
-    """What `d7yfs ls` takes, by the name in the mount."""
+    """The URL for `d7yfs ls`, by the repository's name in the mount."""
     secrets: tuple[str, ...]
     delete: Callable[[str], None]
-    """Take one file out of all of them."""
+    """A function that deletes one file in every cloud."""
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""Commands about several mounts, or many paths: what one mount does not say is no loss to the others."""
+"""Commands about several mounts or many paths: one that fails does not hide the answers of the
+others.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A store that misbehaves under a real mount: an error or the right bytes, in time; never other bytes, and none of them cached."""
+"""A faulty store under a real mount: readers get an error or the right bytes in time. The cache
+never keeps wrong bytes.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,14 @@ pytestmark = [pytest.mark.mount, pytest.mark.store]
 
 READ_TIMEOUT_S = 2.0
 SIZE = PART_BYTES + 3 * MIB
-"""Two parts, so that a request for one is not one for the whole object."""
+"""Two parts, so that a request for one part does not ask for the whole object."""
 
 
 @dataclass
 class Scene:
-    """A faulty store, a mount of it that trusts no listing, and a second daemon on the same cache directory."""
+    """A faulty store, a mount that never trusts a listing, and a second daemon on the same cache
+    directory.
+    """
 
     store: InThread[S3Faults]
     mounted: Mounted
@@ -42,11 +46,13 @@ class Scene:
         return body
 
     def script(self, name: str, *plan: Fault, forever: bool = False) -> None:
-        """Answer the next requests for an object so; for the listings when `name` is empty."""
+        """Script the next answers for an object; for the listings if `name` is empty."""
         self.store.do(lambda: self.store.server.script(*plan, key=f"b/{name}".rstrip("/"), forever=forever))
 
     def read_when_healed(self, name: str) -> bytes:
-        """A transfer that a dead connection holds up is given up within the read timeout; then everything is well again."""
+        """Read again until a transfer on a dead connection has timed out, within twice the read
+        timeout.
+        """
         deadline = time.monotonic() + 2 * READ_TIMEOUT_S
         while True:
             try:
@@ -56,7 +62,7 @@ class Scene:
                     raise
 
     def error_of_read(self, name: str) -> int | None:
-        with pytest.raises(OSError) as caught:  # noqa: PT011  # the errno is what the caller looks at
+        with pytest.raises(OSError) as caught:  # noqa: PT011  # the test checks the errno
             self.mounted.read(name, timeout_s=READ_TIMEOUT_S * 10)
         return caught.value.errno
 
@@ -93,9 +99,9 @@ def test_a_lasting_fault_is_eio_and_leaves_nothing_wrong(scene: Scene, kind: str
     assert scene.error_of_read(name) == errno.EIO
 
     scene.script(name)
-    assert scene.read_when_healed(name) == body, "once healed, in the same mount"
+    assert scene.read_when_healed(name) == body, "the same mount reads it once the store is healed"
     before = len(scene.store.server.data_requests(f"b/{name}"))
-    assert scene.witness.read(name) == body, "what is cached, as another daemon finds it"
+    assert scene.witness.read(name) == body, "another daemon finds the right bytes in the cache"
     assert len(scene.store.server.data_requests(f"b/{name}")) == before
 
 
@@ -115,16 +121,18 @@ PAGES = {
 @pytest.mark.parametrize("size", [5_000, MIB, 3 * MIB, 6 * MIB])
 @pytest.mark.parametrize("kind", PAGES)
 def test_a_page_in_the_stores_place_is_never_the_object(scene: Scene, kind: str, size: int) -> None:
-    """As captive portals, gateways and load balancers send them, for GET and HEAD: not read, not cached, no other version."""
+    """Captive portals, gateways and load balancers send pages for GET and HEAD. They are not
+    served, not cached, and no new version.
+    """
     name = f"page-{kind.replace(' ', '-')}-{size}"
     body = scene.put(name, seed=size, size_bytes=size)
     scene.script(name, PAGES[kind](size), forever=True)
     assert scene.error_of_read(name) == errno.EIO
 
     scene.script(name)
-    assert scene.read_when_healed(name) == body, "once healed, in the same mount"
+    assert scene.read_when_healed(name) == body, "the same mount reads it once the store is healed"
     before = len(scene.store.server.data_requests(f"b/{name}"))
-    assert scene.witness.read(name) == body, "what is cached, as another daemon finds it"
+    assert scene.witness.read(name) == body, "another daemon finds the right bytes in the cache"
     assert len(scene.store.server.data_requests(f"b/{name}")) == before
 
 
@@ -197,19 +205,23 @@ def test_replaced_during_a_read(scene: Scene) -> None:
         with pytest.raises(OSError) as caught:  # noqa: PT011
             within(20, lambda: os.pread(fd, 4096, PART_BYTES + 2 * MIB))
         assert caught.value.errno == errno.ESTALE
-        assert within(20, lambda: os.pread(fd, 4096, MIB)) == old[MIB : MIB + 4096], "its own bytes, as far as they go"
-        assert scene.mounted.read("replaced") == new, "whoever opens it now reads the new version"
+        assert within(20, lambda: os.pread(fd, 4096, MIB)) == old[MIB : MIB + 4096], (
+            "the handle keeps the cached bytes of its version"
+        )
+        assert scene.mounted.read("replaced") == new, "a new open reads the new version"
         assert within(20, lambda: os.pread(fd, 4096, MIB)) == old[MIB : MIB + 4096]
     finally:
         os.close(fd)
 
 
 def test_a_read_that_the_kernel_splits_ends_where_its_version_is_gone(scene: Scene) -> None:
-    """The kernel has the first part in its pages; we answer the rest with ESTALE, and the next read says so."""
+    """The kernel has the first part in its pages. The daemon answers the rest with ESTALE, and the
+    next read gets that error.
+    """
     old = scene.put("split", seed=13)
     fd = within(20, lambda: os.open(scene.mounted.point / "split", os.O_RDONLY))
     try:
-        assert within(20, lambda: os.pread(fd, 4096, 0)) == old[:4096], "which brings the first 2 MiB"
+        assert within(20, lambda: os.pread(fd, 4096, 0)) == old[:4096], "this read fetches the first 2 MiB"
         scene.put("split", seed=14)
         first = within(20, lambda: os.pread(fd, 8 * MIB, 0))
         assert first == old[: len(first)]
@@ -217,7 +229,7 @@ def test_a_read_that_the_kernel_splits_ends_where_its_version_is_gone(scene: Sce
         with pytest.raises(OSError) as caught:  # noqa: PT011
             within(20, lambda: os.pread(fd, 8 * MIB, len(first)))
         assert caught.value.errno == errno.ESTALE
-        scene.put("split", seed=13)  # the same content again
+        scene.put("split", seed=13)  # The same content again.
         with pytest.raises(OSError) as caught:  # noqa: PT011
             within(20, lambda: os.pread(fd, 8 * MIB, len(first)))
         assert caught.value.errno == errno.ESTALE
@@ -287,8 +299,8 @@ def test_64_stalled_readers_leave_another_repository_alone(mounter: Mounter, buc
         assert fuse["in_flight"] >= 64
         assert fuse["oldest_request_s"] > 0
 
-        assert mounted.read_anew("well/over.bin", timeout_s=3) == bucket.files["over.bin"], "cached"
-        assert mounted.read("well/twenty.bin", timeout_s=10) == bucket.files["twenty.bin"], "not cached"
+        assert mounted.read_anew("well/over.bin", timeout_s=3) == bucket.files["over.bin"], "a cached file"
+        assert mounted.read("well/twenty.bin", timeout_s=10) == bucket.files["twenty.bin"], "a file that is not cached"
         assert "config.pbtxt" in mounted.names("well/model", timeout_s=3), "a listing"
         assert not any(each.done() for each in stalled)
 

@@ -1,6 +1,7 @@
-"""When a change in the store is seen through a real mount, and what becomes of those who have the old version open.
+"""The time at which a mount shows a change in the store, and its effect on readers that have the
+old version open.
 
-Where a time to live is `forever`, nothing but what is tested here can have shown the change.
+Where a time to live is `forever`, only the tested event can have shown the change.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ FOREVER = ("--metadata-ttl", "forever", "--negative-ttl", "forever")
 
 
 class Repository:
-    """A prefix of the real store that is one test's own, and its mount."""
+    """A test's own prefix of the real store, and its mount."""
 
     def __init__(
         self, bucket: Bucket, mounter: Mounter, prefix: str, files: Mapping[str, bytes], *options: str
@@ -100,7 +101,7 @@ def test_what_is_in_use_is_listed_ahead_of_its_expiry(faulty: InThread[S3Faults]
         (status,) = mounted.status()["repositories"]
         return int(status["freshness"]["refreshed_directories"])
 
-    until(lambda: refreshed() > 4, "refreshes while somebody looks")
+    until(lambda: refreshed() > 4, "refreshes while a reader looks")
     assert mounted.read("d/f") == b"f"
 
 
@@ -113,7 +114,7 @@ def test_refresh_sees_it_now(bucket: Bucket, mounter: Mounter, listing: str) -> 
     assert made.mounted.names() == ["README", "d", "gone", "old"]
     assert made.mounted.names("d") == ["f"]
     assert (made.mounted.read("old"), made.mounted.read("gone")) == (b"old", b"gone")
-    assert not made.is_there("new"), "and the kernel remembers that"
+    assert not made.is_there("new"), "the kernel caches the absence"
     assert not made.is_there("d/e")
 
     made.put("old", b"another")
@@ -155,7 +156,7 @@ def test_a_file_becomes_a_directory_and_back(bucket: Bucket, mounter: Mounter) -
                 made.mounted.names("x")
         finally:
             os.close(directory)
-        assert pread(fd, 10, 0) == b"file", "who had it open has it still"
+        assert pread(fd, 10, 0) == b"file", "an open handle keeps its version"
     finally:
         os.close(fd)
 
@@ -170,7 +171,7 @@ def test_the_directory_of_a_file_and_the_nearest_of_what_is_not_there(bucket: Bu
     assert (made.mounted.read("a/f"), made.mounted.read("b/f")) == (b"two", b"1")
     made.refresh("b/not/there")
     assert made.mounted.read("b/f") == b"two"
-    assert run("refresh", made.point.parent).returncode == 1, "that is no mount"
+    assert run("refresh", made.point.parent).returncode == 1, "the parent is no mount"
 
 
 def test_a_store_that_cannot_be_asked(faulty: InThread[S3Faults], mounter: Mounter) -> None:
@@ -181,10 +182,10 @@ def test_a_store_that_cannot_be_asked(faulty: InThread[S3Faults], mounter: Mount
     done = run("refresh", mounted.point)
     assert done.returncode == 1
     assert "d7yfs: error: " in done.stderr
-    assert mounted.read("f") == b"f", "what is known is served"
+    assert mounted.read("f") == b"f", "the mount serves the last listing"
 
 
-# --- beside readers ---
+# --- with readers ---
 
 
 def test_a_reader_keeps_its_version(bucket: Bucket, mounter: Mounter) -> None:
@@ -195,9 +196,9 @@ def test_a_reader_keeps_its_version(bucket: Bucket, mounter: Mounter) -> None:
         assert pread(fd, 4096, 0) == old[:4096]
         made.put("weights", new)
         assert made.refresh()["replaced"] == 1
-        assert made.mounted.read("weights") == new, "whoever opens it now"
+        assert made.mounted.read("weights") == new, "a new open reads the new version"
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        assert pread(fd, 4096, 0) == old[:4096], "what is cached of it"
+        assert pread(fd, 4096, 0) == old[:4096], "the handle keeps the cached bytes"
         with pytest.raises(OSError) as caught:  # noqa: PT011
             pread(fd, 4096, PART_BYTES + 2 * MIB)
         assert caught.value.errno == errno.ESTALE
@@ -237,8 +238,8 @@ def test_an_open_readdir_goes_on(bucket: Bucket, mounter: Mounter) -> None:
         made.put("d/300", b"y")
         made.refresh()
         seen += [each.name for each in within(20, lambda: list(entries))]
-    assert len(seen) == len(set(seen)), "no name twice"
-    assert {f"{number:03}" for number in range(299)} <= set(seen), "and none missing that was there all the time"
+    assert len(seen) == len(set(seen)), "no name may occur twice"
+    assert {f"{number:03}" for number in range(299)} <= set(seen), "no name that was there all the time may be missing"
     assert made.mounted.names("d") == [f"{number:03}" for number in range(301) if number != 299]
 
 
@@ -264,15 +265,15 @@ def test_what_was_replaced_can_be_evicted_once_it_is_closed(bucket: Bucket, moun
         made.delete("weights")
         made.refresh()
         drop = ("cache", "drop", bucket.url("evicted"), "--cache-dir", made.mounted.cache_dir)
-        assert run(*drop).returncode == 1, "it is in use"
+        assert run(*drop).returncode == 1, "the version is in use"
     finally:
         os.close(fd)
-    until(lambda: run(*drop).returncode == 0, "the kernel has given it back")
+    until(lambda: run(*drop).returncode == 0, "the kernel to release it")
 
 
 @pytest.fixture
 def quiet(faulty: InThread[S3Faults], mounter: Mounter) -> Mounted:
-    """A mount of a store that can be scripted, of which everything is known."""
+    """A mount of a scriptable store; all its files have been read."""
     for number in range(20):
         faulty.do(faulty.server.put, f"b/d{number}/f", bytes_of(number, 1000))
     mounted = mounter.mount(faulty_url(faulty), "--anonymous", *FOREVER)
@@ -346,9 +347,9 @@ def test_what_is_revalidated_on_open_is_the_newest(bucket: Bucket, mounter: Moun
     for name in (*names, "m/2/new"):
         made.put(name, b"number two")
     assert (made.point / "m/config.pbtxt").stat().st_size == len(b"number two")
-    assert made.mounted.names("m") == ["2", "config.pbtxt", "weights"], "what has changed brings its directory along"
+    assert made.mounted.names("m") == ["2", "config.pbtxt", "weights"], "a changed file refreshes its directory"
     assert [made.mounted.read(name) for name in names[:2]] == [b"number two"] * 2
-    until(lambda: made.mounted.read("m/weights") == b"number two", "the kernel was told")
+    until(lambda: made.mounted.read("m/weights") == b"number two", "the notice to the kernel")
     assert made.mounted.read("other") == b"one"
     fd = hold(made.point / "m/config.pbtxt")
     try:

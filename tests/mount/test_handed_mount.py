@@ -1,4 +1,4 @@
-"""Mounts by a daemon without any privilege, which is handed the descriptor."""
+"""Mounts by a daemon without any privilege, which receives the descriptor from another process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def helper(ground: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 @contextmanager
 def daemon(ground: Path, url: str, env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Without a single capability. Ready when the block begins."""
+    """Run a daemon without a single capability. It is ready when the block begins."""
     log = ground / "log"
     command = [
         *("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"),
@@ -76,7 +76,7 @@ def test_a_daemon_without_privilege(ground: Path, helper: subprocess.Popen[bytes
         assert read == bucket.files["over.bin"]
         minor = os.minor(within(READ_TIMEOUT_S, point.stat).st_dev)
         background = Path(f"/sys/fs/fuse/connections/{minor}/max_background").read_text().strip()
-        assert background == "1024", "the helper raises what the daemon may not"
+        assert background == "1024", "the helper raises the limit that the daemon may not"
         first.send_signal(signal.SIGTERM)
         assert first.wait(20) == 0
         until(lambda: not is_mounted(point), "the end of the mount")
@@ -84,7 +84,7 @@ def test_a_daemon_without_privilege(ground: Path, helper: subprocess.Popen[bytes
         assert within(READ_TIMEOUT_S, (point / "one.bin").read_bytes) == bucket.files["one.bin"]
         second.kill()
         second.wait(20)
-        until(lambda: not is_mounted(point), "the dead mount to be taken away")
+        until(lambda: not is_mounted(point), "the end of the dead mount")
     with daemon(ground, bucket.url("library"), dict(bucket.env)):
         assert within(READ_TIMEOUT_S, (point / "one.bin").read_bytes) == bucket.files["one.bin"]
 

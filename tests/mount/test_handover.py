@@ -1,4 +1,6 @@
-"""Data that dfdaemon hands over on its socket: a fake that behaves as the real one was measured, a real mount, a real store behind it."""
+"""Data that dfdaemon hands over on its socket: a fake with the measured behaviour of the real one,
+a real mount and a real store.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,8 @@ def test_reads_and_what_status_says(
     assert mounted.read("weights.bin") == weights
     _whole(mounted, "weights.bin")
     assert mounted.read_anew("weights.bin") == weights
-    # What the reader's first requests brought may make the file whole before the last piece is handed over.
+    # The data of the reader's first requests may complete the file before the last piece is handed
+    # over.
     until(lambda: mounted.status()["repositories"][0]["handover"]["source_bytes"] == SIZE, "every piece")
     (repository,) = mounted.status()["repositories"]
     assert repository["handover"]["state"] == "in use"
@@ -96,7 +99,7 @@ def test_a_damaged_store_is_not_served(
     mounted = _mount(mounter, bucket, dfdaemon)
     with dfdaemon.failing(Fault.WRONG_BYTES):
         assert mounted.read("weights.bin") == weights
-    until(lambda: mounted.status()["repositories"][0]["handover"]["wrong_pieces"] == 1, "it is found")
+    until(lambda: mounted.status()["repositories"][0]["handover"]["wrong_pieces"] == 1, "the wrong piece to be found")
     assert mounted.read_anew("weights.bin") == weights
 
 

@@ -1,4 +1,4 @@
-"""docs/status.md names every field of what commands print with `--json`, and no other."""
+"""docs/status.md names every field that commands print with `--json`, and no other."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from d7yfs.check.findings import Finding
-from d7yfs.control.reloading import Outcome as Reloaded
-from d7yfs.fill.handover import HandoverCounters
 from d7yfs.servers import torchserve
+from d7yfs.stats.repository_status import HandoverStatus
+from d7yfs.stats.status import ReloadStatus
 from tests.mount.conftest import Bucket
 from tests.mount.mounted import Mounter, run
 
@@ -26,25 +26,32 @@ BY_NAME = {
     *("settings", "changed", "refused", "failures", "calls", "errors", "latency"),
     *("retries", "direct_bytes_by_reason", "models"),
 }
-"""Fields whose keys are names of something; what these stand for has keys again."""
+"""Fields whose keys are names; their values have keys again."""
 
 
 def documented() -> dict[str, dict[str, set[str]]]:
-    """By section and field, the words in backticks of its row."""
+    """The words in backticks by section and field: those of the field's row, and of the rows below
+    its own heading.
+    """
     found: dict[str, dict[str, set[str]]] = {}
-    section = ""
+    section = above = ""
     for line in PAGE.read_text().splitlines():
         if line.startswith("## "):
-            section = line[3:]
+            section, above = line[3:], ""
+        elif line.startswith("### "):
+            above = line.strip("#` ").partition(".")[0]
         elif line.startswith("| `"):
             words = set(re.findall(r"`(\w+)`", line))
+            if above:
+                found[section][above] |= words
+                continue
             for name in re.findall(r"`(\w+)`", line.split("|")[1]):
                 found.setdefault(section, {})[name] = words
     return found
 
 
 def keys_below(name: str, value: object) -> set[str]:
-    """The keys of all that a field holds."""
+    """The keys of all objects in a field."""
     below = (
         value
         if isinstance(value, list)
@@ -62,17 +69,21 @@ def keys_below(name: str, value: object) -> set[str]:
 
 
 def check(section: str, told: Mapping[str, Any]) -> None:
-    """That a section's fields are those of `told`, and what is below them stands in their rows."""
+    """Check that a section's fields are those of `told`, and that their rows name the keys below
+    them.
+    """
     known = documented()[section]
     assert told.keys() == known.keys(), section
     for name, value in told.items():
-        elsewhere = {"repositories", "cache", "tree", "fuse", "warm_ups"} if section == "A mount" else set()
+        elsewhere = (
+            {"repositories", "cache", "tree", "fuse", "warm_ups", "last_reload"} if section == "A mount" else set()
+        )
         if name not in elsewhere:
             assert keys_below(name, value) <= known[name], f"{section}: {name}"
 
 
 def the_one(*arguments: str | Path) -> dict[str, Any]:
-    """What a command prints that prints one object, or a list or line of one."""
+    """The one object that a command prints, alone or in a list or line of one."""
     done = run(*arguments)
     told = json.loads(done.stdout)
     (one,) = told if isinstance(told, list) else [told]
@@ -120,12 +131,11 @@ def test_every_field_is_documented(mounter: Mounter, bucket: Bucket) -> None:
 
 def test_every_field_of_what_is_not_always_there_is_documented() -> None:
     known = documented()
-    assert {each.name for each in fields(HandoverCounters)} | {"socket", "state"} <= known["repositories"]["handover"]
-    assert {each.name for each in fields(Reloaded)} | {"schema", "mountpoint"} == known["reload"].keys()
-    assert {each.name for each in fields(Reloaded)} <= known["A mount"]["last_reload"]
+    assert {each.name for each in fields(HandoverStatus)} <= known["repositories"]["handover"]
+    assert {each.name for each in fields(ReloadStatus)} | {"schema", "mountpoint"} == known["reload"].keys()
     for section, kind in {
         "check": Finding,
         "torchserve list": torchserve.Registered,
-        "torchserve register, torchserve unregister": torchserve.Outcome,
+        "torchserve register, torchserve unregister": torchserve.ModelOutcome,
     }.items():
         assert {each.name for each in fields(kind)} | {"schema"} == known[section].keys()

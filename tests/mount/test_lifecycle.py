@@ -1,4 +1,6 @@
-"""How a mount begins and ends: readiness, signals, unmounting by every way there is, a killed daemon, fstab."""
+"""The beginning and end of a mount: readiness, signals, every form of unmounting, a killed daemon,
+fstab.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from tests.servers.s3_faults import S3Faults
 pytestmark = [pytest.mark.mount, pytest.mark.store]
 
 _PIDFD_GETFD = 438
-"""pidfd_getfd(2), which `os` does not offer."""
+"""The number of pidfd_getfd(2), which `os` does not offer."""
 
 
 def _open(mounted: Mounted, name: str) -> int:
@@ -43,7 +45,7 @@ def _open(mounted: Mounted, name: str) -> int:
 def test_mount_returns_when_the_mount_answers(mounter: Mounter, bucket: Bucket) -> None:
     mounted = mounter.mount(bucket.url("library"), env=bucket.env)
     assert mounted.said == f"s3://http://127.0.0.1:{bucket.server.port}/mounted/library mounted on {mounted.point}\n"
-    assert Path(f"/proc/{mounted.pid}/cwd").readlink() == Path("/"), "it holds no other mount busy"
+    assert Path(f"/proc/{mounted.pid}/cwd").readlink() == Path("/"), "the daemon must not keep another mount busy"
     terminal = {Path(f"/proc/{mounted.pid}/fd/{fd}").readlink() for fd in (0, 1)}
     assert terminal == {Path(os.devnull)}
     assert os.getsid(mounted.pid) != os.getsid(0)
@@ -96,7 +98,9 @@ def test_a_mount_from_a_toml_file_alone(mounter: Mounter, bucket: Bucket, tmp_pa
 
 @pytest.fixture
 def helper() -> Iterator[None]:
-    """mount(8) looks for its helpers in /sbin alone."""
+    """The link to `mount.d7yfs` in /sbin, the only directory in which mount(8) searches its
+    helpers.
+    """
     link = Path("/sbin/mount.d7yfs")
     if link.exists():
         yield
@@ -166,11 +170,11 @@ def test_a_signal_with_a_file_open_unmounts_lazily_after_the_timeout(mounter: Mo
         assert not is_mounted(mounted.point)
         assert "unmounted lazily" in mounted.log()
         assert "1 open files" in mounted.log()
-        with pytest.raises(OSError) as caught:  # noqa: PT011  # the errno is what matters
+        with pytest.raises(OSError) as caught:  # noqa: PT011  # the test checks the errno
             within(20, lambda: os.pread(fd, 1, 0))
         assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
     finally:
-        with contextlib.suppress(OSError):  # close(2) tells the file system too
+        with contextlib.suppress(OSError):  # close(2) tells the file system too.
             os.close(fd)
 
 
@@ -198,7 +202,7 @@ def test_a_signal_answers_readers_who_wait_for_the_store(mounter: Mounter, fault
     faulty.wait(stall.reached)
     mounted.kill(signal.SIGTERM)
     assert mounted.process.wait(20) == 0
-    with pytest.raises(OSError):  # noqa: PT011  # which one depends on who is quicker
+    with pytest.raises(OSError):  # noqa: PT011  # the error depends on the order of events
         reader.result(20)
 
 
@@ -217,7 +221,7 @@ def test_d7yfs_umount_ends_the_daemon_and_says_when_it_cannot(mounter: Mounter, 
         assert busy.returncode == 1
         assert f"{mounted.point} is in use" in busy.stderr
         assert "--lazy" in busy.stderr
-        assert mounted.read("one.bin") == bucket.files["one.bin"], "the mount is as it was"
+        assert mounted.read("one.bin") == bucket.files["one.bin"], "the mount must be unchanged"
     finally:
         os.close(fd)
     done = run("umount", mounted.point)
@@ -235,7 +239,7 @@ def test_d7yfs_umount_lazily(mounter: Mounter, bucket: Bucket) -> None:
     try:
         assert run("umount", "--lazy", mounted.point).returncode == 0
         assert not is_mounted(mounted.point)
-        assert within(20, lambda: os.pread(fd, 16, 0)) == bucket.files["over.bin"][:16], "who has it open keeps it"
+        assert within(20, lambda: os.pread(fd, 16, 0)) == bucket.files["over.bin"][:16], "an open handle keeps its file"
     finally:
         os.close(fd)
     mounted.wait_ended()
@@ -249,7 +253,7 @@ def test_killed_in_the_middle_of_reading_and_mounted_again(mounter: Mounter, fau
     faulty.do(faulty.server.put, "b/file", body)
     mounted = mounter.mount(faulty_url(faulty), "--anonymous")
     assert mounted.pread("file", 0, 4096) == body[:4096]
-    until(lambda: mounted.stat("file")["cached_bytes"] == 2 * MIB, "what the first read brings in the cache")
+    until(lambda: mounted.stat("file")["cached_bytes"] == 2 * MIB, "the bytes of the first read in the cache")
 
     stall = faults.Hang(after_body_bytes=MIB // 2 + 17)
     faulty.do(lambda: faulty.server.script(stall, key="b/file", forever=True))
@@ -257,24 +261,24 @@ def test_killed_in_the_middle_of_reading_and_mounted_again(mounter: Mounter, fau
     faulty.wait(stall.reached)
     mounted.kill(signal.SIGKILL)
     mounted.wait_ended()
-    with pytest.raises(OSError):  # noqa: PT011  # which one depends on where it was
+    with pytest.raises(OSError):  # noqa: PT011  # the error depends on the progress
         reader.result(20)
     with pytest.raises(OSError) as caught:  # noqa: PT011
         within(20, lambda: os.statvfs(mounted.point))
     assert caught.value.errno == errno.ENOTCONN
-    assert within(20, mounted.point.stat), "which the kernel remembers: no sign of life"
+    assert within(20, mounted.point.stat), "the kernel answers from its cache: this is no sign of life"
 
     faulty.do(lambda: faulty.server.script(key="b/file"))
     again = mounter.mount(faulty_url(faulty), "--anonymous", point=mounted.point, cache_dir=mounted.cache_dir)
     assert "was a dead mount; cleaned up" in again.log()
     assert again.pid != mounted.pid
-    assert again.stat("file")["cached_bytes"] == 2 * MIB, "what had come is kept, but for half a block"
+    assert again.stat("file")["cached_bytes"] == 2 * MIB, "the cache keeps all bytes except half a block"
     assert again.read("file") == body
-    assert again.fetched()["direct_bytes"] == len(body) - 2 * MIB, "and is not fetched again"
+    assert again.fetched()["direct_bytes"] == len(body) - 2 * MIB, "cached bytes must not be fetched again"
 
 
 def test_a_killed_daemon_whose_connection_lives_on_is_cleaned_up_too(mounter: Mounter, bucket: Bucket) -> None:
-    """As one of which a thread is held up in the kernel: here another process has its /dev/fuse."""
+    """A killed daemon with a thread stuck in the kernel: here another process holds its /dev/fuse."""
     first = mounter.mount(bucket.url("library"), env=bucket.env)
     (device,) = (int(link.name) for link in Path(f"/proc/{first.pid}/fd").iterdir() if _names_fuse(link))
     process = os.pidfd_open(first.pid)
@@ -303,7 +307,7 @@ def test_what_a_killed_daemon_left_is_not_trusted_blindly(mounter: Mounter, buck
     first.kill(signal.SIGKILL)
     first.wait_ended()
     (data,) = (path for path in first.cache_dir.rglob("*.data") if path.stat().st_size == 20 * MIB)
-    data.write_bytes(b"\0" * MIB)  # a shorter file, as after a crash of the host
+    data.write_bytes(b"\0" * MIB)  # A shorter file, as after a crash of the host.
     again = mounter.mount(bucket.url("library"), env=bucket.env, cache_dir=first.cache_dir)
     assert again.read("twenty.bin") == bucket.files["twenty.bin"]
 
@@ -326,14 +330,14 @@ def test_a_block_that_another_boot_left_spoilt_is_fetched_again(mounter: Mounter
 
 
 def _age_by_a_boot(map_path: Path, *, blocks: int) -> None:
-    """Change the boot tag in each entry of a map, whose lower half it is."""
+    """Change the boot tag in each entry of a map; it is the entry's lower half."""
     with map_path.open("r+b") as file:
         file.seek(4096)
         entries = bytearray(file.read(8 * blocks))
         assert len(entries) == 8 * blocks
         for start in range(0, len(entries), 8):
-            assert any(entries[start : start + 4]), "a present block"
-            entries[start] ^= 2  # little endian; the tag's lowest bit is always set
+            assert any(entries[start : start + 4]), "the block must be present"
+            entries[start] ^= 2  # Little endian; the tag's lowest bit is always set.
         file.seek(4096)
         file.write(entries)
 
@@ -363,18 +367,18 @@ def test_d7yfs_is_where_the_service_looks_for_it() -> None:
     assert shutil.which("mount.d7yfs", path=sysconfig.get_path("scripts"))
 
 
-def test_d7yfs_umount_by_force_frees_whoever_waits(mounter: Mounter, faulty: InThread[S3Faults]) -> None:
+def test_d7yfs_umount_by_force_frees_waiting_readers(mounter: Mounter, faulty: InThread[S3Faults]) -> None:
     faulty.do(faulty.server.put, "b/file", bytes_of(1, MIB))
     mounted = mounter.mount(faulty_url(faulty), "--anonymous")
     stall = faults.Hang()
     faulty.do(lambda: faulty.server.script(stall, key="b/file", forever=True))
     reader = in_background(lambda: mounted.read("file", timeout_s=60))
     faulty.wait(stall.reached)
-    assert run("umount", mounted.point).returncode == 1, "it is in use"
+    assert run("umount", mounted.point).returncode == 1, "the mount is in use"
     done = run("umount", "--force", mounted.point)
     assert (done.returncode, done.stderr) == (0, "")
     assert not is_mounted(mounted.point)
-    with pytest.raises(OSError):  # noqa: PT011  # which one depends on who is quicker
+    with pytest.raises(OSError):  # noqa: PT011  # the error depends on the order of events
         reader.result(20)
     mounted.wait_ended()
 
@@ -386,7 +390,7 @@ def test_d7yfs_umount_by_force_of_a_daemon_that_stands_still(mounter: Mounter, b
         reader = in_background(lambda: mounted.read("one.bin", timeout_s=60))
         assert run("umount", "--force", mounted.point).returncode == 0
         assert not is_mounted(mounted.point)
-        with pytest.raises(OSError):  # noqa: PT011  # which one depends on who is quicker
+        with pytest.raises(OSError):  # noqa: PT011  # the error depends on the order of events
             reader.result(20)
     finally:
         mounted.kill(signal.SIGCONT)
@@ -397,7 +401,7 @@ def test_d7yfs_umount_by_force_of_a_daemon_that_stands_still(mounter: Mounter, b
 def test_d7yfs_umount_by_force_of_a_mount_whose_store_reads_from_it(
     mounter: Mounter, faulty: InThread[S3Faults], asked: str
 ) -> None:
-    """Each waits for the other: the daemon for its store, and the store for the daemon."""
+    """A deadlock: the daemon waits for its store, and the store for the daemon."""
     faulty.do(faulty.server.put, "b/file", bytes_of(1, 3 * MIB))
     mounted = mounter.mount(faulty_url(faulty), "--anonymous", "--metadata-ttl", "0")
     reading = trio.Event()
@@ -414,5 +418,5 @@ def test_d7yfs_umount_by_force_of_a_mount_whose_store_reads_from_it(
     done = run("umount", "--force", mounted.point)
     assert (done.returncode, done.stderr) == (0, "")
     assert ended(mounted.pid)
-    with pytest.raises(OSError):  # noqa: PT011  # which one depends on who is quicker
+    with pytest.raises(OSError):  # noqa: PT011  # the error depends on the order of events
         reader.result(20)

@@ -1,4 +1,6 @@
-"""How many requests it takes to know what a repository holds, counted by the store, and mounts that may not list."""
+"""The number of requests that a repository's listing costs, as the store counts them, and mounts
+without the right to list.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ Running = InThread[VastStore]
 
 
 class LockedStore(VastStore):
-    """Lists nothing, and tells who asks for an absent object no more than who asks for one that is forbidden."""
+    """A store that refuses listings, and answers a request for an absent object like one for a
+    forbidden object.
+    """
 
     async def answer(self, request: Request) -> Answer:
         answer = await super().answer(request)
@@ -65,7 +69,7 @@ def url(running: Running, prefix: str = "models") -> str:
 
 def mount(mounter: Mounter, running: Running, *options: str) -> Mounted:
     mounted = mounter.mount(url(running), "--anonymous", *options)
-    running.do(running.server.requests.clear)  # the look at whether there is anything
+    running.do(running.server.requests.clear)  # The request that checks whether the prefix has an object.
     return mounted
 
 
@@ -121,12 +125,12 @@ def test_a_path_costs_nothing_once_its_directories_are_known(mounter: Mounter, s
 
 
 def refused(read: Callable[[], object]) -> int | None:
-    with pytest.raises(OSError) as caught:  # noqa: PT011 - the number is what counts
+    with pytest.raises(OSError) as caught:  # noqa: PT011 - the test checks the errno
         within(TIMEOUT_S, read)
     return caught.value.errno
 
 
-def test_who_may_not_list_is_told_of_exact_names(mounter: Mounter, locked: Running) -> None:
+def test_a_refused_listing_hints_at_exact_names(mounter: Mounter, locked: Running) -> None:
     done = mounter.refused(url(locked), "--anonymous")
     assert "--listing exact mounts without the right to list" in done.stderr
 
@@ -138,7 +142,7 @@ def test_exact_names_need_no_right_to_list(mounter: Mounter, locked: Running) ->
     assert within(TIMEOUT_S, lambda: (mounted.point / path).stat().st_size) == len(key_of(77))
     asked = len(locked.server.requests)
     assert within(TIMEOUT_S, lambda: (mounted.point / path).parent.is_dir())
-    assert len(locked.server.requests) == asked, "what has been learnt is kept"
+    assert len(locked.server.requests) == asked, "the mount keeps the names it has learnt"
     assert refused(lambda: list(mounted.point.iterdir())) == errno.EACCES
     assert of_status(mounted)["in_use"] == "exact"
 
@@ -150,17 +154,19 @@ def test_exact_names_of_a_store_that_may_be_listed(mounter: Mounter, store: Runn
     asked = [f"models/{each}" for each in ("m002", "m002/1", "m002/1/f009.bin", "m002/absent")]
     assert shapes(store) == [(f"{each}/", "") for each in asked]
     assert set(store.server.looked_up()) <= set(asked)
-    assert "f009.bin" in mounted.names("m002/1"), "who lists gets a listing"
+    assert "f009.bin" in mounted.names("m002/1"), "a directory read gets a listing"
 
 
 def test_directories_that_the_store_lists_in_an_order_of_its_own_are_all_there(
     mounter: Mounter, bucket: Bucket
 ) -> None:
-    """SeaweedFS lists model/ before model-2/, which no order of keys does; this is found out while readers wait."""
+    """SeaweedFS lists model/ before model-2/, against the order of keys. The daemon detects this
+    while readers wait.
+    """
     for name in ("model", "model-2", "other"):
         bucket.put(f"siblings/{name}/1/weights.bin", name.encode())
     for name in ("model-2", "other", "model"):
         mounted = mounter.mount(bucket.url("siblings"), "--metadata-ttl", "1h", env=bucket.env)
-        assert mounted.read(f"{name}/1/weights.bin") == name.encode(), "the first that is looked up"
+        assert mounted.read(f"{name}/1/weights.bin") == name.encode(), "the first lookup must succeed"
         assert mounted.names() == ["model", "model-2", "other"]
         assert mounted.status()["repositories"][0]["listing"]["reason"] == "its keys do not come in order"

@@ -1,4 +1,6 @@
-"""The loaders of model libraries on a mount: each returns what it returns from a local directory, by pread, by read and by memory maps."""
+"""The loaders of model libraries on a mount: each returns the same as from a local directory, by
+pread, by read and by memory maps.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ pytestmark = [pytest.mark.mount, pytest.mark.store]
 
 _SIDE = 512
 
-# Each prints a hash of what it has loaded. A map that fails ends its process, so none runs in the tests' own.
+# Each prints a hash of its arrays. A map that fails kills its process, so each loader has its own.
 LOADERS = {
     "safetensors load_file": "arrays = load_file('model.safetensors').values()",
     "safetensors safe_open": """
@@ -58,7 +60,7 @@ def loaded(loader: str, directory: Path) -> str:
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One model per format, of some megabytes, whose parts lie across blocks."""
+    """One model of some megabytes per format, with parts that lie across blocks."""
     directory = tmp_path_factory.mktemp("models")
     source = numpy.random.default_rng(7)
     arrays = {f"layer.{n}": source.integers(0, 256, 2 * MIB + n, dtype=numpy.uint8) for n in range(3)}

@@ -1,4 +1,4 @@
-"""What a running mount tells Prometheus, probes and systemd."""
+"""The answers of a running mount to Prometheus, probes and systemd."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def scraped(mounted: Mounted) -> dict[str, float]:
     return found
 
 
-def test_a_scrape_shows_what_readers_were_given_and_whence(mounter: Mounter, bucket: Bucket) -> None:
+def test_a_scrape_shows_the_bytes_that_readers_got_and_their_source(mounter: Mounter, bucket: Bucket) -> None:
     mounted = mounter.mount(f"models={bucket.url('library')}", *ANY_PORT, env=bucket.env)
     mounted.read("models/twenty.bin")
     mounted.read_anew("models/twenty.bin")
@@ -95,7 +95,7 @@ def test_how_full_a_model_is_and_how_long_it_took(mounter: Mounter, bucket: Buck
     mounted.pread("twenty.bin", 0, 1000)
     assert 0 < model(".")["cached_bytes"] <= model(".")["size_bytes"] == 20 * MIB
     assert run("cache", "drop", mounted.point / "model").returncode == 0
-    until(lambda: model("model")["cached_bytes"] == 0, "a look at what is still cached")
+    until(lambda: model("model")["cached_bytes"] == 0, "a new count of the cached bytes")
     assert model("model")["size_bytes"] == warmed["size_bytes"]
 
 
@@ -111,7 +111,7 @@ def test_a_port_that_is_taken_costs_the_metrics_and_not_the_mount(mounter: Mount
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         mounted = mounter.mount(bucket.url("library"), "--metrics-listen", address, env=bucket.env)
         assert mounted.read("one.bin") == bucket.files["one.bin"]
-        until(lambda: bool(mounted.status()["metrics"]["error"]), "the word about it")
+        until(lambda: bool(mounted.status()["metrics"]["error"]), "the error in the status")
         assert mounted.status()["metrics"] == {
             "listens_on": "",
             "error": f"no metrics: {address} cannot be listened on: Address already in use",
@@ -152,7 +152,7 @@ def test_metrics_come_up_once_the_mount_before_has_ended(mounter: Mounter, bucke
     until(lambda: bool(before.status()["metrics"]["listens_on"]), "the listener")
     address = before.status()["metrics"]["listens_on"]
     after = mounter.mount(bucket.url("library"), "--metrics-listen", address, env=bucket.env)
-    until(lambda: bool(after.status()["metrics"]["error"]), "the word about it")
+    until(lambda: bool(after.status()["metrics"]["error"]), "the error in the status")
     assert run("umount", before.point).returncode == 0
     before.wait_ended()
     after.kill(signal.SIGHUP)
@@ -191,7 +191,9 @@ def test_a_failures_line_says_what_it_is_about(mounter: Mounter, faulty: InThrea
         "repository": "llm",
         "store_request": "4BMREQUEST",
     }
-    assert any(each.get("request") == line["request"] and each is not line for each in said), "its transfer's"
+    assert any(each.get("request") == line["request"] and each is not line for each in said), (
+        "the transfer's line has the same request id"
+    )
 
 
 def test_systemds_watchdog_is_fed_and_told_how_the_mount_is(mounter: Mounter, bucket: Bucket) -> None:

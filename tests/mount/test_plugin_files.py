@@ -1,4 +1,6 @@
-"""Hosts that were set up for TorchServe's earlier plugins: their files, unchanged, say what to mount and with which keys."""
+"""Hosts that were set up for TorchServe's earlier plugins: d7yfs takes source and keys from their
+unchanged files.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def test_the_s3_plugins_file_mounts(mounter: Mounter, bucket: Bucket, tmp_path: 
     reader = bucket.server.reader
     file = tmp_path / "s3.json"
     file.write_text(f"""{{
-      // as it was published: comments, and a comma too many
+      // as published: with comments, and a surplus comma
       "accessKeyId": "{reader.key_id}", "secretAccessKey": "{reader.secret_key}", "region": "us-east-1",
       "bucketName": "{bucket.name}", "key": "library/model",
       "load_model": "all", "minWorker": "1",
@@ -45,14 +47,16 @@ def test_the_endpoint_plugins_file_mounts_by_its_variable_alone(
     storage = {"type": "s3", "bucket_name": bucket.name, "region": "us-east-1", "endpoint": bucket.server.endpoint_url}
     storage |= {"access_key": reader.key_id, "secret_key": reader.secret_key}
     file = tmp_path / "config.json"
-    # Its dfdaemon is down, so that the store stands in.
+    # Its dfdaemon is down, so reads go to the store.
     file.write_text(json.dumps({"addr": f"http://127.0.0.1:{closed_port()}", "object_storage": storage}))
     env = {"DRAGONFLY_ENDPOINT_CONFIG": str(file)}
     mounted = mounter.mount(env=env)
     assert mounted.read("library/block.bin") == bucket.files["block.bin"]
     assert mounted.read("library/twenty.bin") == bucket.files["twenty.bin"]
     shown = run("check", "--settings", "--json", mounted.point, env=env)
-    assert {"probe", "verdict", "schema"} <= json.loads(shown.stdout)[0].keys(), "the settings are not among it"
+    assert {"probe", "verdict", "schema"} <= json.loads(shown.stdout)[0].keys(), (
+        "the first object must be a finding, not the settings"
+    )
     assert "(from " in shown.stderr
     assert reader.secret_key not in mounted.log() + mounted.said + shown.stdout + shown.stderr
     done = run("ls", f"s3://{bucket.name}/library", env=env)
@@ -61,7 +65,7 @@ def test_the_endpoint_plugins_file_mounts_by_its_variable_alone(
 
 
 def mounts_weights(mounter: Mounter, tmp_path: Path, storage: dict[str, str]) -> None:
-    """Mount with the endpoint plugin's file alone, and read what lies at its bucket's root."""
+    """Mount with the endpoint plugin's file alone, and read the file at its bucket's root."""
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"addr": f"http://127.0.0.1:{closed_port()}", "object_storage": storage}))
     mounted = mounter.mount(env={"DRAGONFLY_ENDPOINT_CONFIG": str(file)})
@@ -87,7 +91,7 @@ def test_the_endpoint_plugins_file_for_azure(mounter: Mounter, azurite: Azurite,
 
 
 def test_the_endpoint_plugins_file_for_oss(mounter: Mounter, tmp_path: Path) -> None:
-    """An address of one's own names no region, without which nothing can be signed."""
+    """A custom endpoint names no region, and without a region nothing can be signed."""
     with InThread(OssServer(Identity("reader", "secret-of-the-reader"), bucket="models")) as thread:
         thread.server.put("plugin/weights.bin", WEIGHTS)
         storage = {"type": "oss", "bucket_name": "models", "endpoint": thread.server.url, "region": OssServer.region}

@@ -1,4 +1,6 @@
-"""How the mount looks to programs that try more than reading: permissions, writing, attributes, odd system calls."""
+"""The mount as seen by programs that do more than read: permissions, writing, attributes, odd
+system calls.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def library(tmp_path_factory: pytest.TempPathFactory, bucket: Bucket) -> Iterato
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory, bucket: Bucket) -> Iterator[Mounted]:
-    """Every setting of what the mount shows changed, and listings that are never fresh."""
+    """A mount with every setting of its appearance changed, and listings that are never fresh."""
     appearance = ("--uid", "1234", "--gid", "2345", "--file-mode", "0400", "--dir-mode", "0510")
     fresh = ("--metadata-ttl", "0", "--negative-ttl", "0")
     with Mounter(tmp_path_factory.mktemp("tuned")) as mounter:
@@ -34,7 +36,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory, bucket: Bucket) -> Iterator[
 
 
 def error_of(action: Callable[[], object]) -> int | None:
-    with pytest.raises(OSError) as caught:  # noqa: PT011  # the errno is what the caller looks at
+    with pytest.raises(OSError) as caught:  # noqa: PT011  # the test checks the errno
         within(20, action)
     return caught.value.errno
 
@@ -117,7 +119,8 @@ def test_no_extended_attributes_unless_asked_for(library: Mounted) -> None:
 
 
 def _as_nobody(mounted: Mounted, name: str) -> subprocess.CompletedProcess[bytes]:
-    # The working directory is set before the user: nobody may not pass through the test's own directory.
+    # subprocess changes the working directory before the user: nobody may not pass through the
+    # test's own directory.
     return subprocess.run(
         ["cat", name], cwd=mounted.point, user=NOBODY, group=NOBODY, extra_groups=[], capture_output=True, timeout=20
     )

@@ -1,4 +1,6 @@
-"""Data through dfdaemon's proxy, by a fake that behaves as the real one was measured, and a real store behind it."""
+"""Data through dfdaemon's proxy: a fake with the measured behaviour of the real one, and a real
+store.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def test_a_file_is_one_get_through_the_proxy(
     assert "range" not in request.headers
     fetched = mounted.fetched()
     assert (fetched["proxy_requests"], fetched["proxy_bytes"]) == (1, SIZE)
-    assert fetched["direct_bytes"] < SIZE, "only what was read before the stream's first byte"
+    assert fetched["direct_bytes"] < SIZE, "only reads before the stream's first byte go direct"
 
     requests = mounted.data_requests()
     assert mounted.read_anew("weights.bin") == weights
@@ -77,9 +79,7 @@ def test_two_versions_of_a_file_are_two_tasks(
     mounted = _through(mounter, bucket, dfdaemon, "--metadata-ttl", "0")
     assert mounted.read("versioned.bin") == weights
     bucket.put("proxied/versioned.bin", weights[::-1])
-    assert mounted.read("versioned.bin") == weights[::-1], (
-        "dfdaemon never asks the store whether its pieces are still right"
-    )
+    assert mounted.read("versioned.bin") == weights[::-1], "dfdaemon never revalidates its pieces"
     assert len(dfdaemon.server.tasks) == 2
 
 
@@ -130,8 +130,8 @@ def test_a_required_proxy_that_is_dead_is_eio(
     mounted = _through(mounter, bucket, dfdaemon, "--no-fallback", "--read-timeout", "2s")
     assert mounted.read("weights.bin") == weights
     dfdaemon.do(dfdaemon.server.kill)
-    assert mounted.read_anew("weights.bin") == weights, "what is cached needs no proxy"
-    with pytest.raises(OSError) as caught:  # noqa: PT011  # the errno is what matters
+    assert mounted.read_anew("weights.bin") == weights, "cached bytes need no proxy"
+    with pytest.raises(OSError) as caught:  # noqa: PT011  # the test checks the errno
         mounted.read("other.bin", timeout_s=20)
     assert caught.value.errno == errno.EIO
     assert "proxy" in mounted.log()
@@ -158,7 +158,7 @@ def test_the_drop_in_files_of_a_triton_host(
         bucket.url("proxied"),
         env={"TRITON_CLOUD_CREDENTIAL_PATH": str(credentials), "TRITON_DRAGONFLY_CONFIG_PATH": str(dragonfly)},
     )
-    assert "Host" in mounted.said, "a warning for the header that is not sent"
+    assert "Host" in mounted.said, "a warning must name the header that is not sent"
     assert mounted.read("weights.bin") == weights
     (request,) = _for(dfdaemon, "weights.bin")
     assert request.headers["x-tenant"] == "blue-tenant"
@@ -188,7 +188,7 @@ def test_eight_readers_are_one_get(
     assert len(_for(dfdaemon, "weights.bin")) == 1
 
 
-# --- the policy -------------------------------------------------------------------------------------------------------
+# --- the policy ---
 
 FILES = {
     "llm/model.safetensors": bytes_of(78, SIZE),
@@ -200,7 +200,7 @@ FILES = {
 
 @pytest.fixture
 def models(faulty: InThread[S3Faults]) -> InThread[S3Faults]:
-    """A store that tells who asked it for what."""
+    """A store that records the requests of each client."""
     for path, body in FILES.items():
         faulty.do(faulty.server.put, f"b/models/{path}", body)
     return faulty
@@ -225,7 +225,7 @@ def test_always_and_never(
     _read_all(mounted)
     fetched = mounted.fetched()
     if mode == "always":
-        assert all(not _past_dfdaemon(models, path) for path in FILES), "the store gets no GET but dfdaemon's"
+        assert all(not _past_dfdaemon(models, path) for path in FILES), "only dfdaemon may send a GET to the store"
         assert (fetched["direct_requests"], fetched["direct_bytes"]) == (0, 0)
         assert len(dfdaemon.server.tasks) == len(FILES)
     else:
@@ -267,11 +267,11 @@ def test_sparse_reads_of_what_is_no_model_are_no_stream(
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
         for at in range(5 * MIB, 45 * MIB, 5 * MIB):
             assert os.pread(file.fileno(), 4096, at) == body[at : at + 4096]
-    assert mounted.fetched()["direct_bytes"] <= 4 * MIB, "of which each host may take so much from the store"
+    assert mounted.fetched()["direct_bytes"] <= 4 * MIB, "each host may take this much from the store"
     asked = dfdaemon.server.requests_for("b/models/data/table.parquet")
     assert asked
     assert all("range" in each.headers for each in asked)
-    assert mounted.read("data/table.parquet") == body, "read from end to end it is one"
+    assert mounted.read("data/table.parquet") == body, "a read from end to end is one stream"
     assert mounted.fetched()["direct_bytes"] <= 4 * MIB
 
 

@@ -1,4 +1,4 @@
-"""Every byte through a real mount: what `ls`, read(2), pread(2) and mmap(2) show is what the store holds."""
+"""Every byte through a real mount: `ls`, read(2), pread(2) and mmap(2) show the store's content."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_preads_at_random_offsets_by_eight_threads(module_mounter: Mounter, buck
 
 
 def test_mmap(library: Mounted, bucket: Bucket) -> None:
-    # In a process of its own: an error under mmap is SIGBUS.
+    # An error under mmap is SIGBUS, so this runs in a separate process.
     done = subprocess.run(
         [sys.executable, "-c", _MMAP, library.point / "model/1/weights.bin"], capture_output=True, text=True, timeout=30
     )
@@ -188,11 +188,11 @@ def test_d7yfs_stat_and_status_of_a_live_mount(library: Mounted, bucket: Bucket)
     shown = run("status", library.point).stdout
     for said in (str(library.point), bucket.url("library").removeprefix("s3://"), f"pid {library.pid}", "direct"):
         assert said in shown
-    assert str(library.point) in run("status").stdout, "it is found without being named"
+    assert str(library.point) in run("status").stdout, "status without a path must find the mount"
 
 
 def test_status_names_the_source_of_each_setting(library: Mounted) -> None:
     settings = library.status()["settings"]
     assert settings["cache_dir"] == {"value": str(library.cache_dir), "from": "--cache-dir"}
     assert settings["url"]["from"] == "the command line"
-    assert settings["proxy"] == {"value": "no proxy, reads go straight to the store", "from": "default"}
+    assert settings["proxy"] == {"value": "no proxy, reads go directly to the store", "from": "default"}

@@ -1,4 +1,6 @@
-"""What cannot be mounted is refused before anything is mounted, within seconds, in words that say what to do."""
+"""A source that cannot be mounted is refused within seconds, before any mount, with a message that
+names the remedy.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +123,7 @@ def test_a_mount_point_that_is_mounted_already(mounter: Mounter, bucket: Bucket)
     done = mounter.refused(bucket.url("library"), env=bucket.env, point=mounted.point)
     assert "already mounted" in done.stderr
     assert f"d7yfs umount {mounted.point}" in done.stderr
-    assert mounted.read("one.bin") == bucket.files["one.bin"], "the first one goes on"
+    assert mounted.read("one.bin") == bucket.files["one.bin"], "the first mount continues"
     assert mounted.status()["pid"] == mounted.pid
 
 

@@ -1,4 +1,4 @@
-"""What is asked of a running daemon: to read its settings again, to log otherwise, to drop what it has cached."""
+"""Commands to a running daemon: re-read its settings, change its log level, drop cached files."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ from typing import Any
 
 import pytest
 
+from d7yfs.config.schema import OPTIONS
 from d7yfs.control import control_socket
-from d7yfs.control.reload import LIVE
 from tests.mount.conftest import MIB, Bucket
 from tests.mount.mounted import Mounted, Mounter, Notified, run, until, within
+
+LIVE = {name for name, option in OPTIONS.items() if option.live}
 
 pytestmark = [pytest.mark.mount, pytest.mark.store]
 
 
 def mounted_from(config: Path, point: Path, bucket: Bucket) -> Mounted:
-    """By a relative path, which must be found again from wherever the daemon is."""
+    """Mount from a config file with a relative path, which the daemon must find from any working
+    directory.
+    """
     directory = config.parent
     before = Path.cwd()
     os.chdir(directory)
@@ -39,7 +43,7 @@ def toml(bucket: Bucket, point: Path) -> str:
     return f'source = "{bucket.url("library")}"\nmountpoint = "{point}"\ncache_dir = "cache"\nlog_file = "log"\nmetrics_listen = "none"\n'
 
 
-def test_sighup_has_settings_read_again(mounter: Mounter, bucket: Bucket, tmp_path: Path) -> None:
+def test_sighup_rereads_the_settings(mounter: Mounter, bucket: Bucket, tmp_path: Path) -> None:
     point, config = mounter.point(), tmp_path / "config.toml"
     text = toml(bucket, point)
     config.write_text(text)
@@ -50,7 +54,7 @@ def test_sighup_has_settings_read_again(mounter: Mounter, bucket: Bucket, tmp_pa
         + 'log_level = "debug"\nmetadata_ttl = "0s"\ncache_size = "1GiB"\nmax_connections = 7\nfile_mode = "0400"\n'
     )
     mounted.kill(signal.SIGHUP)
-    until(lambda: "takes effect at the next mount: file_mode" in mounted.log(), "the daemon's word about it")
+    until(lambda: "takes effect at the next mount: file_mode" in mounted.log(), "the daemon's message")
     status = mounted.status()
     assert "changed: cache_size = 1GiB" in mounted.log()
     assert status["log_level"] == "debug"
@@ -61,7 +65,7 @@ def test_sighup_has_settings_read_again(mounter: Mounter, bucket: Bucket, tmp_pa
 
     config.write_text("cash_size = 1\n")
     mounted.kill(signal.SIGHUP)
-    until(lambda: "settings stay as they are" in mounted.log(), "the daemon's word about the mistake")
+    until(lambda: "settings stay as they are" in mounted.log(), "the daemon's message about the mistake")
     assert "cash_size" in mounted.log()
     assert mounted.read("block.bin") == bucket.files["block.bin"]
     assert run("umount", point).returncode == 0
@@ -76,7 +80,9 @@ SHOWN: dict[str, tuple[str, str, Callable[[dict[str, Any]], object], object]] = 
     "max_inodes": ("50000", "60000", lambda status: status["tree"]["inodes_limit"], 60_000),
     "listing_limit": ("2", "300", lambda status: status["repositories"][0]["listing"]["limit"], 300),
 }
-"""Options with a value before and one after, and what `status` then shows. For the others see the tests by name."""
+"""Options with a value before and one after, and the value that `status` then shows. Tests by name
+cover the others.
+"""
 SEEN_OTHERWISE = {"metadata_ttl", "negative_ttl", "cache_min_free", "metrics_per_model", "shutdown_timeout"}
 
 
@@ -88,7 +94,7 @@ def test_every_live_option_counts_at_once(mounter: Mounter, bucket: Bucket, tmp_
     mounted = mounted_from(config, point, bucket)
 
     def looked_up(name: str) -> int:
-        """How often the daemon is asked when a name that is not there is looked at twice."""
+        """The number of lookups in the daemon for two tests of an absent name."""
         before = mounted.status()["fuse"]["calls"].get("lookup", 0)
         for _ in range(2):
             assert not within(20, (point / name).exists)
@@ -117,8 +123,8 @@ def test_every_live_option_counts_at_once(mounter: Mounter, bucket: Bucket, tmp_
         name: value for name, (*_, value) in SHOWN.items()
     }
     assert looked_up("absent as well") == 2
-    assert status["repositories"][0]["listing"]["in_use"] == "whole", "it is not too large any more"
-    until(lambda: mounted.status()["cache"]["used_bytes"] == 0, "room on the disk to be made")
+    assert status["repositories"][0]["listing"]["in_use"] == "whole", "the repository is below the new limit"
+    until(lambda: mounted.status()["cache"]["used_bytes"] == 0, "the eviction that frees disk space")
     mounted.read("model/config.pbtxt")
     assert mounted.status()["repositories"][0]["models"].keys() == {"other", "model"}
     fd = within(20, lambda: os.open(point / "one.bin", os.O_RDONLY))
@@ -136,7 +142,7 @@ def test_reload_says_what_counts_and_what_is_wrong(mounter: Mounter, bucket: Buc
     mounted = mounted_from(config, point, bucket)
     done = run("reload", point)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"{point}: no setting has changed; credentials were looked at\n"
+    assert done.stdout == f"{point}: no setting has changed; credentials were read again\n"
 
     config.write_text(toml(bucket, point) + 'log_level = "debug"\nfile_mode = "0400"\n')
     done = run("reload", "--pid", str(mounted.pid))
@@ -184,7 +190,7 @@ def test_sighup_takes_other_credentials(mounter: Mounter, bucket: Bucket, tmp_pa
     assert done.stderr.startswith(f"d7yfs: error: {point}: the credentials of late: ")
     config.write_text(text + '"new"\n')
     mounted.kill(signal.SIGHUP)
-    until(lambda: mounted.log().count("changed: credentials of late") == 2, "the daemon's word about it")
+    until(lambda: mounted.log().count("changed: credentials of late") == 2, "the daemon's message")
     until(lambda: mounted.names("late") != [], "the repository", timeout_s=40)
     assert mounted.read("late/one.bin") == bucket.files["one.bin"]
     assert reader.secret_key not in mounted.log()
@@ -237,9 +243,11 @@ def test_cache_drop_by_path(mounter: Mounter, bucket: Bucket) -> None:
         "kept": [],
     }
     mounted.read("models/over.bin")
-    assert mounted.fetched("models")["direct_bytes"] == before, "what is beside it stays"
+    assert mounted.fetched("models")["direct_bytes"] == before, "the neighbouring file stays cached"
     mounted.read("models/model/1/weights.bin")
-    assert mounted.fetched("models")["direct_bytes"] == before + 3 * MIB, "which neither cache nor kernel has any more"
+    assert mounted.fetched("models")["direct_bytes"] == before + 3 * MIB, (
+        "neither cache nor kernel may still have the file"
+    )
 
     fd = within(20, lambda: os.open(mounted.point / "models/over.bin", os.O_RDONLY))
     try:

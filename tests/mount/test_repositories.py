@@ -1,4 +1,6 @@
-"""Several repositories in one mount: each on its own, and one that cannot be reached disturbs nobody."""
+"""Several repositories in one mount: each is independent, and an unreachable one does not disturb
+the others.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from tests.servers.s3_faults import S3Faults
 pytestmark = [pytest.mark.mount, pytest.mark.store]
 
 NOBODY = "s3://127.0.0.1:1/bucket/prefix"
-"""Where nothing listens."""
+"""An endpoint without a listener."""
 
 
 def test_each_repository_has_its_own_settings(mounter: Mounter, bucket: Bucket, faulty: InThread[S3Faults]) -> None:

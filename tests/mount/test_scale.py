@@ -1,4 +1,6 @@
-"""Directories and repositories with more in them than is kept, from a store that has as much as one likes. `tests/scale` has more yet."""
+"""Directories and repositories with more entries than the daemon keeps, from a store of any size.
+`tests/scale` tests larger ones.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def huge(mounter: Mounter, store: Running) -> Mounted:
 
 
 def read_some(mounted: Mounted, count: int) -> list[str]:
-    """The first names of the huge directory, which is then known to be huge."""
+    """The first names of the huge directory; by then the daemon knows that it is huge."""
 
     def reading() -> list[str]:
         with LibcDirectory(mounted.point / "huge") as directory:
@@ -46,12 +48,12 @@ def read_some(mounted: Mounted, count: int) -> list[str]:
 
 
 def scan(path: Path, stop: int = COUNT + 1) -> tuple[int, int]:
-    """How many entries a directory shows, and how many names; of the first ones."""
+    """The number of entries and of distinct names in a directory, up to `stop` entries."""
     names = set()
     entries = 0
     with os.scandir(path) as each:
         for entry in islice(each, stop):
-            assert entry.is_file(follow_symlinks=False)  # by its type alone, without a look at its attributes
+            assert entry.is_file(follow_symlinks=False)  # By its type alone, without a request for its attributes.
             names.add(entry.name)
             entries += 1
     return entries, len(names)
@@ -63,12 +65,13 @@ def test_a_huge_directory_shows_every_name_once_in_bounded_memory(huge: Mounted,
     assert within(TIMEOUT_S, lambda: scan(huge.point / "huge")) == (COUNT, COUNT)
     after = huge.status()
     assert len(store.server.listings()) - asked <= COUNT / PAGE
-    # Kept are a few pages of half a megabyte and a token per page, and of what was shown no inode. All of it would be 60 MiB.
+    # The daemon keeps a few pages of half a megabyte and a token per page, and no inode of the
+    # names it has shown. The whole listing would take 60 MiB.
     assert after["rss_bytes"] - before["rss_bytes"] < 16 * MIB
     assert after["tree"]["inodes"] - before["tree"]["inodes"] < 10
 
 
-def test_nobody_waits_for_who_reads_a_huge_directory(huge: Mounted, store: Running) -> None:
+def test_a_reader_of_a_huge_directory_blocks_no_other_reader(huge: Mounted, store: Running) -> None:
     assert huge.read("small.txt") == b"small.txt"
     read_some(huge, 1)
     hang = Hang()
@@ -81,8 +84,8 @@ def test_nobody_waits_for_who_reads_a_huge_directory(huge: Mounted, store: Runni
     assert reading.result(TIMEOUT_S) == (6 * PAGE, 6 * PAGE)
 
 
-def test_nobody_waits_for_who_reads_the_same_huge_directory(huge: Mounted, store: Running) -> None:
-    """Without parallel directory operations the kernel would have them wait."""
+def test_readers_of_the_same_huge_directory_do_not_block_each_other(huge: Mounted, store: Running) -> None:
+    """Without parallel directory operations the kernel would make them wait."""
     read_some(huge, 1)
     hang = Hang()
     store.do(lambda: store.server.script(hang, key=BUCKET, forever=True))
@@ -136,7 +139,7 @@ def test_a_name_in_a_huge_directory_is_asked_for_alone(huge: Mounted, store: Run
 
 
 def test_what_readdir_has_just_shown_is_looked_up_without_a_request(huge: Mounted, store: Running) -> None:
-    """As `ls -l` does: some entries, then their attributes, and so on."""
+    """Some entries, then their attributes, and so on, as `ls -l` does."""
 
     def list_long() -> int:
         with os.scandir(huge.point / "huge") as entries:
@@ -144,7 +147,7 @@ def test_what_readdir_has_just_shown_is_looked_up_without_a_request(huge: Mounte
 
     read_some(huge, 1)
     assert within(TIMEOUT_S, list_long) == 4 * PAGE * len(f"huge/{name_of(0)}")
-    # The last name of a page may still turn out to be a directory's, for all that the page tells.
+    # A page does not tell whether its last name is also a directory's.
     assert len(store.server.looked_up()) <= 5
 
 
@@ -174,7 +177,7 @@ def test_the_kernel_is_made_to_forget_what_is_too_much(mounter: Mounter, store: 
             return file.read()
 
     assert within(TIMEOUT_S, open_one_and_look_at_many) == f"huge/{name_of(1)}".encode()
-    until(lambda: mounted.status()["tree"]["remembered"] <= bound, "that the kernel forgets")
+    until(lambda: mounted.status()["tree"]["remembered"] <= bound, "the kernel to forget inodes")
     within(TIMEOUT_S, (mounted.point / "huge" / name_of(5)).stat)
     assert mounted.status()["tree"]["inodes"] <= bound + PAGE
 

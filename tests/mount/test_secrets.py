@@ -1,4 +1,4 @@
-"""No secret reaches a log, a status, an error text or an extended attribute, whatever goes wrong."""
+"""No secret reaches a log, a status, an error text or an extended attribute, in any failure."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def test_no_secret_anywhere(mounter: Mounter, faulty: InThread[S3Faults], tmp_pa
         )
         assert mounted.read("good") == bodies["b/good"]
         proxied = dfdaemon.server.requests_for("b/good")
-        assert [request.headers["x-tenant"] for request in proxied] == [HEADER], "it is really sent"
+        assert [request.headers["x-tenant"] for request in proxied] == [HEADER], "the header must really be sent"
         assert "X-Amz-Signature" in proxied[0].target
         direct = [request for request in faulty.server.requests if "authorization" in request.headers]
-        assert direct, "and so is a signature"
+        assert direct, "signatures must really be sent"
 
         dfdaemon.do(lambda: dfdaemon.server.script(error(500, "proxy"), faults.drop, forever=True))
         for name, fault in {
@@ -67,7 +67,7 @@ def test_no_secret_anywhere(mounter: Mounter, faulty: InThread[S3Faults], tmp_pa
             "odd": faults.status(302, {"Location": "http://127.0.0.1:1/?X-Amz-Signature=1"}),
         }.items():
             faulty.do(partial(faulty.server.script, fault, key=f"b/{name}", forever=True))
-            with pytest.raises(OSError):  # noqa: PT011  # the texts are what matters
+            with pytest.raises(OSError):  # noqa: PT011  # the test checks the texts
                 mounted.read(name)
         faulty.do(
             lambda: faulty.server.script(

@@ -1,4 +1,6 @@
-"""Two daemons on one cache directory: what they read together is fetched once, and neither is stuck with the other's end."""
+"""Two daemons on one cache directory: they fetch shared data once, and neither hangs when the other
+ends.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ SIZE = 48 * MIB + 17
 
 @dataclass
 class Pair:
-    """Two mounts of one store with one cache directory, and what the store's only file holds."""
+    """Two mounts of one store with one cache directory, and the bytes of the store's only file."""
 
     store: InThread[S3Faults]
     one: Mounted
@@ -50,13 +52,15 @@ def test_a_cold_file_that_two_daemons_read_at_once_is_fetched_once(pair: Pair) -
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_daemon_that_ends_in_the_middle_is_replaced(pair: Pair, number: signal.Signals) -> None:
-    """How soon is for tests/fill/test_sharing.py to say, which has the clock in its hand; here the kernel says that a daemon has died."""
+    """A daemon's death is seen through the kernel. tests/fill/test_sharing.py tests the delay, with
+    its own clock.
+    """
     stuck = faults.Hang(after_body_bytes=MIB + 1000)
     pair.store.do(lambda: pair.store.server.script(stuck, key="b/file"))
     held = in_background(lambda: pair.one.pread("file", 0, 2 * MIB, timeout_s=60))
     pair.store.wait(stuck.reached)
     reader = in_background(lambda: pair.other.read("file", timeout_s=60))
-    until(lambda: pair.other.status()["cache"]["misses"] > 0, "a reader who waits for the other daemon")
+    until(lambda: pair.other.status()["cache"]["misses"] > 0, "a reader that waits for the other daemon")
     assert pair.sent_bytes <= SIZE
     pair.one.kill(number)
     try:
@@ -64,10 +68,10 @@ def test_a_daemon_that_ends_in_the_middle_is_replaced(pair: Pair, number: signal
         after = pair.other.status()
         (fetched,) = (repository["fetched"] for repository in after["repositories"])
         once = fetched["direct_bytes"] + after["cache"]["taken_over_blocks"] * MIB
-        assert once < SIZE + MIB, "twice comes only what the daemon that ended had under way"
+        assert once < SIZE + MIB, "only the ended daemon's current block may be fetched twice"
     finally:
         pair.one.kill(signal.SIGKILL)
-    with pytest.raises(OSError):  # noqa: PT011  # which one depends on where it was
+    with pytest.raises(OSError):  # noqa: PT011  # the error depends on the progress
         held.result(20)
 
 
@@ -88,6 +92,6 @@ def test_cache_commands_beside_a_live_mount(pair: Pair) -> None:
     assert pair.one.read_anew("file") == pair.body
     assert pair.sent_bytes == before + MIB
     assert run("cache", "verify", *directory).returncode == 0
-    until(lambda: run("cache", "drop", "--all", *directory).returncode == 0, "nobody who has the file open")
+    until(lambda: run("cache", "drop", "--all", *directory).returncode == 0, "all handles to be closed")
     assert not list(pair.one.cache_dir.rglob("*.data"))
     assert pair.other.read("file") == pair.body

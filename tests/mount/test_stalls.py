@@ -1,7 +1,9 @@
-"""A cache disk that stalls, and locks that others hold: who needs neither is served meanwhile, and the others go on uncached.
+"""A cache disk that stalls, and locks that others hold: reads that need neither are served
+meanwhile, and the rest go on uncached.
 
-The cache lies on a file system of its own in a file, which is frozen (fsfreeze(8)). Whatever happens, it is thawed: by the test, or by a
-watchdog of its own. Nothing is timed: an answer counts if it comes while the disk is still frozen.
+The cache lies on its own file system in a file, which the test freezes (fsfreeze(8)). The test, or
+a watchdog process, always thaws it. No test measures time: an answer counts if it comes while the
+disk is still frozen.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ pytestmark = [pytest.mark.mount, pytest.mark.store]
 FAILSAFE_S = 90
 SMALL = ("--cache-size", "200M", "--cache-min-free", "0")
 ANSWER_S = 60.0
-"""Less than the watchdog's patience, and far more than anything here takes."""
+"""Seconds; less than the watchdog's patience, and far more than any operation here takes."""
 
 
 class Freezer:
@@ -42,7 +44,7 @@ class Freezer:
             subprocess.run(["fsfreeze", "--freeze", self.point], check=True)
             try:
                 yield
-                assert watchdog.poll() is None, "nothing was shown: it was thawed before the end"
+                assert watchdog.poll() is None, "the watchdog thawed the disk, so the test proves nothing"
             finally:
                 subprocess.run(["fsfreeze", "--unfreeze", self.point], check=False)
         finally:
@@ -69,21 +71,23 @@ def mounted(mounter: Mounter, bucket: Bucket, disk: Freezer) -> Mounted:
     return mounter.mount(bucket.url("library"), *SMALL, env=bucket.env, cache_dir=disk.point / "cache")
 
 
-def serves_who_needs_no_disk(mounted: Mounted, known: bytes) -> None:
-    """`twenty.bin`, whose bytes are `known`, was read before."""
+def check_reads_without_the_disk(mounted: Mounted, known: bytes) -> None:
+    """Check what the mount serves without its disk; `twenty.bin`, with the bytes `known`, was read
+    before.
+    """
     fetched = mounted.data_requests()
     assert run("status", mounted.point).returncode == 0
     assert "twenty.bin" in mounted.names()
     assert within(ANSWER_S, lambda: os.statvfs(mounted.point)).f_namemax == 255
-    assert mounted.read("twenty.bin") == known, "as the kernel has it"
-    assert mounted.read_anew("twenty.bin", timeout_s=ANSWER_S) == known, "as the daemon has it"
+    assert mounted.read("twenty.bin") == known, "the kernel's page cache must serve it"
+    assert mounted.read_anew("twenty.bin", timeout_s=ANSWER_S) == known, "the daemon's cache must serve it"
     assert mounted.data_requests() == fetched
 
 
 def test_a_frozen_disk_holds_up_nobody_for_long(mounted: Mounted, bucket: Bucket, disk: Freezer) -> None:
     known = mounted.read("twenty.bin")
     with (mounted.point / "over.bin").open("rb", buffering=0) as opened, disk.frozen():
-        serves_who_needs_no_disk(mounted, known)
+        check_reads_without_the_disk(mounted, known)
         cold = in_background(lambda: mounted.read("model/1/weights.bin", timeout_s=ANSWER_S))
         open_before = in_background(opened.read)
         assert run("status", mounted.point).returncode == 0
@@ -93,10 +97,10 @@ def test_a_frozen_disk_holds_up_nobody_for_long(mounted: Mounted, bucket: Bucket
         stalled = mounted.status()["cache"]
         assert stalled["disk_stalled_s"] > 0
         assert stalled["uncached_opens"] >= 2
-        serves_who_needs_no_disk(mounted, known)
+        check_reads_without_the_disk(mounted, known)
     until(lambda: not mounted.status()["cache"]["disk_stalled_s"], "the disk to answer")
     until(lambda: mounted.status()["cache"]["open_versions"] == 0, "the end of all handles")
-    # Nobody has it open any more, so it is cached again.
+    # No handle is open any more, so the file is cached again.
     assert run("warm", mounted.point / "model").returncode == 0
     assert mounted.stat("model/1/weights.bin")["cached_bytes"] == 3 * MIB
 
@@ -112,7 +116,7 @@ def test_a_freeze_between_two_pieces_of_one_file(mounter: Mounter, faulty: InThr
     reader = in_background(lambda: mounted.read("file", timeout_s=ANSWER_S))
     faulty.wait(stall.reached)
     landed = len(b"other") + MIB + 100_000
-    until(lambda: mounted.status()["cache"]["disk_bytes_written"] == landed, "all that was sent to be written")
+    until(lambda: mounted.status()["cache"]["disk_bytes_written"] == landed, "the write of all received bytes")
     with disk.frozen():
         assert run("status", mounted.point).returncode == 0
         faulty.do(stall.resume.set)
@@ -123,7 +127,7 @@ def test_a_freeze_between_two_pieces_of_one_file(mounter: Mounter, faulty: InThr
 
 def test_a_daemon_ends_while_its_disk_is_frozen(mounted: Mounted, disk: Freezer) -> None:
     mounted.read("one.bin")
-    assert run("status", mounted.point).returncode == 0, "which takes longer than the last write is fresh"
+    assert run("status", mounted.point).returncode == 0, "status takes longer than the last write counts as recent"
     with disk.frozen():
         opening = in_background(lambda: mounted.read("under.bin", timeout_s=ANSWER_S))
         opening.result(ANSWER_S)
@@ -154,8 +158,8 @@ def test_locks_that_another_process_holds_hold_up_nobody_for_long(mounter: Mount
         for each in readers:
             assert each.result(ANSWER_S) == bucket.files["under.bin"]
         assert mounted.read_anew("twenty.bin", timeout_s=ANSWER_S) == known
-        assert mounted.status()["cache"]["disk_stalled_s"] == 0, "it is the lock that is waited for"
+        assert mounted.status()["cache"]["disk_stalled_s"] == 0, "readers must wait for the lock, not for the disk"
     before = mounted.data_requests()
     until(lambda: mounted.status()["cache"]["open_versions"] == 0, "the end of all handles")
     assert mounted.read_anew("under.bin") == bucket.files["under.bin"]
-    assert mounted.data_requests() == before, "cached as it was"
+    assert mounted.data_requests() == before, "the file must still be cached"

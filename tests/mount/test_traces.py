@@ -1,4 +1,4 @@
-"""What a mount lets be seen of the way its bytes came: extended attributes, `stat`, `status`, the log."""
+"""The traces of how bytes reached a mount: extended attributes, `stat`, `status`, the log."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def test_a_file_and_its_task_are_found_from_each_other(
 ) -> None:
     options = ("--proxy", dfdaemon.server.url, "--xattr", "--log-format", "json")
     mounted = mounter.mount(bucket.url("traced"), *options, env=bucket.env)
-    assert _attribute(mounted, "weights.bin", "route") == "proxy", "how it would come"
+    assert _attribute(mounted, "weights.bin", "route") == "proxy", "before the read: the planned route"
     task_id = _attribute(mounted, "weights.bin", "task_id")
     assert mounted.read("weights.bin") == weights
-    assert list(dfdaemon.server.tasks) == [task_id], "computed here, as dfdaemon computes it"
+    assert list(dfdaemon.server.tasks) == [task_id], "d7yfs must compute the same id as dfdaemon"
     assert _attribute(mounted, "weights.bin", "route") == "proxy"
     assert "user.d7yfs.task_id" in within(20, lambda: os.listxattr(mounted.point / "weights.bin"))
 
@@ -70,7 +70,7 @@ def test_a_file_and_its_task_are_found_from_each_other(
 def test_without_dragonfly_there_is_no_task(mounter: Mounter, bucket: Bucket, weights: bytes) -> None:
     mounted = mounter.mount(bucket.url("traced"), "--xattr", env=bucket.env)
     assert _attribute(mounted, "weights.bin", "route") == "origin"
-    with pytest.raises(OSError) as caught:  # noqa: PT011  # the errno is what matters
+    with pytest.raises(OSError) as caught:  # noqa: PT011  # the test checks the errno
         _attribute(mounted, "weights.bin", "task_id")
     assert caught.value.errno == errno.ENODATA
     assert "user.d7yfs.task_id" not in within(20, lambda: os.listxattr(mounted.point / "weights.bin"))

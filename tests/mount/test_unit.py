@@ -1,4 +1,4 @@
-"""A mount under what the unit confines a service to, without systemd."""
+"""A mount under the unit's confinement of the service, without systemd."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_mount_works_under_the_units_system_call_filter(mounter: Mounter, buck
     under = [sys.executable, str(ROOT / "tests" / "syscall_filter.py"), *service["SystemCallFilter"].split(), "--"]
     mounted = mounter.mount(bucket.url("library"), env=bucket.env, under=under)
     filtered = Path(f"/proc/{mounted.pid}/status").read_text()
-    assert re.search(r"^Seccomp:\s+2$", filtered, re.MULTILINE), "the filter is there"
+    assert re.search(r"^Seccomp:\s+2$", filtered, re.MULTILINE), "the filter must be active"
     assert mounted.read("twenty.bin") == bucket.files["twenty.bin"]
     assert mounted.read("model/1/weights.bin") == bucket.files["model/1/weights.bin"]
     assert run("warm", mounted.point).returncode == 0

@@ -1,4 +1,6 @@
-"""A real mount of a store that delivers wrong bytes of the right length: they are found, and gone, also from the kernel."""
+"""A real mount of a store that delivers wrong bytes of the right length: the daemon finds them and
+drops them, in the kernel too.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ BODY = bytes_of(11, 6 * MIB + 17)
 def test_wrong_bytes_are_found_and_fetched_again(
     mounter: Mounter, faulty: InThread[S3Faults], recorded: bool, options: tuple[str, ...]
 ) -> None:
-    """By the CRC32C where there is one, else by the MD5 that the ETag is."""
+    """Verification uses the CRC32C if there is one, else the MD5 in the ETag."""
     store = faulty.server
     faulty.do(store.put, "b/file", BODY)
     if recorded:
@@ -27,14 +29,16 @@ def test_wrong_bytes_are_found_and_fetched_again(
     faulty.do(lambda: store.script(faults.altered(0), key="b/file"))
     mounted = mounter.mount(faulty_url(faulty), "--anonymous", *options)
     assert mounted.read("file") != BODY
-    until(lambda: mounted.read("file") == BODY, "the right bytes, with what the kernel had of the wrong ones gone")
+    until(lambda: mounted.read("file") == BODY, "the right bytes, once the kernel's wrong pages are gone")
     assert mounted.status()["cache"]["checksum_mismatches"] == 1
     assert mounted.fetched()["direct_bytes"] == 2 * len(BODY)
     assert "dropped from the cache" in mounted.log()
 
 
 def test_verification_can_be_turned_off(mounter: Mounter, faulty: InThread[S3Faults]) -> None:
-    """There is no event for what does not happen, but by the fourth file the first one's request would have come."""
+    """A request that is not sent makes no event. By the fourth file the first one's request would
+    have come.
+    """
     names = [f"file{number}" for number in range(4)]
     for name in names:
         faulty.do(faulty.server.put, f"b/{name}", BODY)

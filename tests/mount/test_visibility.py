@@ -1,4 +1,6 @@
-"""What settings hide, under a real mount: not listed, not reached by name, and a model seen whole or not at all."""
+"""Settings that hide entries, under a real mount: hidden entries are not listed and cannot be
+opened. A model is shown whole or not at all.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def test_every_way_of_listing_shows_the_same_tree(mounter: Mounter, store: InThr
 
 @pytest.mark.store
 def test_the_tree_of_a_real_store(mounter: Mounter, bucket: Bucket) -> None:
-    """It lists keys in an order of its own, so that it is listed by directory once that is noticed."""
+    """The real store has its own order of keys, so the daemon lists by directory once it notices
+    that.
+    """
     for key in (*KEYS, "bert/1-old/model.onnx"):
         bucket.put(f"visible/{key}", key.encode())
     mounted = mounter.mount(bucket.url("visible"), *SETTINGS, env=bucket.env)
@@ -85,7 +89,7 @@ def test_what_is_excluded_cannot_be_reached(mounter: Mounter, store: InThread[S3
         with pytest.raises(FileNotFoundError):
             mounted.names(path)
     for path in ("bert/1/notes.tmp", "readme.md", "resnet/tmp", "tmp"):
-        assert not store.server.requests_for(f"b/{path}"), "nothing is asked for what its name hides"
+        assert not store.server.requests_for(f"b/{path}"), "a hidden name must cost no request"
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -97,7 +101,7 @@ def test_a_directory_appears_with_its_marker_and_vanishes_with_it(
     whole = {"new": ["1", "READY", "config.pbtxt"], "new/1": ["READY", "a", "b"]}
 
     def seen() -> bool:
-        """Whether the model is there; then it must be all there."""
+        """True if the model is there; then it must be complete."""
         if not exists(mounted, "new"):
             return False
         assert {path: mounted.names(path) for path in whole} == whole
@@ -105,12 +109,12 @@ def test_a_directory_appears_with_its_marker_and_vanishes_with_it(
 
     for key in ("new/1/a", "new/config.pbtxt", "new/1/b", "new/1/READY"):
         put(store, key, f"after-{Path(key).name}")
-        until(partial(exists, mounted, f"after-{Path(key).name}"), "a look at the store")
+        until(partial(exists, mounted, f"after-{Path(key).name}"), "a new listing of the store")
         assert not seen()
     put(store, "new/READY")
     until(seen, "the model")
     assert {"bert", "new", "resnet"} <= set(mounted.names())
-    assert mounted.names("bert") == ["READY", "config.pbtxt"], "its version has no marker of its own"
+    assert mounted.names("bert") == ["READY", "config.pbtxt"], "its version has no marker"
 
     store.do(store.server.delete, "b/new/READY")
     until(lambda: not exists(mounted, "new"), "the end of the model")
@@ -174,6 +178,6 @@ def test_each_repository_has_its_own(mounter: Mounter, store: InThread[S3Faults]
 def test_what_is_no_marker_is_refused(mounter: Mounter, store: InThread[S3Faults]) -> None:
     refused = mounter.refused(faulty_url(store), "--anonymous", "--publish-marker", "READY/")
     assert (
-        "--publish-marker 'READY/' ends in a slash, and so names no object; allowed: a name such as READY"
+        "--publish-marker 'READY/' ends in a slash, so it names no object; allowed: a name such as READY"
         in refused.stderr
     )

@@ -1,4 +1,4 @@
-"""`d7yfs warm` as users run it: beside a real mount, on a real store and on one that fails."""
+"""`d7yfs warm` as users run it: with a real mount, on a real store and on one that fails."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_through_the_proxy_a_file_is_one_task(mounter: Mounter, bucket: Bucket) 
         assert "range" not in request.headers
         fetched = mounted.fetched()
         assert (fetched["proxy_bytes"], fetched["direct_bytes"]) == (len(body), 0), (
-            "nobody waits, so nothing is hurried"
+            "no reader waits, so no range is fetched directly"
         )
         assert mounted.read("weights.bin") == body
 
@@ -107,10 +107,10 @@ def test_a_warm_up_that_is_interrupted_goes_on_later(mounter: Mounter, faulty: I
     held = "b/m/20"
     faulty.do(lambda: faulty.server.script(faults.Hang(), key=held, forever=True))
     mounted = mounter.mount(faulty_url(faulty, "m"), "--anonymous", "--read-timeout", "16s")
-    # Who runs the tests in the background of a shell has SIGINT ignored, and children inherit that.
+    # If a shell runs the tests in the background, they ignore SIGINT, and children inherit that.
     command = ["env", "--default-signal=INT", *D7YFS, "warm", str(mounted.point)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        until(lambda: any(each["files_done"] == 59 for each in _running(mounted)), "all but one are there")
+        until(lambda: any(each["files_done"] == 59 for each in _running(mounted)), "all files but one")
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=20)
         assert process.returncode == 1
@@ -166,7 +166,7 @@ def test_over_dfdaemons_socket_files_are_linked(mounter: Mounter, bucket: Bucket
         assert (described["route"], described["task_id"]) == ("socket", next(iter(dfdaemon.tasks)))
         assert described["cached_bytes"] == len(body)
         assert "24 MiB from the store by dfdaemon, 0 B direct" in run("status", mounted.point).stdout
-    assert mounted.read("weights.bin") == body, "dfdaemon is gone, its file is not"
+    assert mounted.read("weights.bin") == body, "the file must survive dfdaemon's end"
     again = run("warm", mounted.point)
     assert again.returncode == 0
     assert "of which 24 MiB was cached; 0 B fetched" in again.stdout

@@ -12,7 +12,7 @@ from d7yfs.origins.origin import Checksums, Origin, ReadRequest
 
 
 class MemoryOrigin:
-    """The protocol over a set of keys; listings below other prefixes than `allowed` are denied."""
+    """An `Origin` over a set of keys; it denies listings outside the prefix `allowed`."""
 
     url = "mem://bucket"
     identity = StoreIdentity("mem", "", "bucket")
@@ -23,10 +23,10 @@ class MemoryOrigin:
         self.calls = 0
         self.stats: list[str] = []
         self.stat_gate: trio.Event | None = None
-        """What a stat waits for."""
+        """A stat waits for this event."""
         self.stat_errors: dict[str, D7yfsError] = {}
         self.troubles: list[D7yfsError] = []
-        """Raised by the next questions, first one first."""
+        """Errors that the next questions raise, in this order."""
         self.stats_under_way = self.most_stats_under_way = 0
 
     async def list(self, prefix: str, *, delimiter: str = "/", token: str = "", page_size: int = 1000) -> ListingPage:

@@ -1,4 +1,4 @@
-"""AzureOrigin against a scripted HTTP server: what Azurite cannot be made to answer, and what goes over the wire."""
+"""AzureOrigin against a scripted server: replies that Azurite never gives, and the bytes sent."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import replace
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from pydantic import SecretStr
 
 from d7yfs.config.schema import Anonymous, Credentials, Profile, RepositoryConfig, SasToken, StaticKeys
 from d7yfs.config.url import RepositoryUrl
-from d7yfs.errors import AccessDenied, BadReply, ConfigError, NotFound, OriginUnavailable
-from d7yfs.objects import ObjectVersion, StoreIdentity
+from d7yfs.errors import AccessDenied, BadReply, ConfigError, NotFound, OriginUnavailable, VersionGone
+from d7yfs.objects import ObjectVersion, SecretStr, StoreIdentity
 from d7yfs.origins import open_origin
 from d7yfs.origins.azure.origin import AzureOrigin
 from d7yfs.origins.origin import Checksums
+from tests.origins.opening import opened_at
 from tests.servers.http11 import Answer, HttpServer, Request
 
 KEYS = StaticKeys("account", SecretStr("MDEyMzQ1Njc4OWFiY2RlZg=="))
@@ -27,7 +27,7 @@ VERSION_ID = "2026-11-21T10:55:00.9876543Z"
 
 
 class ScriptedAzure(HttpServer):
-    """Answers with `reply(request)`, by default an empty listing."""
+    """A server that answers with `reply(request)`, by default an empty listing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,8 +36,8 @@ class ScriptedAzure(HttpServer):
     async def answer(self, request: Request) -> Answer:
         return self.reply(request)
 
-    def origin(self, credentials: Credentials = KEYS, *, pin_versions: bool = False) -> AzureOrigin:
-        return AzureOrigin("account", "models", credentials, endpoint_url=self.url, pin_versions=pin_versions)
+    def origin(self, credentials: Credentials = KEYS, *, versioned: bool = False) -> AzureOrigin:
+        return opened_at(AzureOrigin, "as://account/models", credentials, endpoint_url=self.url, versioned=versioned)
 
 
 @pytest.fixture
@@ -179,12 +179,12 @@ async def test_addresses(url: str, endpoint_url: str, suffix: str, there: str) -
 @pytest.mark.parametrize("container", ["Models", "a", "a--b", "-ab", "ab-", "a_b", "x" * 64])
 def test_what_is_no_container(container: str) -> None:
     with pytest.raises(ConfigError, match="no container name"):
-        AzureOrigin("account", container, KEYS)
+        opened_at(AzureOrigin, RepositoryUrl("as", "", container, "", "account"), KEYS)
 
 
 def test_credentials_of_other_clouds() -> None:
     with pytest.raises(ConfigError, match="cannot be used"):
-        AzureOrigin("account", "models", Profile("x"))
+        opened_at(AzureOrigin, "as://account/models", Profile("x"))
 
 
 # Replies
@@ -234,7 +234,7 @@ async def test_md5_that_is_none(azure: ScriptedAzure, md5: str) -> None:
 
 
 async def test_no_such_account() -> None:
-    async with aclosing(AzureOrigin("account", "models", KEYS, endpoint_suffix="invalid")) as origin:
+    async with aclosing(opened_at(AzureOrigin, "as://account/models", KEYS, endpoint_suffix="invalid")) as origin:
         with pytest.raises(OriginUnavailable, match=r"no host account\.blob\.invalid.*no such storage account"):
             await origin.list("")
 
@@ -252,7 +252,7 @@ async def test_refusal_of_what_cannot_change_is_not_repeated(azure: ScriptedAzur
 
 async def test_version_is_found_out_and_pinned(azure: ScriptedAzure) -> None:
     azure.reply = lambda _: head(x_ms_version_id=VERSION_ID)
-    async with aclosing(azure.origin(pin_versions=True)) as origin:
+    async with aclosing(azure.origin(versioned=True)) as origin:
         assert (await origin.stat(VERSION.key)).version_id == VERSION_ID
         request = await origin.read_request(VERSION, presigned=True)
         assert await origin.read_request(VERSION, presigned=True) is request
@@ -264,7 +264,7 @@ async def test_version_is_found_out_and_pinned(azure: ScriptedAzure) -> None:
 
 async def test_pinned_version_outlives_its_replacement(azure: ScriptedAzure) -> None:
     azure.reply = lambda _: head(x_ms_version_id=VERSION_ID)
-    async with aclosing(azure.origin(pin_versions=True)) as origin:
+    async with aclosing(azure.origin(versioned=True)) as origin:
         await origin.read_request(VERSION, presigned=True)
         azure.reply = lambda _: head(ETag='"other"', x_ms_version_id="another")
         request = await origin.read_request(VERSION, presigned=True, fresh=True)
@@ -274,7 +274,7 @@ async def test_pinned_version_outlives_its_replacement(azure: ScriptedAzure) -> 
 
 
 async def test_version_that_is_known_is_not_asked_for(azure: ScriptedAzure) -> None:
-    async with aclosing(azure.origin(pin_versions=True)) as origin:
+    async with aclosing(azure.origin(versioned=True)) as origin:
         request = await origin.read_request(replace(VERSION, version_id=VERSION_ID), presigned=True)
     assert query(request.url)["versionid"] == [VERSION_ID]
     assert azure.requests == []
@@ -282,15 +282,14 @@ async def test_version_that_is_known_is_not_asked_for(azure: ScriptedAzure) -> N
 
 async def test_version_that_was_replaced_before_it_was_pinned(azure: ScriptedAzure) -> None:
     azure.reply = lambda _: head(ETag='"other"', x_ms_version_id=VERSION_ID)
-    async with aclosing(azure.origin(pin_versions=True)) as origin:
-        request = await origin.read_request(VERSION, presigned=True)
-    assert "versionid" not in query(request.url)
-    assert request.headers["If-Match"] == VERSION.validator
+    async with aclosing(azure.origin(versioned=True)) as origin:
+        with pytest.raises(VersionGone, match="was replaced"):
+            await origin.read_request(VERSION, presigned=True)
 
 
 async def test_account_without_versioning(azure: ScriptedAzure) -> None:
     azure.reply = lambda _: head()
-    async with aclosing(azure.origin(pin_versions=True)) as origin:
+    async with aclosing(azure.origin(versioned=True)) as origin:
         request = await origin.read_request(VERSION, presigned=True)
     assert query(request.url)["sr"] == ["b"]
 
@@ -299,3 +298,10 @@ async def test_versions_are_left_alone_unless_asked_for(azure: ScriptedAzure) ->
     azure.reply = lambda _: head(x_ms_version_id=VERSION_ID)
     async with aclosing(azure.origin()) as origin:
         assert (await origin.stat(VERSION.key)).version_id == ""
+
+
+async def test_account_without_a_host() -> None:
+    origin = opened_at(AzureOrigin, "as://account/models", KEYS, endpoint_suffix="core.invalid")
+    async with aclosing(origin):
+        with pytest.raises(OriginUnavailable, match=r"no host account\.blob\.core\.invalid .*no such storage account"):
+            await origin.list("")

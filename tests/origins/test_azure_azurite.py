@@ -1,4 +1,4 @@
-"""AzureOrigin against Azurite beyond what the contract suite asks: identities of Entra's, public containers, what is peculiar to Azure.
+"""AzureOrigin against Azurite, beyond the contract suite: Entra's identities, public containers.
 
 Over TLS, for Azurite checks bearer tokens and user delegation keys there alone.
 """
@@ -25,6 +25,7 @@ from d7yfs.errors import AccessDenied, NotFound
 from d7yfs.objects import ObjectVersion
 from d7yfs.origins.azure.origin import AzureOrigin
 from d7yfs.origins.origin import Checksums, ReadRequest
+from tests.origins.opening import opened_at
 from tests.servers.azurite import Azurite, Tls, running
 
 pytestmark = pytest.mark.store
@@ -48,7 +49,7 @@ def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
 
 
 def entra_token(expires_at: float, *, audience: str = "https://storage.azure.com") -> str:
-    """What Entra would sign; Azurite reads it and does not check the signature."""
+    """A token as Entra would sign it; Azurite does not check the signature."""
     now = int(time.time())
     claims = {
         "aud": audience,
@@ -64,7 +65,7 @@ def entra_token(expires_at: float, *, audience: str = "https://storage.azure.com
 
 
 class FakeCredential:
-    """What azure-identity gives, without a sign-in service."""
+    """A credential of azure-identity's kind, without a sign-in service."""
 
     def __init__(self, token: Callable[[float], str] = entra_token) -> None:
         self._token = token
@@ -91,12 +92,12 @@ def opened(
         assert credential is not None
         return credential
 
-    return AzureOrigin(
-        azurite.account,
-        container,
+    return opened_at(
+        AzureOrigin,
+        f"as://{azurite.account}/{container}",
         source or ProviderChain(),
         endpoint_url=azurite.endpoint_url,
-        tls=azurite.ssl_context(),
+        ca_bundle=azurite.ca_bundle,
         identity=identity,
     )
 

@@ -1,4 +1,4 @@
-"""What each kind of credentials puts into a request; an identity's signing in and its delegation key, with a small metadata service."""
+"""Each kind of credentials in a request, and an identity's sign-in and delegation key."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import trio
 from azure.core.credentials import AccessToken, TokenCredential
 from azure.core.exceptions import ClientAuthenticationError, ServiceRequestError
 from azure.identity import CredentialUnavailableError
-from pydantic import SecretStr
 from trio.testing import assert_no_checkpoints, wait_all_tasks_blocked
 
 from d7yfs.config.schema import Anonymous, Credentials, CredentialsFile, Profile, ProviderChain, SasToken, StaticKeys
 from d7yfs.errors import AccessDenied, BadReply, ConfigError, OriginUnavailable
+from d7yfs.objects import SecretStr
 from d7yfs.origins.azure.credentials import SIGNATURE_LIFE_S, Access, AskKey, Grant, access_for
 from d7yfs.origins.azure.sas import VERSION, iso
 from tests.servers.http11 import Answer, HttpServer, Request
@@ -38,7 +38,7 @@ class Clock:
 
 
 class Identity:
-    """Stands in for azure-identity: token "t1", "t2", … for an hour each."""
+    """A stand-in for azure-identity: token "t1", "t2", … for an hour each."""
 
     def __init__(self, clock: Clock) -> None:
         self.made = 0
@@ -58,7 +58,7 @@ class Identity:
 
 
 class KeyService:
-    """Answers Get User Delegation Key."""
+    """A service that answers Get User Delegation Key."""
 
     def __init__(self, clock: Clock) -> None:
         self.grants: list[Grant] = []
@@ -125,7 +125,7 @@ def access(
 
 
 def owner(grant: Grant) -> str:
-    """Which delegation key a signature is made with, empty for none."""
+    """The delegation key that a signature is made with; empty for none."""
     return parse_qs(grant.query).get("skoid", [""])[0]
 
 
@@ -134,16 +134,16 @@ def owner(grant: Grant) -> str:
 
 async def test_anonymous() -> None:
     public = access(Anonymous())
-    for grant in (await public.control(), await public.data("a", "", presigned=True)):
+    for grant in (await public.authorize_control(), await public.authorize_read("a", "", presigned=True)):
         assert (grant.query, dict(grant.headers), grant.expires_at) == ("", {}, float("inf"))
 
 
 @pytest.mark.parametrize("text", [SAS, f"?{SAS}", f" {SAS}\n"])
 async def test_signature_of_somebody_else(text: str) -> None:
     shared = access(SasToken(SecretStr(text)))
-    assert "until 2027-01-15T08:00:00Z" in shared.describe()
-    assert "abc" not in shared.describe() + repr(shared)
-    for grant in (await shared.control(), await shared.data("a", "", presigned=False)):
+    assert "until 2027-01-15T08:00:00Z" in shared.source
+    assert "abc" not in shared.source + repr(shared)
+    for grant in (await shared.authorize_control(), await shared.authorize_read("a", "", presigned=False)):
         assert (grant.query, dict(grant.headers), grant.expires_at) == (SAS, {}, SAS_END)
     assert not await shared.reload()
 
@@ -158,13 +158,13 @@ def test_what_is_no_signature(text: str) -> None:
 async def test_account_key_signs_anew_each_time(clock: Clock) -> None:
     signing = access(StaticKeys("account", SecretStr(KEY)), clock)
     with assert_no_checkpoints():
-        control = await signing.control()
-        data = await signing.data("a/b", "", presigned=False)
+        control = await signing.authorize_control()
+        data = await signing.authorize_read("a/b", "", presigned=False)
     assert parse_qs(control.query)["sp"] == ["rl"]
     assert (parse_qs(data.query)["sr"], parse_qs(data.query)["sp"]) == (["b"], ["r"])
     assert control.expires_at == data.expires_at == clock.now + SIGNATURE_LIFE_S
     clock.now += 1
-    assert (await signing.control()).query != control.query
+    assert (await signing.authorize_control()).query != control.query
     assert "MDEy" not in repr(signing) + repr(control)
 
 
@@ -192,9 +192,9 @@ def test_credentials_of_other_clouds(source: Credentials) -> None:
 
 
 async def test_token_is_kept(chain: Access, identity: Identity) -> None:
-    first = await chain.control()
+    first = await chain.authorize_control()
     assert first.headers == {"Authorization": "Bearer t1", "x-ms-version": VERSION}
-    assert (await chain.data("a", "", presigned=False)).headers == first.headers
+    assert (await chain.authorize_read("a", "", presigned=False)).headers == first.headers
     assert (identity.made, identity.asked) == (1, 1)
 
 
@@ -202,22 +202,22 @@ async def test_delegation_key_is_kept_and_renewed_behind_the_readers(
     chain: Access, keys: KeyService, clock: Clock
 ) -> None:
     for key in ("a", "b"):
-        grant = await chain.data(key, "", presigned=True)
+        grant = await chain.authorize_read(key, "", presigned=True)
         assert not grant.headers
         assert owner(grant) == "oid1"
         assert grant.expires_at == clock.now + SIGNATURE_LIFE_S
     assert keys.grants[0].headers["Authorization"] == "Bearer t1"
     clock.now += 6 * 3600 - 600
-    assert owner(await chain.data("c", "", presigned=True)) == "oid1"
+    assert owner(await chain.authorize_read("c", "", presigned=True)) == "oid1"
     with trio.fail_after(10):
         await keys.asked_again.wait()  # a thread gets another token meanwhile
     await wait_all_tasks_blocked()
-    assert owner(await chain.data("d", "", presigned=True)) == "oid2"
+    assert owner(await chain.authorize_read("d", "", presigned=True)) == "oid2"
 
 
 async def test_signature_ends_with_its_key(chain: Access, keys: KeyService, clock: Clock) -> None:
     keys.life_s = 300
-    assert (await chain.data("a", "", presigned=True)).expires_at == clock.now + 300
+    assert (await chain.authorize_read("a", "", presigned=True)).expires_at == clock.now + 300
 
 
 async def test_without_the_right_to_delegate_the_token_does(
@@ -225,12 +225,12 @@ async def test_without_the_right_to_delegate_the_token_does(
 ) -> None:
     keys.failure = AccessDenied("as://account/models: no", hint="role Storage Blob Delegator")
     for _ in range(3):
-        assert (await chain.data("a", "", presigned=True)).headers["Authorization"] == "Bearer t1"
+        assert (await chain.authorize_read("a", "", presigned=True)).headers["Authorization"] == "Bearer t1"
     assert len(keys.grants) == 1, "asked once in a while"
     assert "Storage Blob Delegator" in caplog.text
     keys.failure = None
     clock.now += 601
-    assert owner(await chain.data("a", "", presigned=True)) == "oid2"
+    assert owner(await chain.authorize_read("a", "", presigned=True)) == "oid2"
 
 
 async def test_no_identity_is_not_taken_for_a_missing_right(
@@ -238,51 +238,51 @@ async def test_no_identity_is_not_taken_for_a_missing_right(
 ) -> None:
     identity.failure = CredentialUnavailableError()
     with pytest.raises(AccessDenied, match="no credentials"):
-        await chain.data("a", "", presigned=True)
+        await chain.authorize_read("a", "", presigned=True)
     assert not caplog.records
     identity.failure = None
-    assert owner(await chain.data("a", "", presigned=True)) == "oid1"
+    assert owner(await chain.authorize_read("a", "", presigned=True)) == "oid1"
 
 
 async def test_signature_outlives_the_token(chain: Access, identity: Identity, clock: Clock) -> None:
-    await chain.data("a", "", presigned=True)
+    await chain.authorize_read("a", "", presigned=True)
     identity.failure = ServiceRequestError("no network")
     clock.now += 5 * 3600
-    assert owner(await chain.data("a", "", presigned=True)) == "oid1"
+    assert owner(await chain.authorize_read("a", "", presigned=True)) == "oid1"
 
 
 async def test_unreachable_key_service_is_no_refusal(chain: Access, keys: KeyService) -> None:
     keys.failure = OriginUnavailable("no network")
     with pytest.raises(OriginUnavailable):
-        await chain.data("a", "", presigned=True)
+        await chain.authorize_read("a", "", presigned=True)
 
 
 @pytest.mark.parametrize("reply", [b"<html>", b"<UserDelegationKey><SignedOid>x</SignedOid></UserDelegationKey>"])
 async def test_what_is_no_delegation_key(chain: Access, keys: KeyService, reply: bytes) -> None:
     keys.reply = reply
     with pytest.raises(BadReply, match="delegation key"):
-        await chain.data("a", "", presigned=True)
+        await chain.authorize_read("a", "", presigned=True)
 
 
 async def test_reload_signs_in_anew(chain: Access, identity: Identity, clock: Clock) -> None:
-    await chain.data("a", "", presigned=True)
+    await chain.authorize_read("a", "", presigned=True)
     clock.now += 6
     assert await chain.reload()
     assert identity.made == 2, "the SDK remembers tokens"
-    assert (await chain.control()).headers["Authorization"] == "Bearer t2"
-    assert owner(await chain.data("a", "", presigned=True)) == "oid2"
+    assert (await chain.authorize_control()).headers["Authorization"] == "Bearer t2"
+    assert owner(await chain.authorize_read("a", "", presigned=True)) == "oid2"
 
 
 async def test_failing_sign_in_goes_on_with_what_is_valid(chain: Access, identity: Identity, clock: Clock) -> None:
-    await chain.control()
+    await chain.authorize_control()
     identity.failure = ServiceRequestError("no network")
     assert await chain.reload()
     clock.now += 3000
-    assert (await chain.control()).headers["Authorization"] == "Bearer t1"
+    assert (await chain.authorize_control()).headers["Authorization"] == "Bearer t1"
     await wait_all_tasks_blocked()
     clock.now += 600
     with pytest.raises(OriginUnavailable):
-        await chain.control()
+        await chain.authorize_control()
 
 
 @pytest.mark.parametrize(
@@ -301,13 +301,14 @@ async def test_failed_sign_in(
 ) -> None:
     identity.failure = failure
     with pytest.raises(expected, match=words) as caught:
-        await chain.control()
+        await chain.authorize_control()
     assert "secret words" not in str(caught.value)
     assert caught.value.__cause__ is None
 
 
 class MetadataService(HttpServer):
-    """The managed identity of an App Service: https://learn.microsoft.com/azure/app-service/overview-managed-identity."""
+    """The managed identity of an App Service
+    (https://learn.microsoft.com/azure/app-service/overview-managed-identity)."""
 
     async def answer(self, request: Request) -> Answer:
         number = len(self.requests)
@@ -339,12 +340,12 @@ async def test_managed_identity_of_the_host(metadata: MetadataService, caplog: p
         ProviderChain(), "account", "models", ask_key=no_key, proxy="http://127.0.0.1:1", clock=lambda: now[0]
     )
     async with aclosing(opened):
-        grant = await opened.control()
+        grant = await opened.authorize_control()
         assert grant.headers["Authorization"] == "Bearer managed-token-1"
         assert time.time() + 3000 < grant.expires_at < time.time() + 3700
         now[0] += 6
         assert await opened.reload()
-        assert (await opened.control()).headers["Authorization"] == "Bearer managed-token-2"
+        assert (await opened.authorize_control()).headers["Authorization"] == "Bearer managed-token-2"
     (request, _) = metadata.requests
     assert parse_qs(urlsplit(request.target).query)["resource"] == ["https://storage.azure.com"]
     assert request.headers["x-identity-header"] == "hush"

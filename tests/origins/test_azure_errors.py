@@ -1,9 +1,8 @@
-"""Each of Azure's refusals: its class, what it says, and that it quotes nothing it should not."""
+"""Azure's refusals: the class and words of each, and no quoted secret."""
 
 from __future__ import annotations
 
 import re
-import socket
 
 import httpx
 import pytest
@@ -17,22 +16,22 @@ from d7yfs.errors import (
     OriginUnavailable,
     VersionGone,
 )
-from d7yfs.origins.azure.errors import is_no_directory, refused, unreachable
+from d7yfs.origins.azure.errors import is_no_directory, refused
 from d7yfs.origins.refusal import Call
-from d7yfs.origins.rest import Reply
+from d7yfs.origins.rest import ControlReply
 
 NOW = 1_800_000_000.0
 DATE = "Fri, 15 Jan 2027 08:00:00 GMT"
-"""NOW."""
+"""NOW in HTTP's form."""
 LATER = "Fri, 15 Jan 2027 08:20:00 GMT"
 CALL = Call("as://account/models/a", "read (r)", "https://account.blob.core.windows.net", "account key", NOW)
 NEVER = float("inf")
 
 
-def reply(status: int, code: str, *, date: str = DATE, in_body: bool = False) -> Reply:
+def reply(status: int, code: str, *, date: str = DATE, in_body: bool = False) -> ControlReply:
     body = f"\ufeff<?xml version='1.0'?><Error><Code>{code}</Code><Message>secret words</Message></Error>".encode()
     headers = {"Date": date} | ({} if in_body else {"x-ms-error-code": code})
-    return Reply(status, httpx.Headers(headers), body if in_body else b"")
+    return ControlReply(status, httpx.Headers(headers), body if in_body else b"")
 
 
 def failure(
@@ -137,21 +136,3 @@ def test_anonymous_at_what_is_not_public() -> None:
 )
 def test_file_in_the_path_of_a_listing(status: int, code: str, expected: bool) -> None:
     assert is_no_directory(reply(status, code)) is expected
-
-
-def test_account_without_a_host() -> None:
-    def failing(error: OSError) -> OriginUnavailable:
-        try:
-            try:
-                raise error
-            except OSError:
-                raise OriginUnavailable("as://account/models: cannot be reached") from None
-        except OriginUnavailable as caught:
-            return caught
-
-    host = "account.blob.core.windows.net"
-    unknown = unreachable(failing(socket.gaierror(socket.EAI_NONAME, "not known")), "as://account/models", host)
-    assert "no such storage account" in str(unknown)
-    assert host in str(unknown)
-    for other in (failing(socket.gaierror(socket.EAI_AGAIN, "later")), failing(ConnectionRefusedError(111, "refused"))):
-        assert unreachable(other, "as://account/models", host) is other

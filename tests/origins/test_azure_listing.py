@@ -1,4 +1,4 @@
-"""List Blobs replies as the documentation shows them, and what is none."""
+"""List Blobs replies as the documentation shows them, and documents that are none."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from xml.sax.saxutils import escape
 
 import pytest
 
-from d7yfs.objects import ObjectVersion
-from d7yfs.origins.azure.listing import Listing, http_date_ns, is_directory, parse
+from d7yfs.objects import ListingPage, ObjectVersion
+from d7yfs.origins.azure.listing import is_directory, parse
+from d7yfs.origins.xml_listing import seconds_ns
 
 MODIFIED = "Sat, 21 Nov 2026 10:55:00 GMT"
 MTIME_NS = 1_795_258_500_000_000_000
@@ -31,47 +32,51 @@ def page(*entries: str, next_marker: str = "") -> bytes:
     ).encode()
 
 
+def parsed(body: bytes) -> ListingPage:
+    return parse(body, 0)
+
+
 def test_entry() -> None:
     expected = ObjectVersion("a/model.onnx", 3, '"0x8DE28A"', MTIME_NS)
-    assert parse(page(blob("a/model.onnx"))) == Listing((expected,), (), "")
+    assert parsed(page(blob("a/model.onnx"))) == ListingPage((expected,), (), "", 0)
 
 
 def test_empty_page_with_more_to_come() -> None:
-    assert parse(page(next_marker="2!76!x--")) == Listing((), (), "2!76!x--")
+    assert parsed(page(next_marker="2!76!x--")) == ListingPage((), (), "2!76!x--", 0)
 
 
 def test_prefixes() -> None:
-    found = parse(page("<BlobPrefix><Name>a/b/</Name></BlobPrefix>", blob("a/c")))
+    found = parsed(page("<BlobPrefix><Name>a/b/</Name></BlobPrefix>", blob("a/c")))
     assert found.prefixes == ("a/b/",)
     assert [version.key for version in found.objects] == ["a/c"]
 
 
 def test_names_that_xml_has_not_are_encoded() -> None:
     prefix = '<BlobPrefix><Name Encoded="true">a%01/</Name></BlobPrefix>'
-    found = parse(page(blob("a/x%EF%BF%BE%2F", encoded=True), blob("a/x%2F"), prefix))
+    found = parsed(page(blob("a/x%EF%BF%BE%2F", encoded=True), blob("a/x%2F"), prefix))
     assert [version.key for version in found.objects] == ["a/x%2F", "a/x\ufffe/"]
     assert found.prefixes == ("a\x01/",)
 
 
 def test_white_space_in_names_is_kept() -> None:
-    assert [version.key for version in parse(page(blob(" a\tb\nc "))).objects] == [" a\tb\nc "]
+    assert [version.key for version in parsed(page(blob(" a\tb\nc "))).objects] == [" a\tb\nc "]
 
 
 @pytest.mark.parametrize(("tier", "archived"), [("Hot", ""), ("Cold", ""), ("Archive", "Archive")])
 def test_access_tier(tier: str, archived: str) -> None:
-    (version,) = parse(page(blob("a", f"<AccessTier>{tier}</AccessTier>"))).objects
+    (version,) = parsed(page(blob("a", f"<AccessTier>{tier}</AccessTier>"))).objects
     assert version.archived == archived
 
 
 def test_stored_encoding() -> None:
-    (version,) = parse(
+    (version,) = parsed(
         page(blob("a").replace("<Content-Encoding/>", "<Content-Encoding>gzip</Content-Encoding>"))
     ).objects
     assert version.encoding == "gzip"
 
 
 def test_directories_become_markers_in_their_place() -> None:
-    found = parse(
+    found = parsed(
         page(
             blob("m/1", "<ResourceType>directory</ResourceType>", size="0"),
             blob("m/1-old", "<ResourceType>file</ResourceType>"),
@@ -109,8 +114,8 @@ def test_what_makes_a_directory() -> None:
 )
 def test_what_is_no_listing(body: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
-        parse(body)
+        parsed(body)
 
 
 def test_http_date() -> None:
-    assert http_date_ns(MODIFIED) == MTIME_NS
+    assert seconds_ns(MODIFIED) == MTIME_NS

@@ -1,4 +1,4 @@
-"""What refusals of encrypted objects mean, and that of their messages only the key's name is repeated."""
+"""Refusals of encrypted objects; of their messages only the key's name is repeated."""
 
 from __future__ import annotations
 

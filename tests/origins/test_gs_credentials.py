@@ -1,4 +1,4 @@
-"""How Google's credentials are loaded, renewed ahead of their end and kept in use while they cannot be: with the suite's token services."""
+"""Google's credentials: loaded, renewed ahead of time, and kept in use when that fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import trio
 
 from d7yfs.config.schema import CredentialsFile, ProviderChain
 from d7yfs.errors import AccessDenied, OriginUnavailable
-from d7yfs.origins.gs.credentials import GoogleCredentials, Held
+from d7yfs.origins.gs.credentials import GoogleCredentials, GoogleLogin
 from tests.servers.gcs import GcsServer
 from tests.servers.google_tokens import METADATA_EMAIL, Reply, Request
 
@@ -68,10 +68,10 @@ def written(path: Path, content: object) -> CredentialsFile:
     return CredentialsFile(path)
 
 
-async def renewed(credentials: GoogleCredentials, old: Held) -> Held:
-    """What comes into use instead of `old`; readers are given something valid all the time."""
+async def renewed(credentials: GoogleCredentials, old: GoogleLogin) -> GoogleLogin:
+    """The login that replaces `old`; readers get a valid one all the time."""
     with trio.fail_after(10):
-        while (held := await credentials.current()) is old:
+        while (held := await credentials.get()) is old:
             await trio.lowlevel.checkpoint()
     return held
 
@@ -87,11 +87,11 @@ def refusing(path: str) -> Callable[[Request], Reply | None]:
 async def test_service_account(server: GcsServer, tmp_path: Path, clock: Clock) -> None:
     source = written(tmp_path / "key.json", server.account())
     async with opened(source, clock) as credentials:
-        held = await credentials.current()
+        held = await credentials.get()
     assert server.tokens[held.token].scopes == {"https://www.googleapis.com/auth/devstorage.read_only"}
     assert (held.email, held.project, held.asking) == ("reader@project.iam.gserviceaccount.com", "project", None)
     assert held.sign
-    assert str(tmp_path / "key.json") in credentials.words
+    assert str(tmp_path / "key.json") in credentials.source
     assert held.expires_at == pytest.approx(time.time() + 3600, abs=60)
 
 
@@ -101,7 +101,7 @@ async def test_user(server: GcsServer, tmp_path: Path, clock: Clock, monkeypatch
     fields = {"client_id": "c", "client_secret": "s", "refresh_token": "1//refresh"}
     source = written(tmp_path / "user.json", {"type": "authorized_user", "quota_project_id": "payer", **fields})
     async with opened(source, clock) as credentials:
-        held = await credentials.current()
+        held = await credentials.get()
         assert held.token in server.tokens
         assert (held.email, held.project) == ("", "payer")
 
@@ -121,7 +121,7 @@ async def test_workload_identity_federation_rereads_its_token(server: GcsServer,
     async with opened(source, clock) as credentials:
         server.subject_tokens.add("first")
         subject.write_text("first")
-        held = await credentials.current()
+        held = await credentials.get()
         server.subject_tokens = {"second"}
         subject.write_text("second")
         clock.now = held.expires_at - 100
@@ -133,17 +133,17 @@ async def test_default_credentials_in_their_order(
 ) -> None:
     server = metadata_server
     async with opened(ProviderChain(), clock) as credentials:
-        held = await credentials.current()
-        assert (held.email, held.project, credentials.words) == (METADATA_EMAIL, "project", "the metadata server")
+        held = await credentials.get()
+        assert (held.email, held.project, credentials.source) == (METADATA_EMAIL, "project", "the metadata server")
         assert held.token in server.tokens
     gcloud = tmp_path / "gcloud" / "application_default_credentials.json"
     written(gcloud, server.account("gcloud@project.iam.gserviceaccount.com"))
     async with opened(ProviderChain(), clock) as credentials:
-        assert (await credentials.current()).email.startswith("gcloud@")
+        assert (await credentials.get()).email.startswith("gcloud@")
     written(tmp_path / "named.json", server.account("named@project.iam.gserviceaccount.com"))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "named.json"))
     async with opened(ProviderChain(), clock) as credentials:
-        assert (await credentials.current()).email.startswith("named@")
+        assert (await credentials.get()).email.startswith("named@")
 
 
 # Nothing to be had
@@ -172,7 +172,7 @@ async def test_file_that_is_no_good(
     for source in (CredentialsFile(path), ProviderChain(else_anonymous=True)):
         async with opened(source, clock) as credentials:
             with pytest.raises(AccessDenied, match=words) as caught:
-                await credentials.current()
+                await credentials.get()
             assert "secret" not in str(caught.value)
             assert caught.value.hint
 
@@ -180,10 +180,10 @@ async def test_file_that_is_no_good(
 async def test_nothing_found(clock: Clock) -> None:
     async with opened(ProviderChain(), clock) as credentials:
         with pytest.raises(AccessDenied, match="no metadata server"):
-            await credentials.current()
+            await credentials.get()
     async with opened(ProviderChain(else_anonymous=True), clock) as credentials:
-        held = await credentials.current()
-        assert (held.credentials, held.token, credentials.words) == (None, "", "none (anonymous)")
+        held = await credentials.get()
+        assert (held.credentials, held.token, credentials.source) == (None, "", "none (anonymous)")
 
 
 # Renewal
@@ -191,11 +191,11 @@ async def test_nothing_found(clock: Clock) -> None:
 
 async def test_token_is_renewed_ahead_of_its_end(metadata_server: GcsServer, clock: Clock) -> None:
     async with opened(ProviderChain(), clock) as credentials:
-        first = await credentials.current()
+        first = await credentials.get()
         clock.now = first.expires_at - 301
-        assert await credentials.current() is first
+        assert await credentials.get() is first
         clock.now = first.expires_at - 299
-        assert await credentials.current() is first, "nobody waits for the new one"
+        assert await credentials.get() is first, "nobody waits for the new one"
         second = await renewed(credentials, first)
         assert second.token != first.token
         assert second.email == METADATA_EMAIL
@@ -206,23 +206,23 @@ async def test_refresh_that_fails_leaves_the_token_in_use_until_its_end(
 ) -> None:
     path = "/computeMetadata/v1/instance/service-accounts/default/token"
     async with opened(ProviderChain(), clock) as credentials:
-        first = await credentials.current()
+        first = await credentials.get()
         metadata_server.intercept = lambda request: Reply(404) if request.path == path else None
         clock.now = first.expires_at - 100
         with trio.fail_after(10):
             while "cannot be renewed yet" not in caplog.text:
-                assert await credentials.current() is first
+                assert await credentials.get() is first
                 await trio.lowlevel.checkpoint()
         asked = len(metadata_server.asked(path))
         clock.now += 9
-        assert await credentials.current() is first
-        assert await credentials.current(fresh=True) is first
+        assert await credentials.get() is first
+        assert await credentials.get(fresh=True) is first
         clock.now = first.expires_at
         with pytest.raises(OriginUnavailable, match="metadata server"):
-            await credentials.current()
+            await credentials.get()
         assert len(metadata_server.asked(path)) == asked + 2
         metadata_server.intercept = lambda _: None
-        assert (await credentials.current()).token in metadata_server.tokens
+        assert (await credentials.get()).token in metadata_server.tokens
     assert first.token not in caplog.text
 
 
@@ -236,7 +236,7 @@ async def test_herd_asks_once(server: GcsServer, tmp_path: Path, clock: Clock) -
 
             async def ask(outcomes: list[object]) -> None:
                 try:
-                    outcomes.append(await credentials.current())
+                    outcomes.append(await credentials.get())
                 except AccessDenied as error:
                     outcomes.append(str(error))
 
@@ -251,26 +251,26 @@ async def test_herd_asks_once(server: GcsServer, tmp_path: Path, clock: Clock) -
 async def test_file_that_changed_is_read_again(server: GcsServer, tmp_path: Path, clock: Clock) -> None:
     source = written(tmp_path / "key.json", server.account())
     async with opened(source, clock) as credentials:
-        first = await credentials.current()
+        first = await credentials.get()
         written(tmp_path / "key.json", server.account("other@project.iam.gserviceaccount.com"))
         clock.now += 2
-        assert await credentials.current() is first
+        assert await credentials.get() is first
         second = await renewed(credentials, first)
         assert second.email == "other@project.iam.gserviceaccount.com"
         (tmp_path / "key.json").write_text("{")
         clock.now += 12
         for _ in range(50):
-            assert await credentials.current() is second, "half a file is no reason to stop"
+            assert await credentials.get() is second, "half a file is no reason to stop"
             await trio.lowlevel.checkpoint()
 
 
 async def test_fresh_reloads_at_most_every_few_seconds(server: GcsServer, tmp_path: Path, clock: Clock) -> None:
     source = written(tmp_path / "key.json", server.account())
     async with opened(source, clock) as credentials:
-        first = await credentials.current()
-        assert await credentials.current(fresh=True) is first
+        first = await credentials.get()
+        assert await credentials.get(fresh=True) is first
         clock.now += 6
-        assert await credentials.current(fresh=True) is not first
+        assert await credentials.get(fresh=True) is not first
 
 
 # Refusals
@@ -298,7 +298,7 @@ async def test_refusals(
     server.intercept = lambda request: reply if request.path == "/token" else None
     async with opened(source, clock) as credentials:
         with pytest.raises(error, match=words) as caught:
-            await credentials.current()
+            await credentials.get()
     assert caught.value.__context__ is None
     assert "secret" not in f"{caught.value}{caplog.text}"
 
@@ -307,4 +307,4 @@ async def test_token_service_that_cannot_be_reached(server: GcsServer, tmp_path:
     source = written(tmp_path / "key.json", server.account() | {"token_uri": "http://127.0.0.1:1/token"})
     async with opened(source, clock) as credentials:
         with pytest.raises(OriginUnavailable, match="cannot be reached"):
-            await credentials.current()
+            await credentials.get()

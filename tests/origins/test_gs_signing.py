@@ -1,4 +1,6 @@
-"""V4 signatures against Google's published vectors (googleapis/conformance-tests, storage/v1/v4_signatures.json)."""
+"""V4 signatures against Google's published vectors.
+
+They are in googleapis/conformance-tests, storage/v1/v4_signatures.json."""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from datetime import datetime
 
 import pytest
 
-from d7yfs.origins.gs.signing import RSA, HmacKey, unsigned
+from d7yfs.origins.gs.signing import RSA, HmacKey, unsigned_url
 
 EMAIL = "test-iam-credentials@dummy-project-id.iam.gserviceaccount.com"
 BUCKET_URL = "https://storage.googleapis.com/test-bucket"
@@ -31,7 +33,7 @@ def at(moment: str) -> float:
     ],
 )
 def test_what_is_signed(moment: str, life_s: int, digest: str) -> None:
-    rest = unsigned(f"{BUCKET_URL}/test-object", {}, algorithm=RSA, name=EMAIL, now=at(moment), life_s=life_s)
+    rest = unsigned_url(f"{BUCKET_URL}/test-object", {}, algorithm=RSA, name=EMAIL, now=at(moment), life_s=life_s)
     day = moment[:10].replace("-", "")
     assert rest.text == f"GOOG4-RSA-SHA256\n{day}T090000Z\n{day}/auto/storage/goog4_request\n{digest}"
 
@@ -50,12 +52,12 @@ def test_what_is_signed(moment: str, life_s: int, digest: str) -> None:
 )
 def test_url(query: dict[str, str], sent: str) -> None:
     now = at("2019-02-01T09:00:00Z")
-    rest = unsigned(f"{BUCKET_URL}/test-object", query, algorithm=RSA, name=EMAIL, now=now, life_s=10)
-    assert rest.signed(b"\xab\xcd") == f"{BUCKET_URL}/test-object?{sent}&X-Goog-Signature=abcd"
+    rest = unsigned_url(f"{BUCKET_URL}/test-object", query, algorithm=RSA, name=EMAIL, now=now, life_s=10)
+    assert rest.add_signature(b"\xab\xcd") == f"{BUCKET_URL}/test-object?{sent}&X-Goog-Signature=abcd"
 
 
 def test_nothing_shows_a_secret() -> None:
     key = HmacKey("GOOG1E", "the-secret")
     assert "the-secret" not in repr(key)
     assert "the-secret" not in key.presign(BUCKET_URL, {}, now=0.0)
-    assert "the-secret" not in str(key.headers("GET", BUCKET_URL, {}, now=0.0))
+    assert "the-secret" not in str(key.sign_headers("GET", BUCKET_URL, {}, now=0.0))

@@ -1,4 +1,4 @@
-"""What store each provider's origin is: to other hosts of Dragonfly's cluster, and to a person who names what is cached of it."""
+"""The identity of each provider's store, for other hosts of the cluster and for people."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ ACCOUNT = "https://account.blob.core.windows.net"
     ],
 )
 async def test_identity(url: str, settings: dict[str, str], identity: StoreIdentity, content: str, shown: str) -> None:
-    """The content ids are golden values: another one would split a cluster's tasks between releases."""
+    """The content ids are golden: another one would split a cluster's tasks between releases."""
     config = RepositoryConfig(url=RepositoryUrl.parse(url), **settings)  # type: ignore[arg-type]
     async with aclosing(open_origin(config, Anonymous())) as origin:
         assert origin.identity == identity

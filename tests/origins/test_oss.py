@@ -1,4 +1,4 @@
-"""What is OSS's own; what every origin does is the contract suite's."""
+"""Behaviour that only OSS's origin has; the contract suite has the rest."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 import httpx
 import pytest
-from pydantic import SecretStr
 
 from d7yfs.config.schema import Anonymous, Credentials, ProviderChain, RepositoryConfig, SasToken, StaticKeys
 from d7yfs.config.url import RepositoryUrl
 from d7yfs.errors import AccessDenied, ConfigError, NotFound, ObjectArchived, VersionGone
 from d7yfs.fetch.reply import error_of
-from d7yfs.objects import StoreIdentity
+from d7yfs.objects import SecretStr, StoreIdentity
 from d7yfs.origins.origin import ReadRequest
 from d7yfs.origins.rest_stores.oss import OssOrigin
+from tests.origins.opening import opened_at
 from tests.servers.bucket_server import Identity
 from tests.servers.oss import OssServer
 
@@ -33,7 +33,12 @@ async def server() -> AsyncIterator[OssServer]:
 
 
 def origin_of(server: OssServer, credentials: Credentials = KEYS, **options: Any) -> OssOrigin:
-    return OssOrigin("bucket", credentials, **{"endpoint_url": server.url, "region": REGION, "environ": {}, **options})
+    return opened_at(
+        OssOrigin,
+        "oss://bucket",
+        credentials,
+        **{"endpoint_url": server.url, "region": REGION, "environ": {}, **options},
+    )
 
 
 async def get(request: ReadRequest, **more: Any) -> httpx.Response:
@@ -62,14 +67,16 @@ async def get(request: ReadRequest, **more: Any) -> httpx.Response:
     ],
 )  # fmt: skip
 async def test_endpoint(options: dict[str, Any], endpoint: str, base: str) -> None:
-    async with aclosing(OssOrigin("bucket", KEYS, **{"environ": {}, **options})) as origin:
+    async with aclosing(opened_at(OssOrigin, "oss://bucket", KEYS, **{"environ": {}, **options})) as origin:
         assert origin.describe()["endpoint"] == endpoint
-        assert origin._address.url("k", {}) == (base or endpoint.replace("https://", "https://bucket.") + "/") + "k"
+        assert (
+            origin._address.build_url("k", {}) == (base or endpoint.replace("https://", "https://bucket.") + "/") + "k"
+        )
 
 
 async def test_what_is_configured_wins_over_the_environment() -> None:
     environ = {"OSS_ENDPOINT": "oss-cn-a.aliyuncs.com", "OSS_REGION": "cn-b"}
-    async with aclosing(OssOrigin("bucket", KEYS, region="cn-c", environ=environ)) as origin:
+    async with aclosing(opened_at(OssOrigin, "oss://bucket", KEYS, region="cn-c", environ=environ)) as origin:
         assert origin.describe() == {
             "endpoint": "https://oss-cn-c.aliyuncs.com",
             "region": "cn-c",
@@ -79,37 +86,39 @@ async def test_what_is_configured_wins_over_the_environment() -> None:
 
 def test_no_region_says_what_to_set() -> None:
     with pytest.raises(ConfigError, match="region") as caught:
-        OssOrigin("bucket", KEYS, environ={})
+        opened_at(OssOrigin, "oss://bucket", KEYS, environ={})
     assert "OSS_REGION" in caught.value.hint
     with pytest.raises(ConfigError, match="does not tell") as caught:
-        OssOrigin("bucket", KEYS, endpoint_url="http://10.0.0.1", environ={})
+        opened_at(OssOrigin, "oss://bucket", KEYS, endpoint_url="http://10.0.0.1", environ={})
     assert 'signature = "v1"' in caught.value.hint
 
 
 def test_other_clouds_credentials_are_refused() -> None:
     with pytest.raises(ConfigError, match="shared access signature"):
-        OssOrigin("bucket", SasToken(SecretStr("x")), region="r", environ={})
+        opened_at(OssOrigin, "oss://bucket", SasToken(SecretStr("x")), region="r", environ={})
 
 
 async def test_identity_is_one_for_all_endpoints_of_a_provider() -> None:
     identities = set()
     for options in ({"region": "cn-a"}, {"region": "cn-a", "internal_endpoint": True}):
-        async with aclosing(OssOrigin("bucket", KEYS, environ={}, **options)) as origin:
+        async with aclosing(opened_at(OssOrigin, "oss://bucket", KEYS, environ={}, **options)) as origin:
             identities.add(origin.identity)
             assert origin.url == "oss://bucket"
-    async with aclosing(OssOrigin("bucket", KEYS, endpoint_url="http://10.0.0.1", region="r", environ={})) as origin:
+    async with aclosing(
+        opened_at(OssOrigin, "oss://bucket", KEYS, endpoint_url="http://10.0.0.1", region="r", environ={})
+    ) as origin:
         assert origin.identity not in identities
         assert origin.url == "oss://http://10.0.0.1/bucket"
     assert identities == {StoreIdentity("oss", "aliyuncs.com", "bucket")}
 
 
-async def test_open_takes_the_options(server: OssServer) -> None:
+async def test_the_options_are_taken(server: OssServer) -> None:
     server.payer = True
     server.put("models/a", b"1")
     repository = RepositoryConfig(
         url=RepositoryUrl.parse(f"oss://{server.url}/bucket/models"), region=REGION, requester_pays=True, signature="v1"
     )
-    async with aclosing(OssOrigin.open(repository, KEYS)) as origin:
+    async with aclosing(OssOrigin(repository, KEYS)) as origin:
         assert [each.key for each in (await origin.list("models/")).objects] == ["models/a"]
         for presigned in (True, False):
             request = await origin.read_request(await origin.stat("models/a"), presigned=presigned)
@@ -155,6 +164,15 @@ async def test_pinned_version_can_be_read_after_it_was_replaced(
         assert (await get(request)).content == b"one"
         assert "versionId" not in request.signature_params
         assert (await origin.checksums(version)).md5 == hashlib.md5(b"one").hexdigest()
+
+
+async def test_a_listed_version_is_read_on_after_it_was_replaced(server: OssServer) -> None:
+    server.put("a", b"one")
+    async with aclosing(origin_of(server, versioned=True)) as origin:
+        (version,) = (await origin.list("")).objects
+        await origin.read_request(version, presigned=False)
+        server.put("a", b"two")
+        assert (await get(await origin.read_request(version, presigned=True))).content == b"one"
 
 
 async def test_without_it_replacing_is_noticed(server: OssServer) -> None:
@@ -232,7 +250,7 @@ async def test_keys_that_have_changed_are_looked_up_again(server: OssServer) -> 
 
 
 async def test_bucket_at_another_endpoint_is_followed_once(server: OssServer, caplog: pytest.LogCaptureFixture) -> None:
-    """By names that do not resolve: the server is the proxy too."""
+    """The names do not resolve: the server is the proxy too."""
     server.elsewhere = {"oss-cn-a.aliyuncs.test": "oss-cn-test-1.aliyuncs.test"}
     server.put("a", b"1")
     options: dict[str, Any] = {
@@ -286,7 +304,7 @@ async def test_going_in_circles_ends(server: OssServer) -> None:
 
 
 async def test_as_on_pai_eas(server: OssServer) -> None:
-    """`oss://triton-model-repo/models`, the whole bucket and any depth show the names that one expects."""
+    """The whole bucket and any depth of it show the expected names."""
     server.bucket = "triton-model-repo"
     for key in ("models/resnet/config.pbtxt", "models/resnet/1/model.onnx", "readme.md"):
         server.put(key, b"1")
@@ -297,7 +315,7 @@ async def test_as_on_pai_eas(server: OssServer) -> None:
         "oss://triton-model-repo/models/resnet/1/",
     ):
         repository = RepositoryConfig(url=RepositoryUrl.parse(url), endpoint_url=server.url, region=REGION)
-        async with aclosing(OssOrigin.open(repository, KEYS)) as origin:
+        async with aclosing(OssOrigin(repository, KEYS)) as origin:
             prefix = f"{repository.url.prefix}/" if repository.url.prefix else ""
             page = await origin.list(prefix)
             shown[url] = [*page.prefixes, *(each.key for each in page.objects)]

@@ -1,4 +1,4 @@
-"""Our order, files and renewal; what Alibaba's SDK does with the services behind is its own."""
+"""The order of sources, files and renewal; the services are left to Alibaba's SDK."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from pydantic import SecretStr
 
 from d7yfs.config.schema import Anonymous, Credentials, Profile, ProviderChain, StaticKeys
 from d7yfs.errors import AccessDenied, ConfigError
+from d7yfs.objects import SecretStr
+from d7yfs.origins.access_keys import AccessKeys
 from d7yfs.origins.rest_stores import oss_credentials
-from d7yfs.origins.rest_stores.access_keys import AccessKeys
 from d7yfs.origins.rest_stores.oss import OssOrigin
-from d7yfs.origins.rest_stores.oss_credentials import OssCredentials
+from tests.origins.opening import opened_at
 from tests.servers.bucket_server import Identity
 from tests.servers.http11 import Answer, HttpServer, Request
 from tests.servers.oss import OssServer
@@ -30,7 +30,9 @@ ALIBABA_ENV = {"ALIBABA_CLOUD_ACCESS_KEY_ID": "sdk-env", "ALIBABA_CLOUD_ACCESS_K
 
 
 async def load(source: Credentials, home: Path, environ: Mapping[str, str] | None = None) -> AccessKeys | None:
-    return await OssCredentials(source, subject="oss://b", environ={**NO_ECS, **(environ or {})}, home=home).load()
+    variables = {**NO_ECS, "HOME": str(home), **(environ or {})}
+    async with aclosing(opened_at(OssOrigin, "oss://b", source, region="cn-hangzhou", environ=variables)) as origin:
+        return await origin._load(None)
 
 
 def write(home: Path, name: str, text: str) -> None:
@@ -118,7 +120,7 @@ async def test_given_and_none(tmp_path: Path) -> None:
 
 
 class Instance(HttpServer):
-    """The credentials URI of an instance on PAI: numbers its keys."""
+    """The credentials URI of an instance on PAI, which numbers its keys."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +155,9 @@ async def test_role_is_renewed_ahead_and_outlives_a_failing_service(
                 "ALIBABA_CLOUD_CREDENTIALS_URI": f"{instance.url}/api/v1/credentials/0",
             }
             options: dict[str, Any] = {"endpoint_url": server.url, "region": server.region, "environ": environ}
-            async with aclosing(OssOrigin("bucket", ProviderChain(), clock=lambda: now[0], **options)) as origin:
+            async with aclosing(
+                opened_at(OssOrigin, "oss://bucket", ProviderChain(), clock=lambda: now[0], **options)
+            ) as origin:
                 version = await origin.stat("a")
                 assert origin.describe()["credentials"] == "the credentials URI"
 
@@ -170,7 +174,7 @@ async def test_role_is_renewed_ahead_and_outlives_a_failing_service(
                 now[0] += 31
                 await origin.list("")
                 with trio.fail_after(10):
-                    while "STS.3" not in (await origin.read_request(version, presigned=True, fresh=True)).url:
+                    while "STS.1" in (await origin.read_request(version, presigned=True, fresh=True)).url:
                         await trio.testing.wait_all_tasks_blocked(0.01)
     written = caplog.text + "".join(capfd.readouterr())
     assert "role-" not in written

@@ -1,4 +1,4 @@
-"""What a refused control-plane call means, whoever refuses."""
+"""The meaning of a refused control-plane call, for all providers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from d7yfs.errors import (
     VersionGone,
 )
 from d7yfs.origins.refusal import Call, Vocabulary, refusal, xml_code
-from d7yfs.origins.rest import Reply
+from d7yfs.origins.rest import ControlReply
 
 NOW = 1_700_000_000.0
 CALL = Call("t://bucket/key", "t:Get", "https://t.example", "access key", NOW)
@@ -38,8 +38,8 @@ WORDS = Vocabulary(
 )
 
 
-def reply(status: int, headers: dict[str, str] | None = None, body: bytes = b"") -> Reply:
-    return Reply(status, httpx.Headers(headers or {}), body)
+def reply(status: int, headers: dict[str, str] | None = None, body: bytes = b"") -> ControlReply:
+    return ControlReply(status, httpx.Headers(headers or {}), body)
 
 
 @pytest.mark.parametrize(

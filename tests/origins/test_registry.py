@@ -1,4 +1,4 @@
-"""Which origin opens which scheme, and what is said where its SDK is not installed."""
+"""The origin of each scheme, and the error for a missing SDK."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from d7yfs.config.schema import Anonymous, RepositoryConfig
-from d7yfs.config.url import MOUNTABLE_SCHEMES, RepositoryUrl
+from d7yfs.config.url import SCHEMES, RepositoryUrl
 from d7yfs.errors import ConfigError
 from d7yfs.origins import open_origin
 
@@ -16,7 +16,7 @@ def config(text: str) -> RepositoryConfig:
     return RepositoryConfig(url=RepositoryUrl.parse(text), region="eu-1", anonymous=True)
 
 
-@pytest.mark.parametrize("scheme", MOUNTABLE_SCHEMES)
+@pytest.mark.parametrize("scheme", SCHEMES)
 async def test_every_scheme_has_its_origin(scheme: str) -> None:
     origin = open_origin(config(f"{scheme}://account/bucket"), Anonymous())
     assert origin.url.startswith(f"{scheme}://")

@@ -1,7 +1,8 @@
-"""S3Origin against a scripted HTTP server: what SeaweedFS cannot be made to answer, and what goes over the wire."""
+"""S3Origin against a scripted server: replies that SeaweedFS never gives, and the bytes sent."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
@@ -18,17 +19,16 @@ from xml.sax.saxutils import escape
 
 import pytest
 import trio
-from pydantic import SecretStr
 from trio.testing import assert_checkpoints, assert_no_checkpoints
 
 from d7yfs.config.schema import Anonymous, Credentials, Profile, ProviderChain, RepositoryConfig, StaticKeys
 from d7yfs.config.url import RepositoryUrl
 from d7yfs.errors import AccessDenied, BadReply, ConfigError, NotFound, OriginUnavailable
-from d7yfs.objects import ObjectVersion, StoreIdentity
+from d7yfs.objects import ObjectVersion, SecretStr, StoreIdentity
 from d7yfs.origins import open_origin
 from d7yfs.origins.origin import Checksums
-from d7yfs.origins.s3.errors import WrongRegion
 from d7yfs.origins.s3.origin import S3Origin
+from tests.origins.opening import opened_at
 from tests.servers.http11 import Answer, HttpServer, Request
 
 KEYS = StaticKeys("AKIDEXAMPLE", SecretStr("the-secret"))
@@ -39,7 +39,7 @@ GiveKeys = Callable[[str], object]
 
 
 class ScriptedS3(HttpServer):
-    """Answers with `reply(request)`, by default an empty listing."""
+    """A server that answers with `reply(request)`, by default an empty listing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class ScriptedS3(HttpServer):
         return self.reply(request)
 
     def origin(self, credentials: Credentials = KEYS, *, region: str = "", **options: object) -> S3Origin:
-        return S3Origin("models", credentials, endpoint_url=self.url, region=region, **options)  # type: ignore[arg-type]
+        return opened_at(S3Origin, "s3://models", credentials, endpoint_url=self.url, region=region, **options)
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ async def test_listing_that_would_never_end(s3: ScriptedS3, token: str) -> None:
 async def test_server_that_is_no_s3(s3: ScriptedS3, body: bytes) -> None:
     s3.reply = lambda _: Answer(200, {"Content-Type": "text/html"}, body)
     async with aclosing(s3.origin()) as origin:
-        with pytest.raises((BadReply, OriginUnavailable), match=r"what answers is not S3|says 500"):
+        with pytest.raises((BadReply, OriginUnavailable), match=r"the reply is not S3's|says 500"):
             await origin.list("")
         with pytest.raises(BadReply, match="leaves out"):
             await origin.stat("a")
@@ -265,7 +265,7 @@ async def test_archived_in_a_stat(s3: ScriptedS3, headers: dict[str, str], archi
 @pytest.mark.parametrize("presigned", [True, False])
 async def test_version_id_pins_where_asked(s3: ScriptedS3, pin: bool, sent: str, pinned: str, presigned: bool) -> None:
     s3.reply = lambda _: head(**({"x_amz_version_id": sent} if sent else {}))
-    async with aclosing(s3.origin(pin_versions=pin)) as origin:
+    async with aclosing(s3.origin(versioned=pin)) as origin:
         version = await origin.stat("a")
         request = await origin.read_request(version, presigned=presigned)
     assert version.version_id == pinned
@@ -296,7 +296,7 @@ MD5 = "d41d8cd98f00b204e9800998ecf8427e"
 async def test_only_a_whole_objects_crc32c_counts(
     s3: ScriptedS3, headers: dict[str, str], recorded: int | None
 ) -> None:
-    """RFC 3720's example has 0xE3069283 for "123456789"."""
+    """RFC 3720's example: "123456789" has 0xE3069283."""
     s3.reply = lambda _: head(**headers)
     async with aclosing(s3.origin()) as origin:
         assert (await origin.checksums(VERSION)).crc32c == recorded
@@ -347,7 +347,7 @@ async def test_checksums_that_are_refused(s3: ScriptedS3) -> None:
 
 
 def only_in(region: str, hint: Answer) -> Callable[[Request], Answer]:
-    """A bucket of `region` that refuses other signatures with `hint`, and tells its region to HEAD."""
+    """A bucket of `region` that refuses other signatures with `hint`; HEAD tells the region."""
 
     def reply(request: Request) -> Answer:
         if signed_region(request) == region:
@@ -394,7 +394,7 @@ async def test_stat_goes_to_the_buckets_region(s3: ScriptedS3) -> None:
 async def test_region_that_nobody_tells(s3: ScriptedS3) -> None:
     s3.reply = lambda _: refusal(301, "PermanentRedirect")
     async with aclosing(s3.origin(region="us-west-2")) as origin:
-        with pytest.raises(WrongRegion, match="not in us-west-2"):
+        with pytest.raises(AccessDenied, match="not in us-west-2"):
             await origin.list("")
 
 
@@ -403,7 +403,7 @@ async def test_region_that_nobody_tells(s3: ScriptedS3) -> None:
 
 @pytest.fixture
 def give_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GiveKeys:
-    """Profile `rotating` runs a program for its keys; this sets what that program prints."""
+    """Set the keys that the program of the profile `rotating` prints."""
     printed = tmp_path / "keys.json"
     config = tmp_path / "config"
     config.write_text(f"[profile rotating]\nregion = eu-north-1\ncredential_process = cat {printed}\n")
@@ -452,7 +452,7 @@ async def test_signs_without_waiting(
 ) -> None:
     give_keys(temporary_keys("KEY1", 3600))
     async with aclosing(s3.origin(credentials)) as origin:
-        with assert_checkpoints():
+        with contextlib.nullcontext() if isinstance(credentials, Anonymous) else assert_checkpoints():
             await origin.read_request(VERSION, presigned=presigned)
         give_keys("broken")
         for key in ("b", "c"):
@@ -521,19 +521,19 @@ async def test_failing_credential_program_is_not_quoted(s3: ScriptedS3, give_key
 
 async def test_no_credentials_at_all(s3: ScriptedS3) -> None:
     async with aclosing(s3.origin(ProviderChain())) as origin:
-        with pytest.raises(AccessDenied, match="there are none"):
+        with pytest.raises(AccessDenied, match="there are no credentials"):
             await origin.list("")
 
 
 def test_unknown_profile() -> None:
     with pytest.raises(ConfigError, match="no profile 'absent'"):
-        S3Origin("models", Profile("absent"))
+        opened_at(S3Origin, "s3://models", Profile("absent"))
 
 
 def test_unknown_profile_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "absent")
     with pytest.raises(ConfigError, match="no profile 'absent'"):
-        S3Origin("models", KEYS, endpoint_url="http://host")
+        opened_at(S3Origin, "s3://models", KEYS, endpoint_url="http://host")
 
 
 # Names and the registry
@@ -541,19 +541,21 @@ def test_unknown_profile_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("endpoint_url", ["http://HOST:80", "http://host/", "http://host"])
 def test_spellings_of_one_endpoint(endpoint_url: str) -> None:
-    origin = S3Origin("models", Anonymous(), endpoint_url=endpoint_url)
+    origin = opened_at(S3Origin, "s3://models", Anonymous(), endpoint_url=endpoint_url)
     assert (origin.url, origin.identity) == ("s3://http://host/models", StoreIdentity("s3", "http://host", "models"))
 
 
 def test_aws_is_one_store() -> None:
-    here, there = (S3Origin("models", Anonymous(), region=region) for region in ("", "eu-west-3"))
+    here, there = (opened_at(S3Origin, "s3://models", Anonymous(), region=region) for region in ("", "eu-west-3"))
     assert here.identity == there.identity == StoreIdentity("s3", "aws", "models")
     assert here.url == "s3://models"
 
 
 def test_sdk_endpoint_is_part_of_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://store:9000/")
-    assert S3Origin("models", Anonymous()).identity == StoreIdentity("s3", "http://store:9000", "models")
+    assert opened_at(S3Origin, "s3://models", Anonymous()).identity == StoreIdentity(
+        "s3", "http://store:9000", "models"
+    )
 
 
 def test_sdk_is_imported_only_when_used() -> None:

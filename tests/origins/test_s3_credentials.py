@@ -1,4 +1,4 @@
-"""How an S3 origin keeps its credentials: renewed ahead of their end beside the reads, through a small STS, IMDS and ECS server.
+"""An S3 origin's credentials, renewed ahead of time by a small STS, IMDS and ECS server.
 
 Which credentials the SDK finds, and how it gets them, is the SDK's to test.
 """
@@ -15,13 +15,13 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import trio
-from pydantic import SecretStr
 from trio.testing import assert_no_checkpoints
 
 from d7yfs.config.schema import Credentials, Profile, ProviderChain, StaticKeys
 from d7yfs.errors import AccessDenied, D7yfsError, OriginUnavailable
-from d7yfs.objects import ObjectVersion
+from d7yfs.objects import ObjectVersion, SecretStr
 from d7yfs.origins.s3.origin import S3Origin
+from tests.origins.opening import opened_at
 from tests.servers.sts import CredentialServer, TemporaryKeys
 
 Setenv = Callable[[dict[str, str]], None]
@@ -50,7 +50,7 @@ def token_file(tmp_path: Path) -> Path:
 
 
 class Clock:
-    """Ours; the SDK has the real one."""
+    """The origin's clock; the SDK has the real one."""
 
     def __init__(self) -> None:
         self.now = time.time()
@@ -60,11 +60,13 @@ class Clock:
 
 
 def opened(credentials: Credentials | None = None, *, clock: Callable[[], float] = time.time) -> S3Origin:
-    return S3Origin("models", credentials or ProviderChain(), endpoint_url="http://127.0.0.1:1", clock=clock)
+    return opened_at(
+        S3Origin, "s3://models", credentials or ProviderChain(), endpoint_url="http://127.0.0.1:1", clock=clock
+    )
 
 
 def version(number: int) -> ObjectVersion:
-    """Another one for each number, so that no signature is reused."""
+    """A version for each number, so that no signature is reused."""
     return ObjectVersion(f"k{number}", 3, '"abc"', 0)
 
 
@@ -77,7 +79,7 @@ async def signs_with(origin: S3Origin, number: int = 0, *, fresh: bool = False) 
 
 
 async def until_it_signs_with(origin: S3Origin, expected: str) -> None:
-    """Read on while others are fetched beside; each read must go through."""
+    """Read on while other keys are fetched in the background; each read must succeed."""
     with trio.fail_after(20):
         number = 1000
         while await signs_with(origin, number) != expected:
@@ -87,7 +89,7 @@ async def until_it_signs_with(origin: S3Origin, expected: str) -> None:
 
 @pytest.fixture(params=["web identity", "container", "instance"])
 def anywhere(request: pytest.FixtureRequest, server: CredentialServer, setenv: Setenv, token_file: Path) -> str:
-    """Each way to temporary credentials that the server plays."""
+    """Each source of temporary credentials that the server plays."""
     name: str = request.param
     setenv(
         {
@@ -107,7 +109,7 @@ def source(
     token_file: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> str:
-    """Those whose word the SDK takes: what an instance says will soon end it believes to last for another quarter of an hour."""
+    """The sources whose expiry the SDK believes; it extends an instance's by 15 minutes."""
     monkeypatch.setattr("botocore.utils.ContainerMetadataFetcher.SLEEP_TIME", 0)
     name: str = request.param
     setenv({"web identity": server.sts(str(token_file)), "container": server.container()}[name])
@@ -153,7 +155,7 @@ async def test_a_renewal_that_fails_disturbs_nobody_before_the_end(
             with assert_no_checkpoints():
                 assert await signs_with(origin, looks) == "ASIAFIRST"
             with trio.fail_after(20):
-                while caplog.text.count("those at hand are good for another") < looks:
+                while caplog.text.count("cannot be renewed yet") < looks:
                     await trio.lowlevel.checkpoint()
         assert server.asked > asked
         clock.now = start + 501
@@ -205,14 +207,14 @@ async def test_a_reload_that_fails_after_a_refusal_leaves_what_is_at_hand(
         again = await origin.read_request(version(0), presigned=True, fresh=True)
         assert again is not first
         assert key_id(again.url) == "ASIAFIRST"
-        assert "going on with those at hand" in caplog.text
+        assert "the one in use stays" in caplog.text
         clock.now += 3600
         with pytest.raises(AccessDenied, match="were refused while they were fetched"):
             await origin.read_request(version(0), presigned=True, fresh=True)
 
 
 def shared_file(path: Path, key: str) -> None:
-    """Replaced as a whole, as Kubernetes and careful programs do."""
+    """Replace the file as a whole, as Kubernetes and careful programs do."""
     beside = path.with_suffix(".new")
     beside.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = s3cr3t\n")
     beside.replace(path)
@@ -248,7 +250,7 @@ async def test_a_shared_file_that_is_broken_for_a_while(
         clock.now += 61
         assert await signs_with(origin, 1) == "AKIAFIRST"
         with trio.fail_after(20):
-            while "those at hand are good" not in caplog.text:
+            while "cannot be renewed yet" not in caplog.text:
                 await trio.lowlevel.checkpoint()
         for number in range(2, 1000):
             assert await signs_with(origin, number) == "AKIAFIRST"
@@ -256,7 +258,7 @@ async def test_a_shared_file_that_is_broken_for_a_while(
         shared_file(path, "AKIASECOND")
         clock.now += 61
         await until_it_signs_with(origin, "AKIASECOND")
-    assert caplog.text.count("those at hand are good") == 1
+    assert caplog.text.count("cannot be renewed yet") == 1
 
 
 async def test_keys_of_ours_are_never_looked_at_again(server: CredentialServer, setenv: Setenv) -> None:
@@ -284,7 +286,7 @@ async def test_an_origin_that_was_closed_is_left_alone(
         await signs_with(origin, 1)
         await trio.to_thread.run_sync(server.waiting.wait)
     server.hold.set()
-    assert "credentials" not in origin.describe()
+    assert origin.describe()["credentials"] == str(ProviderChain())
 
 
 @pytest.mark.usefixtures("anywhere")
@@ -299,10 +301,10 @@ async def test_the_environments_proxies_see_no_call_for_credentials(server: Cred
 async def test_sts_is_asked_through_the_control_proxy(
     server: CredentialServer, setenv: Setenv, token_file: Path
 ) -> None:
-    """The server takes absolute requests too, so it plays the proxy for an STS that nobody can reach."""
+    """The server takes absolute requests too, so it plays the proxy for an unreachable STS."""
     setenv(server.sts(str(token_file)) | {"AWS_ENDPOINT_URL_STS": "http://sts.invalid"})
     async with aclosing(
-        S3Origin("models", ProviderChain(), endpoint_url="http://127.0.0.1:1", control_proxy=server.url)
+        opened_at(S3Origin, "s3://models", ProviderChain(), endpoint_url="http://127.0.0.1:1", control_proxy=server.url)
     ) as origin:
         assert await signs_with(origin) == "ASIAFIRST"
     assert server.web_identity_tokens == ["first-token"]

@@ -1,4 +1,4 @@
-"""S3Origin and what is read with its GETs, against a store that verifies them and plays what SeaweedFS has not."""
+"""S3Origin and its GETs against a store that verifies them and plays what SeaweedFS lacks."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 import trio
 import trustme
-from pydantic import SecretStr
 
 from d7yfs.config.schema import Anonymous, RepositoryConfig, StaticKeys
 from d7yfs.config.url import RepositoryUrl
 from d7yfs.errors import AccessDenied, ConfigError, OriginUnavailable, OriginUntrusted, VersionGone
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.transport import Transport
-from d7yfs.objects import ByteRange, ObjectVersion
+from d7yfs.objects import ByteRange, ObjectVersion, SecretStr
 from d7yfs.origins import open_origin
 from d7yfs.origins.origin import Checksums, Origin
 from d7yfs.origins.s3.origin import S3Origin
+from tests.origins.opening import opened_at
 from tests.servers import faults
 from tests.servers.http11 import Answer, Exchange
 from tests.servers.s3_verifying import BUCKET, KEY_ID, REGION, SECRET, VerifyingS3
@@ -41,7 +42,7 @@ KINDS = pytest.mark.parametrize("presigned", [True, False], ids=["presigned", "s
 
 
 class Sink:
-    """Keeps what is read."""
+    """A sink that keeps the bytes."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -82,11 +83,9 @@ async def tls(ca: trustme.CA) -> AsyncIterator[VerifyingS3]:
 
 @asynccontextmanager
 async def mounted(server: VerifyingS3, ca_file: Path | None = None, **options: object) -> AsyncIterator[Origin]:
-    """As a repository with these options has it."""
-    settings = {"region": REGION, "ca_bundle": ca_file, **options}
-    repository = RepositoryConfig.model_validate(
-        {"url": RepositoryUrl.parse(f"s3://{server.url}/{BUCKET}"), **settings}
-    )
+    """The origin of a repository with these options."""
+    settings: dict[str, Any] = {"region": REGION, "ca_bundle": ca_file, **options}
+    repository = RepositoryConfig(url=RepositoryUrl.parse(f"s3://{server.url}/{BUCKET}"), **settings)
     async with aclosing(open_origin(repository, KEYS)) as origin:
         yield origin
 
@@ -97,7 +96,7 @@ async def listed(origin: Origin) -> ObjectVersion:
 
 
 async def read(origin: Origin, version: ObjectVersion, ca_file: Path | None = None) -> bytes:
-    """Through the product's own fetcher."""
+    """Read with the product's own fetcher."""
     context = ssl.create_default_context(cafile=ca_file) if ca_file else None
     async with AsyncExitStack() as stack:
         transport = await stack.enter_async_context(aclosing(Transport(ssl_context=context)))
@@ -119,7 +118,9 @@ async def get(origin: Origin, version: ObjectVersion, *, presigned: bool) -> htt
 async def test_what_is_not_signed_right_is_refused(plain: VerifyingS3) -> None:
     wrong = StaticKeys(KEY_ID, SecretStr("not-the-secret"))
     for credentials, code in ((wrong, "SignatureDoesNotMatch"), (Anonymous(), "AccessDenied")):
-        async with aclosing(S3Origin(BUCKET, credentials, endpoint_url=plain.url, region=REGION)) as origin:
+        async with aclosing(
+            opened_at(S3Origin, f"s3://{BUCKET}", credentials, endpoint_url=plain.url, region=REGION)
+        ) as origin:
             with pytest.raises(AccessDenied):
                 await origin.list("")
             for presigned in (True, False):
@@ -161,7 +162,7 @@ async def test_the_region_is_found_by_a_stat_too(plain: VerifyingS3) -> None:
 
 
 async def test_an_expired_signature_is_made_anew_once(plain: VerifyingS3, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock was an hour behind while it signed."""
+    """The clock was an hour behind during signing."""
     async with mounted(plain) as origin:
         version = await listed(origin)
         with monkeypatch.context() as patch:
@@ -320,7 +321,9 @@ async def test_kms_wants_tls(plain: VerifyingS3) -> None:
 async def test_kms_wants_a_signature(tls: VerifyingS3, ca_file: Path) -> None:
     tls.kms_keys[KEY] = ARN
     version = ObjectVersion(KEY, len(BODY), tls.etag(f"{BUCKET}/{KEY}"), 0)
-    async with aclosing(S3Origin(BUCKET, Anonymous(), endpoint_url=tls.url, ca_bundle=str(ca_file))) as origin:
+    async with aclosing(
+        opened_at(S3Origin, f"s3://{BUCKET}", Anonymous(), endpoint_url=tls.url, ca_bundle=ca_file)
+    ) as origin:
         with pytest.raises(AccessDenied, match="signed requests only"):
             await read(origin, version, ca_file)
 
@@ -348,7 +351,14 @@ async def test_an_authority_that_nobody_named(tls: VerifyingS3) -> None:
 async def test_the_control_proxy_takes_listings_and_no_data(plain: VerifyingS3) -> None:
     """The server takes absolute requests too, so it plays the proxy."""
     async with aclosing(
-        S3Origin(BUCKET, KEYS, endpoint_url="http://store.invalid", region=REGION, control_proxy=plain.url)
+        opened_at(
+            S3Origin,
+            f"s3://{BUCKET}",
+            KEYS,
+            endpoint_url="http://store.invalid",
+            region=REGION,
+            control_proxy=plain.url,
+        )
     ) as origin:
         version = ObjectVersion(KEY, len(BODY), plain.etag(f"{BUCKET}/{KEY}"), 0)
         with pytest.raises(AccessDenied):
@@ -364,6 +374,15 @@ async def test_a_control_proxy_that_is_down(plain: VerifyingS3) -> None:
     assert plain.requests == []
 
 
+async def test_a_host_name_without_an_address_may_be_the_buckets() -> None:
+    async with aclosing(
+        opened_at(S3Origin, f"s3://{BUCKET}", KEYS, endpoint_url="http://store.invalid", addressing_style="virtual")
+    ) as origin:
+        with pytest.raises(OriginUnavailable, match=r"no host models\.store\.invalid") as caught:
+            await origin.list("")
+    assert "addressing_style = path" in caught.value.hint
+
+
 @pytest.mark.parametrize(
     ("options", "host"),
     [
@@ -375,11 +394,9 @@ async def test_a_control_proxy_that_is_down(plain: VerifyingS3) -> None:
 )
 @KINDS
 async def test_data_comes_from_the_endpoint_that_was_chosen(
-    options: dict[str, bool], host: str, presigned: bool
+    options: dict[str, Any], host: str, presigned: bool
 ) -> None:
-    repository = RepositoryConfig.model_validate(
-        {"url": RepositoryUrl.parse("s3://models/x"), "region": REGION, **options}
-    )
+    repository = RepositoryConfig(url=RepositoryUrl.parse("s3://models/x"), region=REGION, **options)
     async with aclosing(open_origin(repository, KEYS)) as origin:
         request = await origin.read_request(ObjectVersion("k", 3, '"abc"', 0), presigned=presigned)
     assert urlsplit(request.url).netloc == host
@@ -387,17 +404,17 @@ async def test_data_comes_from_the_endpoint_that_was_chosen(
 
 @pytest.mark.parametrize("option", ["dual_stack", "accelerate"])
 def test_endpoints_that_contradict_each_other(option: str) -> None:
-    repository = RepositoryConfig.model_validate({"url": RepositoryUrl.parse("s3://store:9000/models"), option: True})
+    chosen: dict[str, Any] = {option: True}
+    repository = RepositoryConfig(url=RepositoryUrl.parse("s3://store:9000/models"), **chosen)
     with pytest.raises(
         ConfigError, match=f"{option} chooses an endpoint of AWS's, but the endpoint is http://store:9000"
     ):
         open_origin(repository, KEYS)
 
 
-async def test_acceleration_needs_a_bucket_that_can_be_a_host_name() -> None:
-    async with aclosing(S3Origin("models.example.com", KEYS, region=REGION, accelerate=True)) as origin:
-        with pytest.raises(ConfigError, match="S3 Accelerate"):
-            await origin.read_request(ObjectVersion("k", 3, '"abc"', 0), presigned=True)
+def test_acceleration_needs_a_bucket_that_can_be_a_host_name() -> None:
+    with pytest.raises(ConfigError, match="S3 Accelerate"):
+        opened_at(S3Origin, "s3://models.example.com", KEYS, region=REGION, accelerate=True)
 
 
 # A store that is busy

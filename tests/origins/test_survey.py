@@ -7,7 +7,7 @@ import pytest
 from d7yfs.errors import AccessDenied
 from d7yfs.objects import ObjectVersion
 from d7yfs.origins.origin import Origin
-from d7yfs.origins.survey import Directory, Empty, SingleObject, list_all, survey
+from d7yfs.origins.survey import Empty, FoundDirectory, SingleObject, list_all, survey
 from tests.origins.memory import MemoryOrigin
 
 KEYS = ("triton/resnet/1/model.onnx", "triton/resnet/config.pbtxt", "triton/bert/config.pbtxt", "vision/a", "readme")
@@ -16,9 +16,9 @@ KEYS = ("triton/resnet/1/model.onnx", "triton/resnet/config.pbtxt", "triton/bert
 @pytest.mark.parametrize(
     ("prefix", "expected"),
     [
-        ("", Directory("")),
-        ("triton", Directory("triton/")),
-        ("/triton/resnet/", Directory("triton/resnet/")),
+        ("", FoundDirectory("")),
+        ("triton", FoundDirectory("triton/")),
+        ("/triton/resnet/", FoundDirectory("triton/resnet/")),
         ("readme", SingleObject(ObjectVersion("readme", 1, '"e"', 0))),
         ("triton/resnet/config.pbtxt", SingleObject(ObjectVersion("triton/resnet/config.pbtxt", 1, '"e"', 0))),
         ("trit", Empty(("triton", "vision"))),
@@ -34,7 +34,7 @@ async def test_survey(prefix: str, expected: object) -> None:
 
 
 async def test_directory_wins_over_object_of_its_name() -> None:
-    assert await survey(MemoryOrigin("a", "a/b"), "a") == Directory("a/")
+    assert await survey(MemoryOrigin("a", "a/b"), "a") == FoundDirectory("a/")
 
 
 async def test_marker_alone_is_empty() -> None:
@@ -42,7 +42,7 @@ async def test_marker_alone_is_empty() -> None:
 
 
 async def test_marker_and_one_more_is_a_directory() -> None:
-    assert await survey(MemoryOrigin("a/", "a/b"), "a") == Directory("a/")
+    assert await survey(MemoryOrigin("a/", "a/b"), "a") == FoundDirectory("a/")
 
 
 async def test_empty_bucket() -> None:

@@ -1,8 +1,10 @@
-"""Prints, at the end of a run, what the contract suite (tests/contract/) found: provider × case.
+"""Prints, at the end of a run, the results of the contract suite (tests/contract/): provider ×
+case.
 
-Loaded by `make test`. A case's parameters are one cell: `FAILED` when any of them did, `n/a` when the store can do none of them, each with
-a note that says why. The suite's conftest tells which test is which case; reports carry it as user properties, so that they may come
-from the processes of pytest-xdist, which hand over what they deselected when they end.
+`make test` loads it. A case's parameters are one cell: `FAILED` if any failed, `n/a` if the store
+supports none of them. Each has a note with the reason. The suite's conftest assigns tests to cases.
+Reports carry the case as user properties, so that they may come from pytest-xdist's processes.
+Those hand over their deselected tests when they end.
 """
 
 from __future__ import annotations
@@ -19,34 +21,36 @@ _FAILED, _OK, _SKIPPED, _NA = "FAILED", "ok", "skipped", "n/a"
 
 
 def note_case(item: pytest.Item, row: str) -> None:
-    """Have the table show `item`, a test function, in the column `row`."""
+    """Show `item`, a test function, in the table's column `row`."""
     assert isinstance(item, pytest.Function)
     item.user_properties.append((_CASE, (row, item.path.stem, item.location[1], item.originalname)))
 
 
 def note_inability(properties: list[tuple[str, object]], reason: str) -> None:
-    """Have the table say what the store cannot do: of a whole case that is not run, or of some input of one that is."""
+    """Note in the table what the store cannot do: a whole case that is not run, or some input of
+    one that is.
+    """
     properties.append((_INABILITY, reason))
 
 
 Case = tuple[str, int, str]
-"""Module, line and function of the test, which give the order too."""
+"""Module, line and function of the test, which also give the order."""
 
 
 class Table:
-    """Outcomes by row and case; each cell shows the worst."""
+    """A table of outcomes by row and case; each cell shows the worst."""
 
     def __init__(self) -> None:
         self._cells: dict[Case, dict[str, list[str]]] = {}
         self._reasons: dict[tuple[str, Case], list[str]] = {}
         self._rows: list[str] = []
-        """Those of which at least one case was run."""
+        """The rows of which at least one case ran."""
 
     def __bool__(self) -> bool:
         return bool(self._rows)
 
     def add(self, properties: Iterable[tuple[str, object]], outcome: str) -> None:
-        """One outcome of a case; ignored without the properties of `note_case`."""
+        """Add one outcome of a case; ignored without the properties of `note_case`."""
         found: dict[str, list[object]] = {}
         for name, value in properties:
             found.setdefault(name, []).append(value)
@@ -61,7 +65,7 @@ class Table:
             known += [str(reason) for reason in found.get(_INABILITY, []) if reason not in known]
 
     def lines(self) -> Iterator[str]:
-        """The table, then the notes."""
+        """The lines of the table, then the notes."""
         notes: list[str] = []
         width = max(len(_words(function)) for _, _, function in self._cells) + 4
         widths = [max(len(row), 12) for row in self._rows]
@@ -88,7 +92,7 @@ class Table:
 
 
 class ContractTable:
-    """Fills a `Table` from what pytest reports."""
+    """A plugin that fills a `Table` from pytest's reports."""
 
     def __init__(self) -> None:
         self._table = Table()

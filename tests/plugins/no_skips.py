@@ -1,6 +1,8 @@
-"""In CI (`CI=true`) a skipped test fails the run: there everything a test needs is present, so a skip hides a broken set-up.
+"""In CI (`CI=true`) a skipped test fails the run: CI has all that a test needs, so a skip hides a
+broken set-up.
 
-Loaded by `make test`. Elsewhere skips are only reported (`-ra`), so that the suite is useful without root or /dev/fuse.
+`make test` loads it. Elsewhere skips are only reported (`-ra`), so that the suite works without
+root or /dev/fuse.
 """
 
 from __future__ import annotations
@@ -12,11 +14,11 @@ import pytest
 
 _UNCOLLECTED = "skipped while collecting"
 ALLOWED: frozenset[str] = frozenset()
-"""Node ids that may be skipped in CI, each with a comment that says why."""
+"""Node ids that may be skipped in CI, each with a comment that gives the reason."""
 
 
 class NoSkips:
-    """Collects skips while the tests run and turns them into a failed run at the end."""
+    """A plugin that collects skips while the tests run and fails the run at the end."""
 
     def __init__(self) -> None:
         self.skipped: list[str] = []
@@ -32,7 +34,9 @@ class NoSkips:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """A process of pytest-xdist's has ended: its tests were reported here, what it skipped while collecting was not."""
+        """Take the skips of a pytest-xdist process while collecting: its tests were reported here,
+        these skips were not.
+        """
         for nodeid in getattr(node, "workeroutput", {}).get(_UNCOLLECTED, ()):
             self._note(nodeid)
 

@@ -1,4 +1,4 @@
-"""The table that a run of the contract suite ends with."""
+"""The table at the end of a run of the contract suite."""
 
 from __future__ import annotations
 

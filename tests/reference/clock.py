@@ -1,4 +1,4 @@
-"""Virtual time beside real sockets and real threads."""
+"""Virtual time with real sockets and real threads."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ _GRACE_S = 0.0005
 async def jump_when_idle(clock: MockClock) -> None:
     """Move `clock` to the next deadline whenever nothing else can happen. Runs until cancelled.
 
-    MockClock's own autojump does not know of worker threads, and would let everybody's patience end while the disk is read.
-    What is sent over loopback is there when `send` returns, nearly always; when it is not, somebody loses patience early and tries again.
+    MockClock's own autojump does not know of worker threads: all patience would end while the disk
+    is read. Bytes sent over loopback are nearly always there when `send` returns. If they are not,
+    a task loses patience early and tries again.
     """
     threads = trio.to_thread.current_default_thread_limiter()
     while True:
@@ -25,7 +26,7 @@ async def jump_when_idle(clock: MockClock) -> None:
 
 
 async def threads_idle() -> None:
-    """Wait for worker threads that nobody waits for any more: a cancelled cache abandons the one that evicts."""
+    """Wait for abandoned worker threads: a cancelled cache abandons the one that evicts."""
     threads = trio.to_thread.current_default_thread_limiter()
     while threads.borrowed_tokens:
         await wait_all_tasks_blocked(_GRACE_S)

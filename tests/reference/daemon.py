@@ -1,4 +1,5 @@
-"""One d7yfs without FUSE: everything from `Filesystem` down, as `d7yfs.daemon` puts it together, and a way to kill it."""
+"""One d7yfs without FUSE: all from `Filesystem` down, as `d7yfs.daemon` builds it, and a way to
+kill it."""
 
 from __future__ import annotations
 
@@ -9,15 +10,16 @@ from pathlib import Path
 import trio
 
 from d7yfs.cache.cache import Cache
-from d7yfs.cache.filler import Filler, FillTarget
+from d7yfs.cache.filler import Filler
+from d7yfs.cache.version import CachedVersion
 from d7yfs.control.refresh import Refreshes
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.transport import Transport
 from d7yfs.fill.direct import DirectFiller
-from d7yfs.fs.filesystem import Filesystem, Source
+from d7yfs.fs.backend import RepositoryBackend
+from d7yfs.fs.filesystem import Filesystem
 from d7yfs.fuse.notices import Invalidator
-from d7yfs.tree.refresher import Refresher
-from d7yfs.tree.tree import Repository, Tree
+from d7yfs.tree.tree import Tree, TreeRoot
 from tests.cache.doubles import OpenedDirectory, PromptDisk
 from tests.fetch.doubles import FakeOrigin
 from tests.fs.kernel import Kernel
@@ -30,7 +32,7 @@ NEGATIVE_TTL_S = 5.0
 
 
 class _Notices(Invalidator):
-    """Reach the kernel at once."""
+    """Notices that reach the kernel at once."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(lambda _directory, _names: 0)
@@ -41,7 +43,7 @@ class _Notices(Invalidator):
 
 
 class Daemon:
-    """Runs in `run`, which a nursery starts; `filesystem` and `cache` are there from then on."""
+    """A daemon that a nursery starts by `run`; `filesystem` and `cache` are there from then on."""
 
     def __init__(self, path: Path, store: Store, setup: Setup) -> None:
         self.dead = False
@@ -73,7 +75,7 @@ class Daemon:
             max_connections=self._setup.max_connections,
         )
         tree = Tree(
-            [Repository("", "")],
+            [TreeRoot("", "")],
             metadata_ttl_s=METADATA_TTL_S,
             negative_ttl_s=NEGATIVE_TTL_S,
             created_ns=1,
@@ -82,10 +84,10 @@ class Daemon:
         try:
             async with trio.open_nursery() as self.nursery:
 
-                def new_filler(target: FillTarget) -> Filler:
+                def new_filler(target: CachedVersion) -> Filler:
                     return DirectFiller(target, fetcher, self.nursery)
 
-                source = Source(
+                source = RepositoryBackend(
                     "s3://models",
                     IDENTITY,
                     self._store.listed,
@@ -96,10 +98,10 @@ class Daemon:
                 )
                 self.filesystem = Filesystem(tree, {"": source}, self.cache, self.nursery, changed=self.kernel.changed)
                 self.kernel.filesystem = self.filesystem
-                listers = self.filesystem.listers
-                self.refreshes = Refreshes(tree, listers, _Notices(self.kernel), self.nursery)
+                refreshers = self.filesystem.refreshers
+                self.refreshes = Refreshes(tree, refreshers, _Notices(self.kernel))
                 if self._setup.refreshing:
-                    self.nursery.start_soon(Refresher(tree, "", listers[""], ttl_s=METADATA_TTL_S).run)
+                    self.nursery.start_soon(refreshers[""].run)
                 self.nursery.start_soon(self.cache.run)
                 task_status.started()
                 await trio.sleep_forever()
@@ -108,12 +110,13 @@ class Daemon:
             self._gone.set()
 
     async def stop(self) -> None:
-        """An orderly end."""
+        """End in an orderly way."""
         self.nursery.cancel_scope.cancel()
         await self._gone.wait()
 
     async def kill(self) -> None:
-        """What a SIGKILL does: descriptors and locks are gone at once, and nothing that runs on the way out reaches the disk."""
+        """Do what a SIGKILL does: descriptors and locks are gone at once, and nothing more
+        reaches the disk."""
         self.dead = True
         self._directory.bury()
         await self.stop()
@@ -122,7 +125,7 @@ class Daemon:
         self._directory.min_free_bytes = 1 << 62 if full else 0
 
     def break_disk(self, refuses: str) -> None:
-        """Every read, or write, of a data file that is open now fails from now on."""
+        """Fail every read, or write, of a data file that is open now."""
         for files in self._directory.opened:
             flags = os.O_WRONLY if refuses == "reads" else os.O_RDONLY
             crippled = os.open(f"/proc/self/fd/{files.data_fd}", flags)

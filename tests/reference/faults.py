@@ -1,4 +1,5 @@
-"""What may happen to a reply in the reference model, by name, and which error of a reader it excuses."""
+"""The faults of a reply in the reference model, by name, and the reader's errors that each
+excuses."""
 
 from __future__ import annotations
 
@@ -13,16 +14,16 @@ from tests.servers.http11 import Answer, Exchange, Fault
 from tests.servers.scripted import ScriptedServer
 
 MAX_PAUSE_S = 5.0
-"""Between two tries of the fetcher."""
+"""The pause between two tries of the fetcher."""
 
 SILENCE_S = 7.5
-"""After which a connection is given up."""
+"""The silence after which a connection is given up."""
 
 _MIDWAY = 700_000
 
 
 class Harm(Enum):
-    """What a fault does to a reader."""
+    """The effect of a fault on a reader."""
 
     NONE = auto()
     DELAY = auto()
@@ -30,7 +31,7 @@ class Harm(Enum):
     NONSENSE = auto()
     """The third one in a row is an error."""
     GONE = auto()
-    """Says that the version is not there any more, rightly or not."""
+    """The version is not there any more, rightly or not."""
     DENIED = auto()
     """The second one in a row is an error."""
 
@@ -40,7 +41,7 @@ class Named:
     make: Callable[[ScriptedServer], Fault]
     harm: Harm
     delay_s: float
-    """How long a transfer may stand still for it, pauses included."""
+    """The longest time that a transfer may stand still for it, pauses included."""
 
 
 async def _slowly(exchange: Exchange, answer: Answer) -> None:

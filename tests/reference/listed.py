@@ -1,4 +1,7 @@
-"""The names of the reference model's store: pages that take their time, one moment each, and everything that was ever true of a name."""
+"""The names of the reference model's store, with everything that was ever true of each.
+
+Its pages take their time, and each shows one moment.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ from tests.reference.program import SIZES_BYTES, Setup
 from tests.tree.listings import MemoryListings
 
 METADATA_TTL_S = 20.0
-"""Long beside all pages of a listing, which live for so many times as long as they took."""
+"""A time far above that of all pages of a listing, whose life is a multiple of it."""
 
 Meaning = str | NoObject
-"""What a name means: the ETag of a file, or something else."""
+"""The meaning of a name: the ETag of a file, or something else."""
 
 
 class Listed(MemoryListings):
-    """Keys and their ETags, now and at every moment before."""
+    """The keys and their ETags, now and at every moment before."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(page_size=setup.page_size)
@@ -40,7 +43,7 @@ class Listed(MemoryListings):
     # --- what happens ---
 
     def note(self, key: str, version: ObjectVersion | None) -> None:
-        """`key` is this from now on."""
+        """Record that `key` means this from now on."""
         if version is None:
             self.versions.pop(key, None)
         else:
@@ -48,11 +51,11 @@ class Listed(MemoryListings):
         self._moments.append((trio.current_time(), {key: each.validator for key, each in self.versions.items()}))
 
     def fail(self, count: int, after: int) -> None:
-        """So many requests from now on succeed, and so many after them fail."""
+        """Let so many requests succeed, and fail so many after them."""
         self._intact, self._failing = after, count
 
     def deny(self, *, denied: bool) -> None:
-        """Nothing can be listed, or it can again."""
+        """Deny listings, or allow them again."""
         if self._denied:
             self._denied_until = trio.current_time()
         self._denied = denied
@@ -91,19 +94,20 @@ class Listed(MemoryListings):
     # --- what may be said of it ---
 
     def failed_since(self, since: float) -> bool:
-        """Whether anything that was asked has failed."""
+        """True if any request has failed."""
         return any(at >= since for at in self._failed_at)
 
     def horizon(self, asked_at: float) -> float:
-        """So old may be what answers a question of `asked_at`."""
+        """The greatest age of an answer to a question of `asked_at`."""
         if self.failed_since(asked_at - STALE_RETRY_S):
             return 0.0
         return asked_at - self._longest_life_s()
 
     def meanings_since(self, key: str, since: float) -> set[Meaning]:
-        """What may be said of a name, if it is about any moments from `since` until now.
+        """The meanings that a name had at any moments from `since` until now.
 
-        A listing of several pages is no moment: it may miss what was renamed while it came, or have it twice.
+        A listing of several pages is no moment: it may miss a name that was renamed while it came,
+        or have it twice.
         """
         moments = self._since(since)
         below = [each for each in SIZES_BYTES if each.startswith(f"{key}/")]
@@ -122,7 +126,7 @@ class Listed(MemoryListings):
         return meanings | ({NoObject.DIRECTORY} if any(directory) else set())
 
     def is_object_since(self, key: str, since: float) -> bool:
-        """Whether there was an object of that key, be it hidden behind a directory."""
+        """True if there was an object of that key, even hidden behind a directory."""
         return any(key in moment for moment in self._since(since))
 
     def etags_since(self, key: str, since: float) -> set[str | None]:
@@ -130,12 +134,12 @@ class Listed(MemoryListings):
         return {moment.get(key) for moment in self._since(since)}
 
     def changed_since(self, prefix: str, since: float) -> bool:
-        """Whether anything below `prefix` was put or deleted."""
+        """True if anything below `prefix` was put or deleted."""
         moments = self._since(since)
         return any(moment.get(key) != moments[0].get(key) for moment in moments for key in _below(prefix))
 
     def names_below(self, prefix: str) -> set[str]:
-        """Those that the directory of `prefix` may ever have."""
+        """The names that the directory of `prefix` may ever have."""
         return {key.removeprefix(prefix).partition("/")[0] for key in _below(prefix)}
 
     def _since(self, since: float) -> list[dict[str, str]]:
@@ -148,5 +152,5 @@ def _below(prefix: str) -> list[str]:
 
 
 def excuses(listed: Listed, error: D7yfsError, asked_at: float) -> bool:
-    """Whether a question of `asked_at` may end so."""
+    """True if a question of `asked_at` may end so."""
     return isinstance(error, OriginUnavailable | AccessDenied) and listed.failed_since(asked_at)

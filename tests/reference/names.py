@@ -1,6 +1,6 @@
-"""What one daemon of the reference model says of names, beside what the store has had under them.
+"""The names as one daemon of the reference model shows them, compared with the store.
 
-A path is looked up as a kernel does that: name by name, and nothing is asked that is still believed.
+A path is looked up as a kernel does: name by name, and only names that have expired.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from tests.reference.daemon import NEGATIVE_TTL_S, Daemon
 from tests.reference.listed import Listed, Meaning, excuses
 
 _READDIR_NAMES = 2
-"""That fit into one reply."""
+"""The entries that fit into one reply."""
 
 
 class Names:
-    """`fail` hears of whatever is wrong; a daemon that is dead is not listened to."""
+    """The names of one daemon; `fail` gets each fault. A dead daemon is not judged."""
 
     def __init__(self, daemon: Daemon, listed: Listed, fail: Callable[[str], None]) -> None:
         self._daemon = daemon
         self._listed = listed
         self._tell = fail
-        self._identities: dict[int, tuple[str, ...]] = {}
+        self._identities: dict[int, tuple[str | int, ...]] = {}
         self._mtimes: dict[str, tuple[int, int, float]] = {}
-        """By prefix: its inode, its mtime, and how old what that rests on may be."""
+        """By prefix: its inode, its mtime, and the greatest age of its listing."""
         self._learnt_at: dict[tuple[int, str], float] = {}
-        """When that was asked for which is known of a name alone."""
+        """The times of questions for single names."""
         self._refreshed: list[tuple[str, float, float]] = []
-        """Paths, from when they were asked for, and until when."""
+        """The paths that were asked for, each with its beginning and end."""
 
     # --- what is asked ---
 
     async def look(self, path: str) -> Node | None:
-        """What is at `path`; None also when that cannot be told."""
+        """The node at `path`; None also when that cannot be told."""
         node: Node | None = self._daemon.filesystem.tree.get(ROOT_INODE)
         for name in path.split("/") if path else ():
             if not isinstance(node, Directory):
@@ -64,7 +64,8 @@ class Names:
         return node
 
     async def open(self, path: str) -> tuple[int, int, str] | None:
-        """A handle, the inode and the ETag of the file at `path`, if there is one that can be opened."""
+        """A handle, the inode and the ETag of the file at `path`, if there is one that can be
+        opened."""
         filesystem = self._daemon.filesystem
         asked_at = trio.current_time()
         for again in (False, True):
@@ -126,42 +127,43 @@ class Names:
             since = self._horizon(key, asked_at, absent=name not in shown)
             allowed = self._listed.meanings_since(key, since)
             meaning = shown.get(name, NoObject.ABSENT)
-            # Of a huge directory an object is shown though a directory of its name comes behind it.
+            # Of a huge directory an object is shown even if a directory of its name comes behind
+            # it.
             right = meaning in allowed if meaning is not None else self._listed.is_object_since(key, since)
             if not right:
                 self._fail(f"{key} is shown as {meaning}, may be {allowed}; opened at {asked_at:.2f}")
 
     async def refresh(self, path: str) -> None:
-        """As `d7yfs refresh`; from then on nothing older is an answer."""
+        """Refresh as `d7yfs refresh` does; from then on nothing older is an answer."""
         asked_at = trio.current_time()
         try:
-            async for _ in self._daemon.refreshes.report({"paths": [path]}):
-                pass
+            await self._daemon.refreshes.refresh({"paths": [path]})
         except VersionGone:
-            pass  # what it stood for is gone: the directory above must be refreshed
+            pass  # its node is gone: the directory above must be refreshed
         except D7yfsError as error:
             self._judge(error, f"refresh of {path}", asked_at)
         else:
             self._refreshed.append((path, asked_at, trio.current_time()))
 
     def forget(self) -> None:
-        """The kernel forgets all."""
+        """Forget all, as a kernel does."""
         self._daemon.kernel.forget()
 
     # --- what must be so ---
 
     def check(self) -> None:
-        """The tree stays within its bound, but for what is remembered and the directory that was listed last."""
+        """The tree stays within its bound, except for remembered nodes and the last listed
+        directory."""
         statistics = self._daemon.filesystem.tree.statistics()
-        inodes, remembered, limit = statistics["inodes"], statistics["remembered"], statistics["inodes_limit"]
+        inodes, remembered, limit = statistics.inodes, statistics.remembered, statistics.inodes_limit
         most = limit * 9 // 8 + 2 * remembered + 2 * len(self._listed.names_below(""))
-        if inodes > most or statistics["unmatched_forgets_total"]:
+        if inodes > most or statistics.unmatched_forgets_total:
             self._fail(f"{inodes} inodes, {remembered} remembered, of {limit}: {statistics}")
-        if not statistics["dropped_inodes_total"]:
+        if not statistics.dropped_inodes_total:
             self._check_order()
 
     def _check_order(self) -> None:
-        """What was learnt of a name alone gives way only to what was asked for later."""
+        """Only a later answer replaces the answer about a single name."""
         tree = self._daemon.filesystem.tree
         for directory in tree.known(tree.top("")):
             listed_at = directory.asked_at if directory.children is not None else -math.inf
@@ -173,15 +175,16 @@ class Names:
             self._learnt_at[directory.inode, ""] = listed_at
 
     def _horizon(self, key: str, asked_at: float, *, absent: bool) -> float:
-        """So old may be what is said of a name, or that it is absent."""
+        """The greatest age of an answer about a name, or of its absence."""
         horizon = self._listed.horizon(asked_at)
         statistics = self._daemon.filesystem.tree.statistics()
         for path, since, until in self._refreshed:
             below = not path or f"{key}/".startswith(f"{path}/")
             if not below or asked_at < until or self._listed.failed_since(since):
                 continue
-            # Of a directory that was given up for room nobody knows which names the kernel was told to be absent.
-            kernels_s = NEGATIVE_TTL_S if absent and statistics["dropped_inodes_total"] else 0.0
+            # After a directory was dropped for room, the absences that the kernel was told are
+            # unknown.
+            kernels_s = NEGATIVE_TTL_S if absent and statistics.dropped_inodes_total else 0.0
             if asked_at >= until + kernels_s:
                 horizon = max(horizon, since)
         return horizon

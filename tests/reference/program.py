@@ -1,4 +1,5 @@
-"""The language of the reference model: programs are plain values, so that one that fails prints itself and shrinks."""
+"""The language of the reference model: programs are plain values, which print themselves and
+shrink."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Literal, TypeAlias
 from hypothesis import strategies as st
 
 from d7yfs.tree.lister import LIMIT
-from d7yfs.tree.source import Mode
+from d7yfs.tree.source import ListingMode
 from d7yfs.tree.tree import MAX_ENTRIES
 from tests.reference.faults import FAULTS
 
@@ -28,10 +29,10 @@ SMALL_FILES = (
     *("a", "a.txt", "a/b", "a/b/c", "a/d"),
     *("m/1/x", "m/2", "m/2/x", "m/3/x", "m/4/x", "m/config", "z"),
 )
-"""Names that may be files and directories, with others that come before and behind them in the order of keys."""
+"""Names of files and directories, with others before and behind them in the order of keys."""
 
 SIZES_BYTES = LARGE_BYTES | dict.fromkeys(SMALL_FILES, (300, 300, 0, 301))
-"""By file: the bodies that it may have, as a size each."""
+"""The possible bodies of each file, as a size each."""
 
 AT_FIRST = (*LARGE_BYTES, "a/b", "a/d", "m/1/x", "m/2/x", "m/config")
 
@@ -45,30 +46,30 @@ def body_of(file: str, body: int) -> bytes:
 
 @dataclass(frozen=True)
 class Setup:
-    """What does not change while a program runs. The daemons share one cache directory."""
+    """The settings of a program. The daemons share one cache directory."""
 
     daemons: int = 1
     cache_bytes: int = 1 << 30
     memory_bytes: int = 16 * MIB
     max_connections: int = 16
-    listing: Mode = Mode.AUTO
+    listing: ListingMode = ListingMode.AUTO
     listing_limit: int = LIMIT
     page_size: int = 1000
     page_s: float = 0.02
-    """Half of what a page takes."""
+    """Half of the time of a page."""
     max_inodes: int = MAX_ENTRIES
     refreshing: bool = False
     revalidates: bool = False
 
     @property
     def lists_flat(self) -> bool:
-        """Whether one listing may be all that is known of everything."""
-        return self.listing in (Mode.AUTO, Mode.WHOLE)
+        """True if one flat listing may be all that is known."""
+        return self.listing in (ListingMode.AUTO, ListingMode.WHOLE)
 
 
 @dataclass(frozen=True)
 class Open:
-    """Close what `slot` has open, whoever is reading it, and open what `file` is now."""
+    """Close the file of `slot`, even under a reader, and open `file` anew."""
 
     slot: int
     daemon: int
@@ -77,7 +78,7 @@ class Open:
 
 @dataclass(frozen=True)
 class Read:
-    """`count` reads one after the other, each `stride` bytes after the one before; with `wait` the program waits for them."""
+    """Read `count` times, each `stride` bytes after the last; with `wait` the program waits."""
 
     slot: int
     offset: int
@@ -89,7 +90,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Cancel:
-    """Somebody who is reading gives up."""
+    """Cancel one of the readers."""
 
     reader: int
 
@@ -101,19 +102,19 @@ class Release:
 
 @dataclass(frozen=True)
 class Pass:
-    """Time; and without any, one round of the scheduler."""
+    """Let time pass; without any, one round of the scheduler."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Settle:
-    """Wait until nobody reads."""
+    """Wait until there is no reader."""
 
 
 @dataclass(frozen=True)
 class Put:
-    """The file is replaced at the origin, or made."""
+    """Replace the file at the origin, or make it."""
 
     file: str
     body: int
@@ -126,7 +127,7 @@ class Delete:
 
 @dataclass(frozen=True)
 class Look:
-    """Somebody looks a path up; with `wait` the program waits for the answer."""
+    """Look a path up; with `wait` the program waits for the answer."""
 
     daemon: int
     path: str
@@ -135,7 +136,7 @@ class Look:
 
 @dataclass(frozen=True)
 class List:
-    """Somebody reads a directory, a few names at a time, with a pause after each."""
+    """Read a directory, a few names at a time, with a pause after each."""
 
     daemon: int
     path: str
@@ -145,7 +146,7 @@ class List:
 
 @dataclass(frozen=True)
 class Refresh:
-    """`d7yfs refresh`."""
+    """Run `d7yfs refresh` for a path."""
 
     daemon: int
     path: str
@@ -154,7 +155,7 @@ class Refresh:
 
 @dataclass(frozen=True)
 class FailListings:
-    """Of the requests for names: `after` so many, the next `count`."""
+    """Fail `count` requests for names, `after` so many."""
 
     count: int
     after: int = 0
@@ -162,14 +163,17 @@ class FailListings:
 
 @dataclass(frozen=True)
 class DenyListings:
-    """Only objects can be asked for, or directories can be listed again."""
+    """Deny listings, so that only objects can be asked for, or allow them again."""
 
     denied: bool
 
 
 @dataclass(frozen=True)
 class Spoil:
-    """The next replies to GETs of `file`, by name of the fault; `forever`: the last one until `Heal`."""
+    """Spoil the next replies to GETs of `file`, by name of the fault.
+
+    `forever` repeats the last one until `Heal`.
+    """
 
     file: str
     faults: tuple[str, ...]
@@ -178,19 +182,19 @@ class Spoil:
 
 @dataclass(frozen=True)
 class Heal:
-    """The origin is well again."""
+    """Make the origin well again."""
 
 
 @dataclass(frozen=True)
 class FillDisk:
-    """The disk has no room, or some again."""
+    """Fill the disk, or make room again."""
 
     full: bool
 
 
 @dataclass(frozen=True)
 class BreakDisk:
-    """The disk refuses what `daemon` does with the files that it has open."""
+    """Break the disk for the files that `daemon` has open."""
 
     daemon: int
     refuses: Literal["reads", "writes"]
@@ -198,14 +202,17 @@ class BreakDisk:
 
 @dataclass(frozen=True)
 class Kill:
-    """SIGKILL, and another daemon on the same directory."""
+    """Kill a daemon by SIGKILL, and start another on the same directory."""
 
     daemon: int
 
 
 @dataclass(frozen=True)
 class Reboot:
-    """Power is lost: all daemons die, the next boot's tag is another, and so many blocks of each file are lost though the map is not."""
+    """Lose power: all daemons die.
+
+    The next boot's tag is another one. So many blocks of each file are lost, but not the map.
+    """
 
     lost_blocks: int
     torn_map: bool = False
@@ -289,7 +296,7 @@ _events: st.SearchStrategy[Step] = st.one_of(
 
 @st.composite
 def _anything(draw: st.DrawFn) -> list[Step]:
-    """What happens, and who reads."""
+    """Any event, and reads."""
     return [
         *draw(st.lists(_events, max_size=3)),
         *draw(st.lists(_slots.flatmap(_reads), min_size=1, max_size=3)),
@@ -298,7 +305,7 @@ def _anything(draw: st.DrawFn) -> list[Step]:
 
 @st.composite
 def _new_version(draw: st.DrawFn) -> list[Step]:
-    """A version that nobody has yet, and an origin that has its moods; who has the old one open goes on with it."""
+    """A new version, and an origin that has its moods; readers of the old version go on with it."""
     file, daemon = draw(_files), draw(_daemons)
     old, new = draw(_slots), draw(_slots)
     return [
@@ -314,7 +321,7 @@ def _new_version(draw: st.DrawFn) -> list[Step]:
 
 @st.composite
 def _surprise(draw: st.DrawFn) -> list[Step]:
-    """Something happens in the middle of a transfer."""
+    """An event in the middle of a transfer."""
     file, slot = draw(_files), draw(_slots)
     return [
         Spoil(file, ("slow",), forever=True),
@@ -333,14 +340,15 @@ _setups = st.builds(
     cache_bytes=st.sampled_from([1 << 30, 5 * MIB, 12 * MIB]),
     memory_bytes=st.sampled_from([16 * MIB, 2 * MIB, 1]),
     max_connections=st.sampled_from([16, 2]),
-    listing=st.sampled_from([Mode.AUTO, Mode.AUTO, Mode.DIRECTORY, Mode.EXACT]),
+    listing=st.sampled_from([ListingMode.AUTO, ListingMode.AUTO, ListingMode.DIRECTORY, ListingMode.EXACT]),
     refreshing=st.booleans(),
 )
 
 
 @st.composite
 def programs(draw: st.DrawFn, max_stories: int) -> Program:
-    """About bytes. At least as many stories as drawn first, because lists alone are mostly short."""
+    """Programs about bytes. At least as many stories as drawn first: lists alone are mostly
+    short."""
     stories = draw(_told(_stories, draw(st.integers(0, max_stories)), max_stories))
     return Program(draw(_setups), (*draw(st.lists(_spoils, max_size=3)), *stories))
 
@@ -370,7 +378,7 @@ _troubles: st.SearchStrategy[Step] = st.one_of(
 
 
 def _questions(family: tuple[str, ...], wait: st.SearchStrategy[bool]) -> st.SearchStrategy[Step]:
-    """About names that have to do with each other."""
+    """Questions about names that have to do with each other."""
     files = st.sampled_from(family)
     directories = st.sampled_from(sorted({"", *(file.rpartition("/")[0] for file in family)}))
     return st.one_of(
@@ -382,7 +390,7 @@ def _questions(family: tuple[str, ...], wait: st.SearchStrategy[bool]) -> st.Sea
 
 @st.composite
 def _moves(draw: st.DrawFn, family: tuple[str, ...]) -> list[Step]:
-    """Something is put, deleted, renamed, or becomes a directory or a file."""
+    """A key is put, deleted, renamed, or becomes a directory or a file."""
     files = st.sampled_from(family)
     return [
         *draw(st.lists(st.builds(Delete, files), max_size=2)),
@@ -391,7 +399,7 @@ def _moves(draw: st.DrawFn, family: tuple[str, ...]) -> list[Step]:
 
 
 def _all_of(family: tuple[str, ...], daemon: int) -> list[Step]:
-    """Everything is looked at."""
+    """Look at everything."""
     return [List(daemon, path) for path in sorted({"", *(file.rpartition("/")[0] for file in family)})]
 
 
@@ -421,7 +429,7 @@ def _busy(draw: st.DrawFn) -> list[Step]:
 
 @st.composite
 def _later(draw: st.DrawFn) -> list[Step]:
-    """What is known grows old, and somebody looks."""
+    """Known names grow old, and a reader looks."""
     family, daemon = draw(st.sampled_from(_FAMILIES)), draw(_daemons)
     waits = st.booleans()
     return [
@@ -436,7 +444,7 @@ def _later(draw: st.DrawFn) -> list[Step]:
 
 @st.composite
 def _kept_open(draw: st.DrawFn) -> list[Step]:
-    """A file is open while its name comes to mean something else."""
+    """A file is open while its name changes its meaning."""
     family = draw(st.sampled_from(_FAMILIES))
     file, slot, daemon = draw(st.sampled_from(family)), draw(_slots), draw(_daemons)
     some_read = st.builds(Read, st.just(slot), st.just(0), st.just(4096), wait=st.booleans())
@@ -455,7 +463,9 @@ def _kept_open(draw: st.DrawFn) -> list[Step]:
 _name_setups = st.builds(
     Setup,
     daemons=st.sampled_from([1, 1, 1, 2]),
-    listing=st.sampled_from([Mode.AUTO, Mode.AUTO, Mode.WHOLE, Mode.DIRECTORY, Mode.EXACT]),
+    listing=st.sampled_from(
+        [ListingMode.AUTO, ListingMode.AUTO, ListingMode.WHOLE, ListingMode.DIRECTORY, ListingMode.EXACT]
+    ),
     listing_limit=st.sampled_from([LIMIT, LIMIT, 8, 3]),
     page_size=st.sampled_from([1000, 4, 2, 1]),
     page_s=st.sampled_from([0.01, 0.01, 0.15]),
@@ -467,6 +477,6 @@ _name_setups = st.builds(
 
 @st.composite
 def name_programs(draw: st.DrawFn, max_stories: int) -> Program:
-    """About names. Never few, because a daemon takes longer to start than to answer."""
+    """Programs about names. Never few: a daemon takes longer to start than to answer."""
     stories = _busy() | _later() | _kept_open() | _troubles.map(lambda step: [step])
     return Program(draw(_name_setups), tuple(draw(_told(stories, max_stories // 2, max_stories))))

@@ -1,4 +1,5 @@
-"""The origin of the reference model: a scripted store that remembers every version it had, when, and what it did to its replies."""
+"""The origin of the reference model: it remembers every version, its times, and the faults of
+replies."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tests.servers.http11 import Answer, Exchange, Fault
 from tests.servers.scripted import ScriptedServer
 
 IDENTITY = StoreIdentity("s3", "reference", "models")
-"""Without the server's port, so that the cache's files are named alike in every run."""
+"""The host without the server's port: the cache's files have the same names in every run."""
 
 READ_TIMEOUT_S = 30.0
 _UPLOADED_NS = 1_600_000_000_000_000_000
@@ -29,12 +30,13 @@ class _Served:
 
 
 class Store(ScriptedServer):
-    """Holds the files of a program, at first some in their first body; `listed` says which."""
+    """A store that holds the files of a program, some in their first body; `listed` has their
+    names."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__()
         self.bodies: dict[tuple[str, str], bytes] = {}
-        """Every version there ever was, by file and ETag."""
+        """Every version so far, by file and ETag."""
         self.listed = Listed(setup)
         self._served: list[_Served] = []
         self._etags: dict[str, str] = {}
@@ -74,7 +76,8 @@ class Store(ScriptedServer):
         return fault
 
     def excuses(self, error: D7yfsError, file: str, etag: str) -> bool:
-        """Whether a reader of that version may get this error now. Nothing works longer upon an error than patience lasts."""
+        """True if a reader of that version may get this error now. No error has effects beyond
+        the patience."""
         since = trio.current_time() - READ_TIMEOUT_S - SILENCE_S - MAX_PAUSE_S
         served = [each for each in self._served if each.at >= since]
         harms = [each.fault.harm for each in served if each.key == file]
@@ -85,6 +88,6 @@ class Store(ScriptedServer):
         if isinstance(error, BadReply):
             return harms.count(Harm.NONSENSE) >= 3
         if isinstance(error, OriginUnavailable | ReadTimeout):
-            # Also other files' faults: what stands still holds connections.
+            # Also other files' faults: a stalled transfer holds connections.
             return sum(each.fault.delay_s for each in served) >= READ_TIMEOUT_S - 1.0
         return False

@@ -1,6 +1,7 @@
-"""Runs a program of the reference model: real daemons over sockets and a real directory, beside a dict of versions to bytes.
+"""Runs a program of the reference model: real daemons over sockets and a real directory.
 
-After every step the invariants are checked; what readers got is judged when they get it.
+It is compared with a dict from versions to bytes. After every step the invariants are checked;
+bytes are judged when a reader gets them.
 """
 
 from __future__ import annotations
@@ -52,17 +53,17 @@ from tests.reference.program import (
 from tests.reference.store import IDENTITY, Store
 
 _FORGOTTEN_S = 120.0
-"""After which no fault excuses an error any more."""
+"""The time after which no fault excuses an error any more."""
 
 _CHANGE_S = 0.001
-"""So that what is asked for after a change is asked for later."""
+"""A pause, so that a question after a change has a later time."""
 
 _NEVER_S = 900.0
-"""Longer than any reader or transfer can rightly take."""
+"""A time longer than any reader or transfer may take."""
 
 
 def run(program: Program, path: Path) -> None:
-    """Run `program` on a new cache directory `path`. Raises AssertionError with all that was wrong."""
+    """Run `program` on a new cache directory `path`. Raises AssertionError with all faults."""
     clock = MockClock()
     with pytest.MonkeyPatch.context() as patch, _errors_logged() as logged:
         world = _World(program, path, clock, patch)
@@ -87,7 +88,7 @@ class _Handle:
 
 @dataclass(eq=False)
 class _Question:
-    """Somebody who waits for names."""
+    """A task that waits for names."""
 
     step: Look | List | Refresh
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
@@ -107,7 +108,7 @@ class _World:
     def __init__(self, program: Program, path: Path, clock: MockClock, patch: pytest.MonkeyPatch) -> None:
         self.wrong: list[str] = []
         self.foreign = _descriptors(path)
-        """Descriptors that were open before."""
+        """The descriptors that were open before."""
         self._program = program
         self._path = path
         self._clock = clock
@@ -378,7 +379,7 @@ class _World:
             statistics = daemon.cache.statistics()
             held_bytes += statistics.memory_bytes
             open_versions += statistics.open_versions
-            # Blocks that somebody waits for are never dropped, and neither is the one that is arriving.
+            # Blocks that a reader waits for are never dropped, nor is the one that is arriving.
             wanted_bytes = (self._most_wanted_blocks.get(daemon, 0) + 1) * BLOCK_BYTES
             if statistics.memory_bytes > max(statistics.memory_limit_bytes, wanted_bytes):
                 self._fail(f"{statistics.memory_bytes} bytes in memory, {wanted_bytes} are wanted at most")
@@ -393,7 +394,8 @@ class _World:
             self._fail(f"more data files than open versions ({open_versions}): {sorted(descriptors)}")
 
     def _check_disk(self) -> None:
-        """What the directory calls present is right, for this boot and as far as its checksum tells."""
+        """The blocks that the directory calls present are right, for this boot and by their
+        checksum."""
         directory = CacheDirectory(self._path, size_limit_bytes=1 << 40, min_free_bytes=0)
         for (file, etag), body in self._store.bodies.items():
             version = ObjectVersion(file, len(body), etag, 1)
@@ -411,7 +413,8 @@ class _World:
             files.close()
 
     async def _end(self) -> None:
-        """All is well again: everybody gets what he waits for, every file that was read can be read, and nothing is left."""
+        """All is well again: each reader gets its bytes, each file can be read, and nothing is
+        left."""
         self._store.heal()
         await self._settle()
         for slot in list(self._slots):
@@ -432,7 +435,7 @@ class _World:
             if statistics.open_versions or statistics.memory_bytes:
                 self._fail(f"left: {statistics}")
             self._names[daemon].forget()
-            remembered = daemon.filesystem.tree.statistics()["remembered"]
+            remembered = daemon.filesystem.tree.statistics().remembered
             if daemon.filesystem.open_files or remembered != 1:
                 self._fail(f"left: {daemon.filesystem.open_files} handles, {remembered - 1} inodes")
 
@@ -451,7 +454,7 @@ def _descriptors(path: Path) -> set[tuple[int, str]]:
 
 
 class _errors_logged(logging.Handler):
-    """Collects what d7yfs logs as an error: something that it did not expect."""
+    """A log handler that collects d7yfs's errors: each is unexpected."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)

@@ -1,4 +1,4 @@
-"""How the repositories of one mount are put together: what they share, and what is each one's own."""
+"""The parts that the repositories of one mount share, and those that each has alone."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_proxies_are_shared_and_what_they_are_told_is_not(tmp_path: Path) 
 
 
 class Locked(MemoryOrigin):
-    """Without the right to list, where nobody is told what is absent."""
+    """A store without the right to list, which does not tell that a key is absent."""
 
     def __init__(self, *keys: str) -> None:
         super().__init__(*keys, allowed="nothing")
@@ -86,7 +86,7 @@ async def test_with_exact_names_nothing_is_listed(tmp_path: Path, prefix: str, f
     assert await exact.locate(allow_empty=False) == found
     assert origin.stats == ([prefix] if prefix else [])
     assert origin.calls == len(origin.stats)
-    otherwise = replace(exact, config=exact.config.model_copy(update={"listing": "auto"}))
+    otherwise = replace(exact, config=replace(exact.config, listing="auto"))
     if found.endswith("/") or not found:
         with pytest.raises(AccessDenied) as caught:
             await otherwise.locate(allow_empty=True)

@@ -1,9 +1,11 @@
-"""A repository's keys as they are shown, over an origin in memory: what is asked of it, and what of its answers is passed on."""
+"""A repository's keys as they are shown, over an origin in memory: its requests and answers."""
 
 from __future__ import annotations
 
 import errno
 from contextlib import aclosing
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import trio
@@ -11,27 +13,29 @@ from trio.testing import MockClock
 
 from d7yfs.config.globs import Globs
 from d7yfs.config.markers import Markers
-from d7yfs.errors import AccessDenied, BadReply, BucketNotFound, NotFound, OriginUnavailable
-from d7yfs.repository.visible import Shown
-from d7yfs.tree.listing import DirectoryListing, NoObject
-from d7yfs.tree.scan import Unordered
-from d7yfs.tree.source import Listings, ask
+from d7yfs.errors import AccessDenied, BadReply, BucketNotFound, D7yfsError, NotFound, OriginUnavailable
+from d7yfs.repository.latecomer import Latecomer
+from d7yfs.repository.visible import VisibleListings
+from d7yfs.tree.listing import DirectoryListing, NoObject, Unordered
+from d7yfs.tree.source import ListingSource, ask
 from d7yfs.tree.visibility import EXCLUDED, UNPUBLISHED, Visibility
 from tests.origins.memory import MemoryOrigin
 
-_: type[Listings] = Shown
+_: type[ListingSource] = VisibleListings
 
 KEYS = ("a/READY", "a/x", "b/y", "c.tmp", "d")
 
 
-def shown(origin: MemoryOrigin, *, include: str = "", exclude: str = "", marker: str = "", prefix: str = "") -> Shown:
-    return Shown(
+def shown(
+    origin: MemoryOrigin, *, include: str = "", exclude: str = "", marker: str = "", prefix: str = ""
+) -> VisibleListings:
+    return VisibleListings(
         origin,
         Visibility(prefix, include=Globs.parse(include), exclude=Globs.parse(exclude), markers=Markers.parse(marker)),
     )
 
 
-async def listed(of: Shown, prefix: str = "") -> DirectoryListing:
+async def listed(of: VisibleListings, prefix: str = "") -> DirectoryListing:
     listing = DirectoryListing(prefix)
     async with aclosing(of.pages(prefix)) as pages:
         async for page in pages:
@@ -39,7 +43,7 @@ async def listed(of: Shown, prefix: str = "") -> DirectoryListing:
     return listing
 
 
-async def flat(of: Shown, prefix: str = "") -> list[str]:
+async def flat(of: VisibleListings, prefix: str = "") -> list[str]:
     async with aclosing(of.pages(prefix, delimiter="")) as pages:
         return [each.key async for page in pages for each in page.objects]
 
@@ -52,7 +56,7 @@ async def test_without_rules_all_is_shown_and_nothing_else_asked() -> None:
 
 
 async def test_a_page_that_is_no_answer_is_asked_for_again(autojump_clock: MockClock) -> None:
-    """A gateway's page in the store's place, for a moment."""
+    """For a moment a gateway's page comes in place of the store's answer."""
     origin = MemoryOrigin(*KEYS)
     page = BadReply("what answers is no store")
     for question in (
@@ -174,3 +178,37 @@ async def test_what_the_origin_says_of_itself_is_passed_on() -> None:
     disorderly.keys = ["b", "a"]
     with pytest.raises(Unordered):
         await flat(shown(disorderly, exclude="c"))
+
+
+async def test_while_the_store_is_away_nothing_is_shown_and_nothing_asked() -> None:
+    origin = MemoryOrigin(*KEYS)
+    away = shown(origin)
+    away.away = OriginUnavailable("the store is away")
+    assert not (await listed(away)).entries
+    assert not await flat(away)
+    assert not await away.holds("a/")
+    with pytest.raises(NotFound, match="the store is away"):
+        await away.stat("d")
+    assert not origin.calls
+    away.away = None
+    assert await flat(away) == list(KEYS)
+
+
+async def test_a_latecomer_arrives_when_its_store_answers(autojump_clock: MockClock) -> None:
+    answers: list[D7yfsError | str] = [OriginUnavailable("no route"), OriginUnavailable("no route"), "a/"]
+
+    async def locate(*, allow_empty: bool) -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, D7yfsError):
+            raise answer
+        return answer
+
+    config = SimpleNamespace(url="mem://b", name="b")
+    repository = SimpleNamespace(shown=shown(MemoryOrigin(*KEYS)), locate=locate, config=config)
+    late = Latecomer(cast(Any, repository), OriginUnavailable("no such host"), allow_empty=False)
+    assert not await flat(repository.shown)
+    arrived: list[str] = []
+    await late.wait(arrived.append)
+    assert arrived == ["a/"]
+    assert late.failure is None
+    assert await flat(repository.shown) == list(KEYS)

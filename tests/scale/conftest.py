@@ -1,4 +1,7 @@
-"""Tests that take longer than the suite has time for. Collected only where D7YFS_TEST_SCALE is set: `make integration-scale`."""
+"""Fixtures of tests that are too long for the suite.
+
+These are collected only if D7YFS_TEST_SCALE is set, as in `make integration-scale`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from tests.mount.conftest import _can_mount, mounter
 
 __all__ = ["_can_mount", "mounter"]
 
-_wanted = os.environ.get("D7YFS_TEST_SCALE", "")  # now: the session takes such variables out of the environment
+_wanted = os.environ.get("D7YFS_TEST_SCALE", "")  # Read now: the session removes such variables.
 collect_ignore_glob = [] if _wanted else ["*.py"]
 
 

@@ -1,4 +1,4 @@
-"""A directory with a million entries, with the limits that d7yfs has by itself."""
+"""A directory with a million entries, with the default limits of d7yfs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def mounted(mounter: Mounter, store: Running) -> Mounted:
 
 
 def scan(path: Path, stop: int, *, attributes: bool) -> tuple[int, int]:
-    """How many entries a directory shows, and how many names; of the first ones."""
+    """The number of entries and of distinct names in a directory, up to `stop` entries."""
     entries = 0
     numbers = bytearray(COUNT)
     with os.scandir(path) as each:
@@ -44,7 +44,7 @@ def scan(path: Path, stop: int, *, attributes: bool) -> tuple[int, int]:
 
 @pytest.mark.parametrize(("stop", "attributes"), [(COUNT + 1, False), (300_000, True)])
 def test_a_million_entries(mounted: Mounted, store: Running, stop: int, attributes: bool) -> None:
-    """Their names alone, or as many with their attributes as the kernel is not to remember at once."""
+    """All names alone, or as many with their attributes as exceed the kernel's limit."""
     assert mounted.read("small.txt") == b"small.txt"
     within(TIMEOUT_S, (mounted.point / "huge").stat)
     before = mounted.status()
@@ -58,12 +58,13 @@ def test_a_million_entries(mounted: Mounted, store: Running, stop: int, attribut
     assert reading.result() == (count, count)
     assert reads > 10
     after = mounted.status()
-    # Names alone leave a few pages and a token per page. With attributes --max-inodes are known, and an eighth more, at 1 KiB each.
+    # Names alone leave a few pages and a token per page. With attributes the daemon knows
+    # --max-inodes and an eighth more, at 1 KiB each.
     bound = 225_000 << 10 if attributes else 32 * MIB
     assert after["rss_bytes"] - before["rss_bytes"] < bound
-    until(lambda: mounted.status()["tree"]["remembered"] <= 150_001, "that the kernel forgets")
+    until(lambda: mounted.status()["tree"]["remembered"] <= 150_001, "the kernel to forget inodes")
     print(
         f"{count} entries in {time.monotonic() - began_at:.0f} s, {len(store.server.listings())} listings, "
-        f"{len(store.server.looked_up())} lookups, {reads} reads beside it, "
+        f"{len(store.server.looked_up())} lookups, {reads} reads meanwhile, "
         f"{(after['rss_bytes'] - before['rss_bytes']) / MIB:.1f} MiB more"
     )

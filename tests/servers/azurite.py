@@ -1,10 +1,14 @@
-"""A real Azure Blob Storage server for tests: Azurite, Microsoft's emulator, which `make setup-tests` installs with npm.
+"""A real Azure Blob Storage server for tests: Azurite, Microsoft's emulator, which `make
+setup-tests` installs with npm.
 
-Owns one `azurite-blob` process: its port, its one account, and how it ends. It knows nothing of pytest, so that other code may import it.
+It owns one `azurite-blob` process: its port, its one account and its end. It does not import
+pytest, so any code may import it.
 
-Azurite checks account keys, shared access signatures and user delegation ones, and of a bearer token what it says of itself (over TLS
-alone). Where it differs from the real service: no versioning, no hierarchical namespace, no firewall; a signature that has expired is an
-AuthorizationFailure, not an AuthenticationFailed.
+Azurite checks account keys, shared access signatures and user delegation signatures. Of a bearer
+token (over TLS only) it checks the claims alone.
+
+It differs from the real service: it has no versioning, no hierarchical namespace and no firewall.
+An expired signature is an AuthorizationFailure there, not an AuthenticationFailed.
 """
 
 from __future__ import annotations
@@ -37,10 +41,17 @@ class Tls:
 
 
 class Azurite:
-    """A running server. `account` and `key` may do everything; both are made anew, so that a test may grep logs for the key."""
+    """A running server; `account` and `key` may do everything.
+
+    Both are new for each server, so that a test may search logs for the key.
+    """
 
     def __init__(self, directory: Path, *, tls: Tls | None = None) -> None:
-        """Start the server on loopback with its data in `directory`. Not yet ready: see `wait`. Raises RuntimeError without Azurite."""
+        """Start the server on loopback with its data in `directory`. Raises RuntimeError without
+        Azurite.
+
+        It is not ready yet: see `wait`.
+        """
         self.directory = directory
         self.account = f"d7yfs{secrets.token_hex(4)}"
         self.key = base64.b64encode(secrets.token_bytes(64)).decode()
@@ -59,7 +70,9 @@ class Azurite:
             )
 
     def client(self) -> BlobServiceClient:
-        """The SDK's own client with the account's key: how tests put and delete blobs. The caller closes it."""
+        """The SDK's own client with the account's key, with which tests put and delete blobs. The
+        caller closes it.
+        """
         verify = str(self._tls.authority) if self._tls else True
         return BlobServiceClient(
             f"{self.endpoint_url}/{self.account}",
@@ -69,12 +82,17 @@ class Azurite:
             retry_total=0,
         )
 
+    @property
+    def ca_bundle(self) -> Path | None:
+        """The certificate's authority; None without TLS."""
+        return self._tls.authority if self._tls else None
+
     def ssl_context(self) -> ssl.SSLContext | bool:
-        """What trusts it."""
+        """A context that trusts the server's certificate; True without TLS."""
         return ssl.create_default_context(cafile=str(self._tls.authority)) if self._tls else True
 
     def wait(self, *, timeout_s: float = 60.0) -> None:
-        """Return when it answers. Raises RuntimeError with the log's tail."""
+        """Return when the server answers. Raises RuntimeError with the log's tail."""
         deadline = time.monotonic() + timeout_s
         with contextlib.closing(self.client()) as client:
             while True:
@@ -88,7 +106,7 @@ class Azurite:
                     time.sleep(0.1)
 
     def stop(self) -> None:
-        """End the process, by force after a few seconds; the data stays in `directory`."""
+        """Stop the process, by force after a few seconds. The data stays in `directory`."""
         try:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -110,7 +128,9 @@ def running(directory: Path, *, tls: Tls | None = None) -> Iterator[Azurite]:
 
 
 def _azurite() -> str:
-    """The `azurite-blob` that is installed. Tests install nothing: several processes run them at once."""
+    """The installed `azurite-blob`. Tests do not install it, because several processes run them at
+    once.
+    """
     found = subprocess.run([_SCRIPT, "--installed"], stdout=subprocess.PIPE, text=True, check=False)
     if found.returncode != 0:
         raise RuntimeError("Azurite is not installed, or not as this tree locks it; please run: make setup-tests")

@@ -1,7 +1,9 @@
-"""What the verifying servers of OSS and OBS share: versioned buckets in memory, listings, HEAD, ranges and conditions.
+"""The base of the verifying servers of OSS and OBS: versioned buckets in memory, listings, HEAD,
+ranges and conditions.
 
-A subclass recomputes the signature and names headers and codes as its provider does. Addressed by path on an IP address and by host name
-otherwise, also as a forward proxy: names need not resolve then.
+A subclass recomputes the signature and names headers and codes as its provider does. The server
+expects path-style addresses on an IP address, and virtual-hosted ones otherwise. It works as a
+forward proxy too, so that names need not resolve.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ SKEW_S = 15 * 60
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Keys that the server knows."""
+    """A key pair that the server knows."""
 
     key_id: str
     secret: str
@@ -42,18 +44,18 @@ class Stored:
 
     @property
     def etag(self) -> str:
-        """In capitals, as OSS has it."""
+        """The MD5 in capitals, as OSS writes it."""
         return f'"{hashlib.md5(self.body).hexdigest().upper()}"'
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request in the server's terms; nothing is decoded twice."""
+    """A request in the server's terms; no field is decoded twice."""
 
     request: Request
     method: str
     host: str
-    """Of the endpoint, without the bucket."""
+    """The endpoint's host, without the bucket."""
     bucket: str
     raw_key: str
     raw_query: str
@@ -75,7 +77,7 @@ class Refused(Exception):
 
 
 class BucketServer(HttpServer):
-    """`put` and `delete` change `bucket`; `identities` are the keys that count."""
+    """A bucket server; `put` and `delete` change `bucket`, and `identities` are the valid keys."""
 
     header: str
     lists_by_token: bool
@@ -88,7 +90,7 @@ class BucketServer(HttpServer):
         self.deleted: set[str] = set()
         self.public = False
         self.elsewhere: Mapping[str, str] = {}
-        """By endpoint host: where the bucket is instead."""
+        """The bucket's actual endpoint, by the endpoint host that the client asked."""
         self.clock = clock
 
     def put(self, key: str, body: bytes, *, storage_class: str = "", headers: Mapping[str, str] | None = None) -> None:
@@ -100,7 +102,7 @@ class BucketServer(HttpServer):
         self.deleted.add(key)
 
     def verify(self, asked: Asked) -> None:
-        """Raises Refused."""
+        """Check the signature. Raises Refused."""
         raise NotImplementedError
 
     def refusal(self, asked: Asked, refused: Refused) -> Answer:
@@ -182,7 +184,7 @@ class BucketServer(HttpServer):
         shown = list(entries)[:most]
         truncated = len(shown) < len(entries)
         following = f"<{self._next_element}>{quote(shown[-1])}</{self._next_element}>" if truncated else ""
-        assert query.get("encoding-type") == "url", "else some keys have no XML form"
+        assert query.get("encoding-type") == "url", "without encoding-type=url some keys have no XML form"
         body = (
             f'<?xml version="1.0" encoding="UTF-8"?>\n<ListBucketResult><Name>{self.bucket}</Name><Prefix>{quote(prefix)}</Prefix>'
             f"<MaxKeys>{most}</MaxKeys><EncodingType>url</EncodingType><IsTruncated>{str(truncated).lower()}</IsTruncated>{following}"

@@ -1,8 +1,12 @@
-"""A fake of dfdaemon's HTTP proxy: its task identity, its piece cache that is never revalidated, its headers and errors.
+"""A fake of dfdaemon's HTTP proxy: its task identity, its piece cache that is never revalidated,
+its headers and errors.
 
-What it reproduces was measured on dfdaemon 1.5.10 and its scheduler 2.5.1. It holds tasks in memory, fetches pieces from
-the real origin in the URL, one fetch per piece, and streams them on as they land. No peers, no scheduler, no latency; a
-`Fault` plays the failures (`Hang()` a stuck scheduler, `cut_after` a dying daemon, `error` a refusal, `kill` its end).
+Its behaviour was measured on dfdaemon 1.5.10 and scheduler 2.5.1. It holds tasks in memory. It
+fetches each piece once from the real origin in the URL, and streams pieces on as they land. It has
+no peers, no scheduler and no latency.
+
+A `Fault` plays a failure: `Hang()` a stuck scheduler, `cut_after` a dying daemon, `error` a
+refusal. `kill` ends the daemon.
 """
 
 from __future__ import annotations
@@ -32,17 +36,23 @@ _NOT_FORWARDED = frozenset({"range", "connection"})
 
 
 def error(code: int, error_type: str) -> Fault:
-    """A reply of dfdaemon's own making: 500 "dfdaemon" (scheduler, storage), 429, 403, 400 "proxy" (busy, blocked, header)."""
+    """A reply that dfdaemon makes itself: 500 "dfdaemon" (scheduler, storage), or 429, 403, 400
+    "proxy" (busy, blocked, header).
+    """
     return status(code, {"X-Dragonfly-Error-Type": error_type})
 
 
 async def wrong_total(exchange: Exchange, answer: Answer) -> None:
-    """What comes of an origin that answers ranges with 200: dfdaemon takes one byte for the object, however large it is."""
+    """The effect of an origin that answers ranges with 200: dfdaemon takes the object for one byte,
+    whatever its size.
+    """
     await exchange.deliver(Answer(200, {"X-Dragonfly-Task-ID": answer.headers["X-Dragonfly-Task-ID"]}, b"\0"))
 
 
 def other_task(task_id: str = "0" * 64) -> Fault:
-    """The right bytes, under the id of another task: a client that computes ids otherwise. An empty `task_id`: it tells none."""
+    """The right bytes under another task's id, as from a client that computes ids differently. An
+    empty `task_id` sends no id.
+    """
 
     async def deliver(exchange: Exchange, answer: Answer) -> None:
         headers = {name: value for name, value in answer.headers.items() if name != "X-Dragonfly-Task-ID"}
@@ -60,13 +70,13 @@ class Task:
     id: str
     total_bytes: int
     headers: dict[str, str]
-    """The origin's, at the first request; served ever after."""
+    """The origin's headers at the first request; the daemon serves them ever after."""
     pieces: dict[int, bytes] = field(default_factory=dict)
     lock: trio.Lock = field(default_factory=trio.Lock)
 
 
 class _BackendError(BodyLost):
-    """The origin failed: an error reply before the head, the end of the stream in a body."""
+    """A failure of the origin: an error reply before the head, the end of the stream in a body."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -74,7 +84,9 @@ class _BackendError(BodyLost):
 
 
 class FakeDfdaemon(HttpServer):
-    """The proxy. `tasks` is its store by task id; `requests` holds every request as it came, headers and all."""
+    """The fake proxy; `tasks` is its store by task id, and `requests` holds every request with its
+    headers.
+    """
 
     def __init__(self, *, piece_bytes: int = 4 << 20) -> None:
         super().__init__()
@@ -125,12 +137,13 @@ class FakeDfdaemon(HttpServer):
             for number in range(-(-task.total_bytes // self._piece_bytes)):
                 await self._piece(task, number, request)
         except _BackendError:
-            return  # Whoever reads the stream meets the same error.
+            return  # The reader of the stream meets the same error.
 
     async def _task(self, request: Request) -> Task:
         task_id = identify(request)
         if task_id not in self.tasks:
-            # dfdaemon asks the origin for the first byte and believes the total; a 200 to that means a total of one byte.
+            # dfdaemon asks the origin for the first byte and believes the total. If the origin
+            # answers 200, it takes the object for one byte.
             code, headers, body = await self._ask_origin(request, "bytes=0-0")
             total = int(headers["content-range"].split("/")[1]) if code == 206 else 0 if code == 416 else len(body)
             kept = {
@@ -166,12 +179,14 @@ class FakeDfdaemon(HttpServer):
 
 
 async def _lost() -> bytes:
-    """As measured on an empty object: a ranged reply promises one byte and closes."""
+    """Close after promising one byte: the measured reply to a range of an empty object."""
     raise BodyLost
 
 
 class _Stream:
-    """A task's bytes in `span`, piece after piece; what is missing is fetched with the request's own headers."""
+    """The bytes of a task in `span`, piece by piece; missing pieces are fetched with the request's
+    own headers.
+    """
 
     def __init__(self, daemon: FakeDfdaemon, task: Task, span: range, request: Request) -> None:
         self._daemon, self._task, self._span, self._request = daemon, task, span, request
@@ -187,7 +202,9 @@ class _Stream:
 
 
 def identify(request: Request) -> str:
-    """The task id as dfdaemon 1.5 computes it: of the content id alone when there is one, else of the URL as filtered."""
+    """The task id as dfdaemon 1.5 computes it: from the content id if there is one, else from the
+    filtered URL.
+    """
     content_id = request.headers.get("x-dragonfly-content-for-calculating-task-id")
     if content_id:
         return hashlib.sha256(content_id.encode()).hexdigest()

@@ -1,8 +1,10 @@
-"""A fake of dfdaemon's gRPC service on a real unix socket: tasks in a store on disk, hard links to them, pieces as they land.
+"""A fake of dfdaemon's gRPC service on a real unix socket: tasks in a store on disk, hard links to
+them, pieces as they land.
 
-What it reproduces was measured on dfdaemon 1.5.10 and read in its source. A task's file is allocated in full and linked before a byte of it
-is there; pieces come from the real origin in the URL, several at a time, and are told of out of order; a task that is known is never
-revalidated. `fault` plays one failure (`Fault`); `orders` holds every message as it came.
+Its behaviour was measured on dfdaemon 1.5.10 and read in its source. It allocates a task's file in
+full and links it before the first byte is there. Pieces come from the real origin in the URL,
+several at a time, and are announced out of order. It never revalidates a known task. `fault` plays
+one failure (`Fault`). `orders` holds every message that arrived.
 """
 
 from __future__ import annotations
@@ -32,27 +34,27 @@ _METHOD_SERVICE = "dfdaemon.v2.DfdaemonDownload"
 
 
 class Fault(Enum):
-    """What goes wrong with the next downloads, until `fault` is None again."""
+    """A failure of the next downloads, until `fault` is None again."""
 
     WRONG_BYTES = auto()
-    """The store was damaged: the third piece's bytes are not those of its CRC32."""
+    """The store is damaged: the third piece's bytes do not match their CRC32."""
     WRONG_SIZE = auto()
     WRONG_TASK = auto()
     BREAKS_OFF = auto()
-    """The daemon dies after two pieces: the stream ends as a lost connection does."""
+    """The daemon dies after two pieces: the stream ends like a lost connection."""
     ENDS_EARLY = auto()
     """The stream ends in good order after two pieces."""
     OTHER_FILE_SYSTEM = auto()
     OTHER_NAMESPACE = auto()
-    """It says that it has linked, and has, but elsewhere."""
+    """The daemon claims the link, but made it in another mount namespace."""
     COPIES = auto()
-    """As a client does that is not forced to link."""
+    """The daemon copies, as without the client's order to link."""
     HANGS = auto()
-    """No word at all."""
+    """The daemon never answers."""
     STALLS = auto()
-    """No word after the second piece."""
+    """The daemon falls silent after the second piece."""
     ODD_PIECE = auto()
-    """A piece that lies beyond the object."""
+    """One piece lies beyond the object."""
     NO_DIGEST = auto()
 
 
@@ -63,14 +65,17 @@ class StoredTask:
     path: Path
     size_bytes: int
     pieces: dict[int, str] = field(default_factory=dict)
-    """Digests of those that are there, by number."""
+    """Digests of the pieces that have landed, by number."""
     traffic: int = 0
-    """How pieces that are not there yet will have come."""
+    """The traffic type of the pieces that are still missing."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class FakeDfdaemonSocket:
-    """The daemon, its store and socket below `directory`, which is on one file system with the cache that it links into."""
+    """The fake daemon, with its store and socket below `directory`.
+
+    The store is on one file system with the cache into which it links.
+    """
 
     def __init__(self, directory: Path, *, piece_bytes: int = 4 << 20) -> None:
         self.store = directory / "store"
@@ -79,9 +84,11 @@ class FakeDfdaemonSocket:
         self.orders: list[common_pb2.Download] = []
         self.fault: Fault | None = None
         self.traffic = 0
-        """Of pieces of new tasks: 0 from the origin, 1 from a peer (the bytes come from the origin all the same)."""
+        """The traffic type of pieces of new tasks: 0 is the origin, 1 a peer. The bytes come from
+        the origin in both cases.
+        """
         self.gate: threading.Event | None = None
-        """While it is set to an event that is not, no piece comes."""
+        """No piece comes while this event exists and is not set."""
         self._piece_bytes = piece_bytes
         self._closing = threading.Event()
         self._making = threading.Lock()
@@ -100,7 +107,7 @@ class FakeDfdaemonSocket:
         self.stop()
 
     def start(self) -> None:
-        """Listen, also again after `stop`."""
+        """Listen; works again after `stop`."""
         self._closing.clear()
         self._server = grpc.server(futures.ThreadPoolExecutor(32))
         handler = grpc.unary_stream_rpc_method_handler(
@@ -114,7 +121,7 @@ class FakeDfdaemonSocket:
         self._server.start()
 
     def stop(self) -> None:
-        """As if killed, but for the store."""
+        """Stop like a killed daemon; the store stays."""
         self._closing.set()
         self._server.stop(0).wait()
         self.path.unlink(missing_ok=True)
@@ -127,7 +134,7 @@ class FakeDfdaemonSocket:
 
     @contextmanager
     def failing(self, fault: Fault) -> Iterator[None]:
-        """`fault` while the context lasts."""
+        """Play `fault` while the context lasts."""
         self.fault = fault
         try:
             yield
@@ -209,13 +216,15 @@ class FakeDfdaemonSocket:
                 raise OSError(errno.EXDEV, "Invalid cross-device link")
             to.hardlink_to(task.path)
         except OSError as error:
-            # Display of Rust's std::io::Error
+            # The format is that of Display for Rust's std::io::Error.
             context.abort(grpc.StatusCode.INTERNAL, f"{error.strerror} (os error {error.errno})")
 
     def _pieces(
         self, task: StoredTask, download: common_pb2.Download, over: threading.Event, context: grpc.ServicerContext
     ) -> Iterator[tuple[int, int]]:
-        """Numbers, and whence: those that are there, then what comes of eight at a time, the last one first."""
+        """Numbers and traffic types of all pieces: local ones first, then the rest in batches of
+        eight, each in reverse order.
+        """
         count = -(-task.size_bytes // self._piece_bytes)
         local = [number for number in range(count) if number in task.pieces]
         for number in local:
@@ -247,7 +256,7 @@ class FakeDfdaemonSocket:
 
 
 def identify(download: common_pb2.Download) -> str:
-    """The id that dfdaemon computes."""
+    """The task id that dfdaemon computes."""
     if download.HasField("content_for_calculating_task_id"):
         return hashlib.sha256(download.content_for_calculating_task_id.encode()).hexdigest()
     parts = urlsplit(download.url)
@@ -272,7 +281,9 @@ def _get(download: common_pb2.Download, byte_range: str) -> tuple[int, Any, byte
 
 
 def _abort_by_backend(context: grpc.ServicerContext, status: int) -> None:
-    """dfdaemon puts `errordetails.v2.Backend` as JSON where others put a google.rpc.Status."""
+    """Abort as dfdaemon does: `errordetails.v2.Backend` as JSON in the place of a
+    google.rpc.Status.
+    """
     details = json.dumps({"message": "request failed", "header": {}, "status_code": status}).encode()
     context.set_trailing_metadata((("grpc-status-details-bin", details),))
     context.abort(grpc.StatusCode.INTERNAL, f"backend error: status code {status}")

@@ -1,9 +1,13 @@
-"""A real Dragonfly on loopback, for `make integration-dragonfly` and the bench: one scheduler, one seed and some peers.
+"""A real Dragonfly on loopback, for `make integration-dragonfly` and the bench: one scheduler, one
+seed and some peers.
 
-Owns the processes of what scripts/dragonfly.sh has built: folders below one directory, ports nobody else has, configurations, readiness
-and end. No manager, database or Redis: the list of schedulers is a file. Settings are those measured to matter: a short
-`collectedPieceTimeout`, and for the scheduler either its own retries or the `tuned` ones, which spare a cold range its 2 s and cost
-traffic from the store instead. Knows nothing of pytest.
+It owns the processes that scripts/dragonfly.sh builds: their folders below one directory, their
+free ports, configurations, readiness and end. There is no manager, database or Redis: the list of
+schedulers is a file.
+
+The settings are those that measurements showed to matter: a short `collectedPieceTimeout`, and the
+scheduler's own retries or the `tuned` ones. The tuned ones spare a cold range its 2 s, but cost
+traffic from the store. It does not import pytest.
 """
 
 from __future__ import annotations
@@ -31,17 +35,17 @@ from tests.servers.seaweedfs import free_ports
 TRAFFIC = "dragonfly_client_download_traffic"
 _ANNOUNCED = "dragonfly_scheduler_announce_host_total"
 _READY_TIMEOUT_S = 90.0
-"""A port of a process that was killed may stay taken for a minute."""
+"""Seconds; the port of a killed process may stay taken for a minute."""
 _POLL_S = 0.05
 _PROBE_S = 0.5
 
 
 class ClusterError(Exception):
-    """A part did not become ready; holds the end of its log."""
+    """A part that did not become ready; the message ends with its log."""
 
 
 class Part:
-    """One process of the cluster. `ready` asks whether it serves."""
+    """One process of the cluster; `ready` is true when it serves."""
 
     def __init__(self, name: str, command: Sequence[str | Path], log: Path, ready: Callable[[], bool]) -> None:
         self.name = name
@@ -60,7 +64,7 @@ class Part:
         return self._process is not None and self._process.poll() is None
 
     def log(self) -> str:
-        """Everything that it has said, of all its lives."""
+        """The log of all its lives."""
         return self._log.read_text(errors="replace")
 
     def start(self) -> None:
@@ -68,38 +72,42 @@ class Part:
             self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def wait(self) -> None:
-        """Return when it serves; one that ends is started again until the time is over. Raises ClusterError."""
+        """Return when the part serves. It restarts a part that ends, until the time is over. Raises
+        ClusterError.
+        """
         deadline = time.monotonic() + _READY_TIMEOUT_S
         while not (self.alive and self._ready()):
             if time.monotonic() > deadline:
                 raise ClusterError(f"{self.name} is not ready after {_READY_TIMEOUT_S:g} s:\n{self.log()[-4000:]}")
             if not self.alive:
-                # "Address already in use": what it held before has not been given back yet.
+                # "Address already in use": the system has not released the earlier port yet.
                 self.start()
             time.sleep(_POLL_S)
 
     def kill(self) -> None:
-        """SIGKILL, and wait for the end; also of one that was stopped, or never started."""
+        """Send SIGKILL and wait for the end. Also works for a stopped part, and for one that never
+        started.
+        """
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def stop(self) -> None:
-        """SIGSTOP: connections stay and are accepted, nothing is answered."""
+        """Send SIGSTOP: the kernel accepts connections, but no request gets an answer."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def cont(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
     def restart(self) -> None:
-        """A new life on the same ports. A daemon empties its store at its start."""
+        """Start a new life on the same ports. A daemon empties its store at its start."""
         self.kill()
         self.start()
         self.wait()
 
 
 class Daemon(Part):
-    """A dfdaemon: `proxy_url` and `socket_path` are its two ways in, `store` is where its tasks lie."""
+    """A dfdaemon; `proxy_url` and `socket_path` are its two ways in, and `store` holds its tasks."""
 
     def __init__(
         self, name: str, directory: Path, binaries: Path, dynconfig: Path, *, seed: bool, settings: Mapping[str, Any]
@@ -131,7 +139,7 @@ class Daemon(Part):
             **settings,
         }
         config_file = directory / "dfdaemon.yaml"
-        config_file.write_text(json.dumps(config))  # which is YAML too
+        config_file.write_text(json.dumps(config))  # JSON is YAML too.
         command: list[str | Path] = [binaries / "dfdaemon", "--config", config_file, "--dynconfig", dynconfig]
         command += ["--log-dir", directory / "logs", "--console"]
         self._health_url = f"http://127.0.0.1:{health}/healthy"
@@ -139,33 +147,33 @@ class Daemon(Part):
         super().__init__(name, command, directory / "log", self._serves)
 
     def _serves(self) -> bool:
-        """`/healthy` alone may answer before the others do."""
+        """True if all interfaces serve: `/healthy` may answer before the others do."""
         return _answers(self._health_url) and _accepts(self._proxy_port) and self.socket_path.exists()
 
     def kill(self) -> None:
         super().kill()
-        self.socket_path.unlink(missing_ok=True)  # so that a new life's can be told from it
+        self.socket_path.unlink(missing_ok=True)  # A new socket then means a new life.
 
     def metrics(self) -> Mapping[str, float]:
-        """Its Prometheus samples, by name and labels as they are printed."""
+        """Its Prometheus samples, by name and labels as printed."""
         return _samples(self._metrics_url)
 
     def traffic_bytes(self) -> Mapping[str, int]:
-        """Bytes that it has downloaded since its start, by where from: BACK_TO_SOURCE, REMOTE_PEER, LOCAL_PEER."""
+        """Bytes downloaded since its start, by source: BACK_TO_SOURCE, REMOTE_PEER, LOCAL_PEER."""
         pattern = re.compile(TRAFFIC + r'\{.*type="(\w+)".*\}')
         return {found[1]: int(value) for name, value in self.metrics().items() if (found := pattern.match(name))}
 
     def task_files(self) -> Sequence[Path]:
-        """Each task's bytes lie in one file."""
+        """The files of its tasks: each task's bytes are one file."""
         return [path for path in (self.store / "content").rglob("*") if path.is_file()]
 
     def wipe(self) -> None:
-        """Remove every task's bytes under its feet; what it believes to have, it still believes."""
+        """Remove the bytes of every task while the daemon runs; it still believes that it has them."""
         for path in self.task_files():
             path.unlink()
 
     def spoil(self, offset: int) -> None:
-        """Change the byte at `offset` in every task that is so long."""
+        """Change the byte at `offset` in every task that is long enough."""
         for path in self.task_files():
             if path.stat().st_size > offset:
                 with path.open("r+b") as file:
@@ -176,7 +184,9 @@ class Daemon(Part):
 
 
 class Cluster:
-    """The parts, ready once `start` returns. `seed` is None where one daemon alone was asked for."""
+    """The parts of a Dragonfly, ready once `start` returns; `seed` is None if the caller wanted a
+    single daemon.
+    """
 
     def __init__(
         self, scheduler: Part, seed: Daemon | None, peers: Sequence[Daemon], announced: Callable[[], int]
@@ -195,7 +205,9 @@ class Cluster:
         return [self.scheduler, *self.daemons]
 
     def start(self) -> None:
-        """Scheduler first: a daemon that cannot reach it at its start announces itself only after a while. Raises ClusterError."""
+        """Start the scheduler first: a daemon that cannot reach it at its start announces itself
+        late. Raises ClusterError.
+        """
         self.scheduler.start()
         self.scheduler.wait()
         for daemon in self.daemons:
@@ -211,7 +223,9 @@ class Cluster:
             self._wait_for_seed(self.seed, self.peers[0], deadline)
 
     def _wait_for_seed(self, seed: Daemon, peer: Daemon, deadline: float) -> None:
-        """The scheduler looks for seeds every 30 s, and before the first time every daemon goes to the store by itself."""
+        """Wait until the scheduler knows the seed. It looks for seeds every 30 s; before the first
+        time every daemon goes to the store itself.
+        """
         with ThreadingHTTPServer(("127.0.0.1", 0), _Probe) as origin:
             threading.Thread(target=origin.serve_forever, daemon=True).start()
             for number in itertools.count():
@@ -220,7 +234,7 @@ class Cluster:
                 if "BACK_TO_SOURCE" in seed.traffic_bytes():
                     break
                 if time.monotonic() > deadline:
-                    raise ClusterError("the scheduler sends nobody to the seed")
+                    raise ClusterError("the scheduler sends no peer to the seed")
                 time.sleep(_PROBE_S)
             origin.shutdown()
 
@@ -239,11 +253,15 @@ def running(
     tuned: bool = False,
     settings: Mapping[str, Any] | None = None,
 ) -> Iterator[Cluster]:
-    """A ready cluster, killed at the end, with its folders in `directory` (a short path: a unix socket's has 107 bytes at most).
+    """A ready cluster, killed at the end, with its folders in `directory`. Raises ClusterError.
 
-    `tuned` are retries of the scheduler's that spare each cold range after the first 2 s, and let the first host go to the store beside the
-    seed; without it its own defaults, with which the store sees each object once.
-    `settings` replace top-level keys of every daemon's configuration. Raises ClusterError.
+    `directory` must be short: a unix socket's path has 107 bytes at most.
+
+    `tuned` sets the scheduler's retries so that each cold range spares the first 2 s. The first
+    host then goes to the store at the same time as the seed. Without it the scheduler has its own
+    defaults, with which the store sees each object once.
+
+    `settings` replace top-level keys of every daemon's configuration.
     """
     directory.mkdir(parents=True, exist_ok=True)
     port, metrics_port = free_ports(2)
@@ -285,7 +303,7 @@ def running(
 
 
 def _announced(samples: Mapping[str, float]) -> int:
-    """How often daemons have told the scheduler of themselves; its labels are their operating systems."""
+    """The number of announcements to the scheduler; its labels are the daemons' operating systems."""
     return int(sum(value for name, value in samples.items() if name.partition("{")[0] == _ANNOUNCED))
 
 
@@ -298,7 +316,7 @@ def _accepts(port: int) -> bool:
 
 
 class _Probe(BaseHTTPRequestHandler):
-    """Objects of four bytes, for ranges too: whatever `_wait_for_seed` names."""
+    """An origin of four-byte objects, ranges included, for each name that `_wait_for_seed` makes."""
 
     protocol_version = "HTTP/1.1"
 
@@ -313,7 +331,7 @@ class _Probe(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the standard error is the test's."""
+        """Log nothing: the standard error belongs to the test."""
 
 
 def _get(url: str, *, proxy_url: str = "", headers: Mapping[str, str] | None = None) -> str:
@@ -331,6 +349,6 @@ def _answers(url: str) -> bool:
 
 
 def _samples(url: str) -> Mapping[str, float]:
-    """What a Prometheus page says (its text format: name and labels, a space, the value)."""
+    """The samples of a Prometheus page (its text format: name and labels, a space, the value)."""
     lines = (line for line in _get(url).splitlines() if line and not line.startswith("#"))
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}

@@ -1,6 +1,7 @@
-"""fake-gcs-server, an emulator of Cloud Storage that others use too, for the contract suite of `make integration`.
+"""fake-gcs-server, a widely used emulator of Cloud Storage, for the contract suite of `make
+integration`.
 
-Owns the process. It asks for no credentials and checks none; scripts/go-tool.sh builds it.
+It owns the process. The emulator checks no credentials. scripts/go-tool.sh builds it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _START_TIMEOUT_S = 20.0
 
 
 class FakeGcs:
-    """A running server on loopback, in memory. Not yet ready: see `running`."""
+    """A running server on loopback, in memory; not ready yet: see `running`."""
 
     def __init__(self, directory: Path) -> None:
         program = shutil.which("fake-gcs-server")

@@ -1,8 +1,10 @@
-"""TorchServe's management API without TorchServe: its words and statuses as a running 0.12.0 gives them.
+"""TorchServe's management API without TorchServe: its messages and statuses as a running 0.12.0
+gives them.
 
-Owns a table of registered models, on a socket of its own (TCP, or a unix one). `store` is what its model store holds: for each archive or
-directory the name and version that stand in its manifest, or None for what cannot be loaded. `requests` is what it was asked.
-tests/torchserve runs the same commands against the real one.
+It owns a table of registered models, on its own socket (TCP or unix). `store` holds the model
+store: the name and version in the manifest of each archive or directory, or None if it cannot be
+loaded. `requests` records every request. tests/torchserve runs the same commands against the real
+server.
 """
 
 from __future__ import annotations
@@ -20,34 +22,35 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 
 class FakeTorchServe:
-    """A running server."""
+    """A fake server with its models and faults."""
 
     def __init__(self, store: dict[str, tuple[str, str] | None], *, token: str = "", model_api: bool = True) -> None:
         self.store = store
         self.token = token
         self.model_api = model_api
         self.broken: set[str] = set()
-        """Names whose workers do not come up."""
+        """Names of models whose workers do not start."""
         self.silent: set[str] = set()
-        """URLs whose registration is never answered."""
+        """URLs whose registration never gets an answer."""
         self.cut: set[str] = set()
         """URLs whose registration ends with the connection."""
         self.gateway: set[str] = set()
-        """URLs for which a gateway answers in its place."""
+        """URLs for which a gateway answers in the server's place."""
         self.ended = threading.Event()
         self.page = 2
-        """Most models of one listing, whatever is asked for."""
+        """The most models in one listing, whatever limit the client asks for."""
         self.requests: list[tuple[str, str, dict[str, str]]] = []
-        """Method, path and query."""
+        """Method, path and query of each request."""
         self.hosts: list[str] = []
         self.models: dict[str, dict[str, str]] = {}
         """URLs by name and version; the first version is the default one."""
         self.workers: dict[str, int] = {}
         self.raw = b""
-        """What it answers instead, if it is another kind of server."""
+        """The raw body of every answer, to play another kind of server; empty for its own answers.
+        """
         self.address = ""
         self.listens_on = -1
-        """The descriptor of its socket."""
+        """The descriptor of the server's socket."""
 
     def answer(self, method: str, path: str, query: dict[str, str], token: str) -> tuple[int, object]:
         if self.token and token != f"Bearer {self.token}":
@@ -195,7 +198,7 @@ def running(
 
 
 def closed_port() -> int:
-    """A port of loopback on which nobody listens."""
+    """A loopback port without a listener."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])

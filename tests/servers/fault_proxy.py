@@ -1,7 +1,9 @@
-"""A reverse proxy whose replies a test can spoil: what a real store cannot be made to answer.
+"""A reverse proxy whose replies a test can spoil, for answers that a real store cannot be made to
+give.
 
-It hands each request on as it came (target byte for byte, `Host` included, so that signatures hold) and takes the whole reply; then the
-faults of `tests.servers.faults` decide what the client sees. A request in absolute form goes where it names: then it is a forward proxy.
+It hands on each request unchanged: the target byte for byte, with `Host`, so that signatures hold.
+It takes the whole reply, and the faults of `tests.servers.faults` decide the bytes that the client
+sees. It sends a request in absolute form to its URL's host, as a forward proxy.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ _OF_THE_CONNECTION = frozenset({"connection", "keep-alive", "transfer-encoding",
 
 
 class FaultProxy(HttpServer):
-    """Before the server at `upstream_url`; empty for a forward proxy alone."""
+    """A proxy in front of the server at `upstream_url`; empty for a forward proxy only."""
 
     def __init__(self, upstream_url: str = "") -> None:
         super().__init__()
@@ -39,7 +41,7 @@ class FaultProxy(HttpServer):
             request.method,
             f"{there.scheme}://{there.netloc}",
             headers=headers,
-            extensions={"target": target.encode("latin-1")},  # else httpx would normalise it
+            extensions={"target": target.encode("latin-1")},  # Without it, httpx would normalise the target.
         )
         async with aclosing(await self._client.send(sent, stream=True)) as reply:
             body = b"".join([chunk async for chunk in reply.aiter_raw()])
@@ -51,5 +53,5 @@ def _kept(reply: httpx.Response) -> list[tuple[str, str]]:
 
 
 def _spelled(name: str) -> str:
-    """As `Answer` and the faults spell it: httpx has them all in lower case."""
+    """The name in the spelling of `Answer` and the faults: httpx has all names in lower case."""
     return "ETag" if name == "etag" else name.title()

@@ -1,4 +1,4 @@
-"""Ways in which a server fails or misbehaves, for `HttpServer.script`. Each works on any answer, of origin and proxy alike."""
+"""Faults of a server, for `HttpServer.script`. Each works on any answer, of origin and proxy alike."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from tests.servers.http11 import Answer, Exchange, Fault
 
 
 async def honest(exchange: Exchange, answer: Answer) -> None:
-    """No fault: to place one after others."""
+    """No fault: a place-holder in a script of several."""
     await exchange.deliver(answer)
 
 
 def status(code: int, headers: Mapping[str, str] | None = None, body: bytes = b"") -> Fault:
-    """That status instead of the answer: 403, 404, 412, 416, 500, …; 429 and 503 with {"Retry-After": "7"}."""
+    """That status instead of the answer: 403, 404, 412, 416, 500, …; 429 and 503 with
+    {"Retry-After": "7"}.
+    """
 
     async def fault(exchange: Exchange, answer: Answer) -> None:
         await exchange.deliver(Answer(code, dict(headers or {}), body))
@@ -27,11 +29,13 @@ def status(code: int, headers: Mapping[str, str] | None = None, body: bytes = b"
 
 
 archived = status(403, body=b"<Code>InvalidObjectState</Code>")
-"""A refusal that no second try changes."""
+"""A refusal that a retry does not change."""
 
 
 def with_headers(headers: Mapping[str, str], *, code: int | None = None) -> Fault:
-    """The answer with these headers added or replaced, and perhaps another status: a wrong ETag, a redirect, …"""
+    """The answer with these headers added or replaced, optionally with another status: a wrong
+    ETag, a redirect, …
+    """
 
     async def fault(exchange: Exchange, answer: Answer) -> None:
         await exchange.deliver(replace(answer, status=code or answer.status, headers={**answer.headers, **headers}))
@@ -53,9 +57,10 @@ def page(
     etag: str = "",
     headers: Mapping[str, str] | None = None,
 ) -> Fault:
-    """HTML from something that stands where the store should: a captive portal, a gateway, a load balancer.
+    """HTML from a machine in the store's place: a captive portal, a gateway, a load balancer.
 
-    `chunked`, `closed`: how it ends, without a Content-Length. `etag`: the page's own; "weak" is the object's, weakened.
+    `chunked` and `closed` end it without a Content-Length. `etag` is the page's own; "weak" is the
+    object's, weakened.
     """
 
     async def fault(exchange: Exchange, answer: Answer) -> None:
@@ -77,7 +82,9 @@ def page(
 
 
 def cut_after(body_bytes: int) -> Fault:
-    """The true head, that many bytes of the body, then the end of the connection: a proxy or origin that dies."""
+    """The true head, that many bytes of the body, then the connection's end, as from a proxy or
+    origin that dies.
+    """
 
     async def fault(exchange: Exchange, answer: Answer) -> None:
         await _send_start(exchange, answer, body_bytes)
@@ -87,7 +94,9 @@ def cut_after(body_bytes: int) -> Fault:
 
 
 def losing(at: int, lost_bytes: int) -> Fault:
-    """A relay that loses some bytes in mid-body and passes on the rest: the head is true, what follows is shifted and ends too soon."""
+    """A relay that loses some bytes in mid-body: the head is true, the rest is shifted and ends too
+    soon.
+    """
 
     async def fault(exchange: Exchange, answer: Answer) -> None:
         body = await answer.whole()
@@ -99,7 +108,7 @@ def losing(at: int, lost_bytes: int) -> Fault:
 
 
 def reset_after(body_bytes: int) -> Fault:
-    """As `cut_after`, with a TCP reset; 0 breaks the connection before the head."""
+    """Like `cut_after`, but with a TCP reset; 0 breaks the connection before the head."""
 
     async def fault(exchange: Exchange, answer: Answer) -> None:
         if body_bytes:
@@ -110,12 +119,12 @@ def reset_after(body_bytes: int) -> Fault:
 
 
 async def drop(exchange: Exchange, answer: Answer) -> None:
-    """Close without a word, as a server that has just decided that the connection was idle for too long."""
+    """Close without a reply, like a server that has just given up an idle connection."""
     exchange.hang_up()
 
 
 def longer_body(extra_bytes: int) -> Fault:
-    """A body longer than asked, and a Content-Length that admits it."""
+    """A body longer than the range, with a Content-Length that admits it."""
 
     async def fault(exchange: Exchange, answer: Answer) -> None:
         body = await answer.whole() + b"+" * extra_bytes
@@ -136,7 +145,7 @@ def surplus(extra: bytes) -> Fault:
 
 
 def shifted_range(by_bytes: int) -> Fault:
-    """A Content-Range (and bytes to match its length) that is not the one asked for."""
+    """A Content-Range (with bytes of its length) other than the one in the request."""
 
     async def fault(exchange: Exchange, answer: Answer) -> None:
         span, total = answer.headers["Content-Range"].removeprefix("bytes ").split("/")
@@ -149,7 +158,9 @@ def shifted_range(by_bytes: int) -> Fault:
 
 
 def altered(at: int) -> Fault:
-    """The right answer but for one bit of the body's byte `at`, which no length gives away; -1 is the last."""
+    """The right answer except for one bit of the body's byte `at`, which keeps every length; -1 is
+    the last byte.
+    """
 
     async def fault(exchange: Exchange, answer: Answer) -> None:
         body = bytearray(await answer.whole())
@@ -160,7 +171,9 @@ def altered(at: int) -> Fault:
 
 
 def resized(size_bytes: int, *, instead_of: int) -> Fault:
-    """The answer with another object size wherever that one stands: in a listing's body, or in a header of the reply to HEAD."""
+    """The answer with another object size in each place of it: in a listing's body, or in a header
+    of the reply to HEAD.
+    """
     number = re.compile(rb"(?<![0-9A-Za-z.])%d(?![0-9A-Za-z])" % instead_of)
 
     async def fault(exchange: Exchange, answer: Answer) -> None:
@@ -184,7 +197,7 @@ def other_total(total_bytes: int) -> Fault:
 
 
 async def range_with_200(exchange: Exchange, answer: Answer) -> None:
-    """The range that was asked for and its Content-Range, under status 200 (rclone; dfdaemon before 1.3.11)."""
+    """The right range with its Content-Range, under status 200 (rclone; dfdaemon before 1.3.11)."""
     await exchange.deliver(replace(answer, status=200))
 
 
@@ -203,14 +216,14 @@ async def chunked(exchange: Exchange, answer: Answer) -> None:
 
 
 async def until_close(exchange: Exchange, answer: Answer) -> None:
-    """No framing at all: the body ends with the connection."""
+    """No framing: the body ends with the connection."""
     await exchange.send_head(answer.status, {k: v for k, v in answer.headers.items() if k != "Content-Length"})
     await exchange.send_body(await answer.whole())
     exchange.hang_up()
 
 
 async def gzipped(exchange: Exchange, answer: Answer) -> None:
-    """Compressed although nobody asked for it."""
+    """A body compressed with gzip, although the client did not ask for it."""
     body = gzip.compress(await answer.whole())
     headers = {**answer.headers, "Content-Encoding": "gzip", "Content-Length": str(len(body))}
     await exchange.deliver(replace(answer, headers=headers, body=body))
@@ -223,7 +236,7 @@ async def closing(exchange: Exchange, answer: Answer) -> None:
 
 
 def raw(data: bytes, *, keep_alive: bool = False) -> Fault:
-    """These bytes, in one segment, instead of a reply; then the end of the connection."""
+    """These bytes, in one segment, instead of a reply; then the connection's end."""
 
     async def fault(exchange: Exchange, answer: Answer) -> None:
         await exchange.send(data)
@@ -234,7 +247,7 @@ def raw(data: bytes, *, keep_alive: bool = False) -> Fault:
 
 
 def preceded_by(data: bytes) -> Fault:
-    """The answer after these bytes: interim replies, or rubbish."""
+    """The answer after these bytes: interim replies, or garbage."""
 
     async def fault(exchange: Exchange, answer: Answer) -> None:
         await exchange.send(data)
@@ -244,9 +257,10 @@ def preceded_by(data: bytes) -> Fault:
 
 
 class Hang:
-    """Silence: before the head, or (`after_body_bytes`) in the middle of the body, until `resume` is set.
+    """A silence before the head, or (`after_body_bytes`) in the middle of the body, until `resume`
+    is set.
 
-    `reached` is set when the silence begins; afterwards the rest of the answer follows.
+    It sets `reached` when the silence begins. The rest of the answer follows after `resume`.
     """
 
     def __init__(self, after_body_bytes: int | None = None) -> None:
@@ -273,7 +287,7 @@ class Hang:
 
 
 class Tap:
-    """A slow body: the head at once, then `step_bytes` for each `flow()`, the last ones too."""
+    """A slow body: the head at once, then `step_bytes` for each `flow()`, the last ones included."""
 
     def __init__(self, step_bytes: int) -> None:
         self._step_bytes = step_bytes

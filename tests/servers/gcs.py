@@ -1,9 +1,12 @@
-"""Google Cloud Storage in a thread, as far as reading goes, with what gives out tokens: it believes nothing that it has not verified.
+"""Google Cloud Storage in a thread, for reads, with its token servers: it verifies all that it
+believes.
 
-The JSON API's list, metadata and media, the same of the XML API, generations, decompressive transcoding, requester pays.
+It has list, metadata and media of the JSON API, the same of the XML API, generations, decompressive
+transcoding, and requester pays.
 
-Signatures are recomputed from the request as it came, by this module's own reading of Google's documentation
-(https://cloud.google.com/storage/docs/authentication/canonical-requests), and RSA ones are checked with the account's public key.
+It recomputes signatures from the raw request, by its own reading of Google's documentation
+(https://cloud.google.com/storage/docs/authentication/canonical-requests). It checks RSA signatures
+with the account's public key.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ class Stored:
     created: float
     encoding: str = ""
     md5: bool = True
-    """A composite object has none."""
+    """False for a composite object, which has no MD5."""
 
     @property
     def time(self) -> str:
@@ -63,7 +66,7 @@ class Bucket:
 
 
 class GcsServer(TokenServer):
-    """Buckets, and who may read them."""
+    """A server of buckets, with the rules of access to them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +74,7 @@ class GcsServer(TokenServer):
         self.hmac_keys: dict[str, str] = {}
         self._generation = time.time_ns() // 1000
 
-    # What a test sets up
+    # --- set-up by a test ---
 
     def put(self, bucket: str, key: str, body: bytes, **properties: Any) -> Stored:
         with self.lock:
@@ -87,7 +90,7 @@ class GcsServer(TokenServer):
             self._retire(self.buckets[bucket], key)
 
     def hmac_key(self) -> tuple[str, str]:
-        """Access id and secret."""
+        """A new access id and its secret."""
         access_id = f"GOOG1E{secrets.token_hex(20).upper()}"
         self.hmac_keys[access_id] = secrets.token_urlsafe(30)
         return access_id, self.hmac_keys[access_id]
@@ -108,7 +111,7 @@ class GcsServer(TokenServer):
         if old and home.versioned:
             home.noncurrent.append(old)
 
-    # The store
+    # --- the store ---
 
     def _json_api(self, request: Request) -> Reply:
         _, _, _, _, bucket, _, *rest = request.path.split("/")
@@ -155,7 +158,7 @@ class GcsServer(TokenServer):
     def _page(
         self, home: Bucket, query: Mapping[str, str], token: str, limit: str
     ) -> tuple[list[Stored], list[str], str]:
-        """The token is the last entry of the page before, in base64."""
+        """One page of a listing. The token is the last entry of the page before, in base64."""
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
         after = b64decode(token)
         entries: dict[str, Stored | None] = {}
@@ -170,7 +173,7 @@ class GcsServer(TokenServer):
         return objects, [name for name in page if entries[name] is None], more
 
     def _home(self, bucket: str, request: Request) -> Bucket:
-        """The bucket, once the request has proved that it may."""
+        """The bucket, after the request has proved its right to read it."""
         home = self.buckets.get(bucket)
         as_json = request.path.startswith("/storage/v1/")
         authorization, query = request.headers.get("authorization", ""), request.query
@@ -190,7 +193,7 @@ class GcsServer(TokenServer):
             raise Refusal(400, "required" if as_json else "UserProjectMissing")
         return home
 
-    # What the store verifies
+    # --- verification ---
 
     def _check_url(self, request: Request) -> None:
         query = request.query
@@ -201,7 +204,8 @@ class GcsServer(TokenServer):
         began = _check_date(time.time(), query["X-Goog-Date"])
         if time.time() > began + int(query["X-Goog-Expires"]):
             raise Refusal(400, "ExpiredToken", "The provided token has expired.")
-        # The query as it came, but for the signature: whoever encodes it otherwise has signed something else.
+        # The raw query without the signature: a client that encodes it otherwise has signed another
+        # text.
         raw = "&".join(
             sorted(part for part in request.raw_query.split("&") if not part.startswith("X-Goog-Signature="))
         )

@@ -1,7 +1,11 @@
-"""What gives out Google's tokens, in a thread: OAuth, STS, the metadata server and signBlob, under one address. The base of `gcs`.
+"""Google's token servers in a thread, under one address: OAuth, STS, the metadata server and
+signBlob. The base of `gcs`.
 
-It believes nothing that it has not verified: an assertion's signature with the account's public key, its times, its audience.
-Sources: https://developers.google.com/identity/protocols/oauth2/service-account, https://cloud.google.com/iam/docs/reference/sts/rest,
+It verifies all that it believes: an assertion's signature (with the account's public key), its
+times, its audience.
+
+Sources: https://developers.google.com/identity/protocols/oauth2/service-account,
+https://cloud.google.com/iam/docs/reference/sts/rest,
 https://cloud.google.com/compute/docs/metadata/querying-metadata.
 """
 
@@ -35,10 +39,10 @@ SKEW_S = 900
 class Request:
     method: str
     path: str
-    """As sent, percent-encoded, without the query."""
+    """The path as sent, percent-encoded, without the query."""
     raw_query: str
     headers: Mapping[str, str]
-    """Names in lower case."""
+    """The headers, with names in lower case."""
     body: bytes
 
     @property
@@ -67,7 +71,10 @@ class Refusal(Exception):
 
 
 class TokenServer:
-    """Listens while its context lasts. Change its attributes from anywhere; `intercept` answers instead of it, or not (None)."""
+    """A server that listens while its context lasts.
+
+    Any thread may change its attributes. `intercept` answers in its place, unless it returns None.
+    """
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -101,7 +108,9 @@ class TokenServer:
         return f"http://{self.address}"
 
     def account(self, email: str = "reader@project.iam.gserviceaccount.com", *, known: bool = True) -> dict[str, str]:
-        """The contents of a service account's file; the server refuses the key of one that is not `known`."""
+        """The contents of a service account's file; the server refuses the key of an account that
+        is not `known`.
+        """
         key = _key(email if known else f"not {email}")
         if known:
             self._accounts[email] = key
@@ -124,13 +133,13 @@ class TokenServer:
             self.requests.append(request)
             try:
                 reply = self.intercept(request) or self.honest(request)
-            except (KeyError, ValueError, IndexError):  # not a request of this protocol
+            except (KeyError, ValueError, IndexError):  # Not a request of this protocol.
                 reply = Reply(400)
         reply.headers.setdefault("Date", formatdate(time.time(), usegmt=True))
         return reply
 
     def honest(self, request: Request) -> Reply:
-        """The answer of a server that nobody spoils."""
+        """The answer without any interference."""
         if request.path == "/token":
             return self._oauth(request)
         if request.path == "/sts":
@@ -175,7 +184,7 @@ class TokenServer:
         found = json.loads(_unpadded(claims))
         if not self.is_signed_by(found["iss"], f"{head}.{claims}".encode(), _unpadded(signature)):
             return json_reply(400, {"error": "invalid_grant", "error_description": "Invalid JWT Signature."})
-        if found["aud"] != "https://oauth2.googleapis.com/token":  # whatever the address
+        if found["aud"] != "https://oauth2.googleapis.com/token":  # The audience is the same for every address.
             return json_reply(
                 400, {"error": "invalid_grant", "error_description": "Invalid JWT: Failed audience check."}
             )
@@ -220,7 +229,7 @@ class TokenServer:
 
 @cache
 def _key(_name: str) -> rsa.RSAPrivateKey:
-    """Made once a run for each name: that takes a while."""
+    """A key for this name, made once in each run because that is slow."""
     return rsa.generate_private_key(65537, 2048)
 
 

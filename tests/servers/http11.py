@@ -1,8 +1,10 @@
-"""A tiny HTTP/1.1 server on 127.0.0.1 whose every reply a test can spoil: the base of the servers beside it.
+"""A tiny HTTP/1.1 server on 127.0.0.1 whose every reply a test can spoil: the base of the servers
+in this package.
 
-It reads requests properly and writes replies as raw bytes on purpose: a proper HTTP library would refuse to send what the
-tests need (bodies cut short, surplus bytes, wrong lengths). Subclasses answer in `answer`; a `Fault` decides how that
-answer goes out, or what goes out instead. Everything waits on events, nothing sleeps.
+It reads requests properly and writes replies as raw bytes on purpose. A proper HTTP library would
+refuse to send bodies cut short, surplus bytes and wrong lengths, which the tests need. Subclasses
+answer in `answer`. A `Fault` decides how that answer goes out, or replaces it. The server waits on
+events and never sleeps.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ import trio
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request as it came; header names in lower case."""
+    """One request as it came, with header names in lower case."""
 
     method: str
     target: str
-    """As sent: a path, or a whole URL when we are used as a proxy."""
+    """The target as sent: a path, or a whole URL if this server is used as a proxy."""
     headers: Mapping[str, str]
     connection: int
-    """Which connection it came on, counted from 0."""
+    """The number of the request's connection, counted from 0."""
 
     @property
     def key(self) -> str:
@@ -43,16 +45,21 @@ class Request:
 
 
 Chunks = Callable[[], Awaitable[bytes]]
-"""Each call gives the next part of a body, empty at its end. (Not an async generator: one left half-way needs closing.)"""
+"""A function that gives the next part of a body, empty at its end.
+
+It is not an async generator, because one left half-way needs closing.
+"""
 
 
 class BodyLost(Exception):
-    """Raised by a body that cannot go on: all that the server can do is to close the connection."""
+    """Raised by a body that cannot go on: the server can only close the connection."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """What an honest server would send. A body that is still to come needs its Content-Length among `headers`."""
+    """The reply of an honest server. A body that is still to come needs its Content-Length among
+    `headers`.
+    """
 
     status: int
     headers: dict[str, str] = field(default_factory=dict)
@@ -82,7 +89,7 @@ class Answer:
 
 
 class Exchange:
-    """One request and the raw connection to answer it on."""
+    """One request and the raw connection for its answer."""
 
     def __init__(self, server: HttpServer, request: Request, stream: trio.abc.Stream, tcp: trio.SocketStream) -> None:
         self.request = request
@@ -92,7 +99,7 @@ class Exchange:
         self._tcp = tcp
 
     async def send(self, data: bytes) -> None:
-        """Raw bytes, not counted as body."""
+        """Send raw bytes that do not count as body."""
         await self._stream.send_all(data)
 
     async def send_head(self, status: int, headers: Mapping[str, str]) -> None:
@@ -115,7 +122,7 @@ class Exchange:
             await self.send_body(chunk)
 
     def hang_up(self) -> None:
-        """Close after what was sent, whatever was promised."""
+        """Close after the bytes sent so far, whatever the head promised."""
         self.keep_alive = False
 
     def reset(self) -> None:
@@ -129,17 +136,19 @@ Fault = Callable[[Exchange, Answer], Awaitable[None]]
 
 
 class HttpServer:
-    """Listens on 127.0.0.1 while its `running` context lasts; records what it was asked.
+    """A server that listens on 127.0.0.1 while its `running` context lasts, and records its
+    requests.
 
-    `script(*faults)` plans the next replies, to any key or to one; when the plan is used up, replies are honest again.
+    `script(*faults)` plans the next replies, for any key or for one. When the plan is used up,
+    replies are honest again.
     """
 
     def __init__(self, ssl_context: ssl.SSLContext | None = None) -> None:
         self.requests: list[Request] = []
         self.sent_bytes: dict[str, int] = {}
-        """Body bytes per key."""
+        """Body bytes sent, by key."""
         self.connections = 0
-        """Accepted so far."""
+        """Connections accepted so far."""
         self.port = 0
         self._ssl_context = ssl_context
         self._scripts: dict[str | None, Iterator[Fault]] = {}
@@ -147,7 +156,7 @@ class HttpServer:
         self._listeners: list[trio.SocketListener] = []
 
     async def answer(self, request: Request) -> Answer:
-        """The honest answer."""
+        """The honest answer to a request."""
         raise NotImplementedError
 
     @property
@@ -155,7 +164,9 @@ class HttpServer:
         return f"{'https' if self._ssl_context else 'http'}://127.0.0.1:{self.port}"
 
     def script(self, *faults: Fault, key: str | None = None, forever: bool = False) -> None:
-        """Answer the next requests (for `key`, else for any) so, one fault each; `forever` repeats the last one."""
+        """Answer the next requests (for `key`, else for any) with one fault each; `forever` repeats
+        the last one.
+        """
         self._scripts[key] = itertools.chain(faults, itertools.repeat(faults[-1]) if forever else ())
 
     def requests_for(self, key: str) -> list[Request]:
@@ -173,7 +184,7 @@ class HttpServer:
                 nursery.cancel_scope.cancel()
 
     def kill(self) -> None:
-        """End as a killed process does: open connections end, new ones are refused."""
+        """Stop like a killed process: open connections end, new ones are refused."""
         assert self._running
         self._running.cancel_scope.cancel()
         for listener in self._listeners:
@@ -190,7 +201,8 @@ class HttpServer:
         if self._ssl_context:
             stream = trio.SSLStream(tcp, self._ssl_context, server_side=True, https_compatible=True)
         try:
-            # The client may go, reset or distrust us at any time; what it thinks of that is what the tests look at.
+            # The client may leave, reset or refuse the certificate at any time. The tests check its
+            # view of that.
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError, BodyLost):
                 while (request := await _read_request(stream, number)) is not None:
                     self.requests.append(request)
@@ -204,7 +216,7 @@ class HttpServer:
                         break
         finally:
             with suppress(OSError):
-                # Say goodbye before close(): unread request bytes would turn it into a reset.
+                # Shut down before close(): unread request bytes would turn close() into a reset.
                 tcp.socket.shutdown(socket.SHUT_WR)
             tcp.socket.close()
 
@@ -223,7 +235,7 @@ async def _read_request(stream: trio.abc.Stream, connection: int) -> Request | N
             return None
         head += received
     head, _, rest = head.partition(b"\r\n\r\n")
-    assert not rest, "a GET has no body, and our client does not pipeline"
+    assert not rest, "a GET has no body, and the client does not pipeline"
     request_line, *lines = head.decode("latin-1").split("\r\n")
     method, target, version = request_line.split(" ")
     assert version == "HTTP/1.1"

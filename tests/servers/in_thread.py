@@ -1,4 +1,6 @@
-"""A server of this package in a trio thread of its own, for tests that are not async themselves (real mounts, commands)."""
+"""A server of this package in its own trio thread, for tests that are not async (real mounts,
+commands).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _START_TIMEOUT_S = 10.0
 
 
 class InThread(Generic[S]):
-    """Runs `server` while its context lasts. Read its records from anywhere; whatever changes it goes through `do`."""
+    """A thread that runs `server` while its context lasts. Any thread may read its records; changes
+    go through `do`.
+    """
 
     def __init__(self, server: S) -> None:
         self.server = server
@@ -51,7 +55,7 @@ class InThread(Generic[S]):
         return trio.from_thread.run_sync(function, *args, trio_token=self._token)
 
     def wait(self, event: trio.Event, *, timeout_s: float = 20.0) -> None:
-        """Wait for an event of the server's, such as a fault's. Raises trio.TooSlowError."""
+        """Wait for an event in the server's thread, such as a fault's. Raises trio.TooSlowError."""
 
         async def waiting() -> None:
             with trio.fail_after(timeout_s):

@@ -1,6 +1,8 @@
-"""MinIO, for the contract suite of `make integration`: one server with one disk, which scripts/go-tool.sh builds.
+"""MinIO, for the contract suite of `make integration`: one server with one disk, which
+scripts/go-tool.sh builds.
 
-Owns the process. Its users need a program of its own to be made, so the reader is the root user too.
+It owns the process. MinIO needs a separate program to make users, so the reader is the root user
+too.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Minio:
-    """A running server on loopback with its data in `directory`. Not yet ready: see `running`."""
+    """A running server on loopback with its data in `directory`; not ready yet: see `running`."""
 
     def __init__(self, directory: Path) -> None:
         self.writer = self.reader = Identity("root", ())

@@ -1,6 +1,8 @@
-"""Huawei Cloud OBS as far as d7yfs speaks to it: recomputes each signature, of header and URL, from the documentation's text.
+"""A fake of Huawei Cloud OBS, for the requests of d7yfs: it recomputes each signature (header and
+URL) from the documentation's text.
 
-https://support.huaweicloud.com/intl/en-us/api-obs/obs_04_0010.html and obs_04_0011.html. Shares no code with the signer of the package.
+See https://support.huaweicloud.com/intl/en-us/api-obs/obs_04_0010.html and obs_04_0011.html. It
+shares no code with the package's signer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Alibaba Cloud OSS as far as d7yfs speaks to it: recomputes each signature (V4 and V1, header and URL) from the documentation's text.
+"""A fake of Alibaba Cloud OSS, for the requests of d7yfs: it recomputes each signature (V4 and V1,
+header and URL) from the documentation's text.
 
+See
 https://www.alibabacloud.com/help/en/oss/developer-reference/recommend-to-use-signature-version-4,
-https://www.alibabacloud.com/help/en/oss/developer-reference/add-signatures-to-urls and the same two for V1. Shares no code with the signers
-of the package.
+https://www.alibabacloud.com/help/en/oss/developer-reference/add-signatures-to-urls and the same two
+pages for V1. It shares no code with the package's signers.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ _V1_SUBRESOURCES = {
 
 
 class OssServer(BucketServer):
-    """`payer` is whether each request must agree to pay."""
+    """A fake of OSS; `payer` is true if each request must agree to pay."""
 
     header = "x-oss-"
     lists_by_token = True

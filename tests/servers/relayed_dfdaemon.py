@@ -1,7 +1,8 @@
-"""A real dfdaemon with the face of the fake: what a test of `tests.servers.dfdaemon` looks at and scripts, in front of the real proxy.
+"""A real dfdaemon behind the interface of the fake: tests of `tests.servers.dfdaemon` can run
+against the real proxy.
 
-Hands each request on as it came and streams the reply back. So the tests that are written against the fake run against the real thing,
-and a fault can spoil what the real one says. `kill` ends this relay, which a client cannot tell from the daemon's end.
+It hands on each request unchanged and streams the reply back. A fault can spoil the real reply.
+`kill` ends this relay, which a client cannot tell from the daemon's end.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from tests.servers.http11 import Answer, BodyLost, HttpServer, Request
 
 _CHUNK_BYTES = 1 << 20
 _OURS = frozenset({"host", "user-agent", "connection"})
-"""What `Transport` writes itself; the User-Agent of the test's client is not what is looked at."""
+"""Headers that `Transport` writes itself; the tests do not check their client's User-Agent."""
 _OF_THE_CONNECTION = frozenset({"connection", "keep-alive", "transfer-encoding"})
 
 
 class RelayedDfdaemon(HttpServer):
-    """Before the real proxy at `proxy_url`. `tasks` are the ids of its replies that succeeded, with their status."""
+    """A relay in front of the real proxy at `proxy_url`; `tasks` has the ids of its successful
+    replies, with their status.
+    """
 
     def __init__(self, proxy_url: str) -> None:
         super().__init__()
@@ -72,7 +75,9 @@ class RelayedDfdaemon(HttpServer):
         send: trio.MemorySendChannel[bytes | None],
         task_status: trio.TaskStatus[tuple[int, dict[str, str]]],
     ) -> None:
-        """Whose client has left stays until the server ends, as does its download in dfdaemon until it is complete."""
+        """Relay one reply. Without its client it stays until the server ends, as its download in
+        dfdaemon goes on until it is complete.
+        """
         headers = {name: value for name, value in request.headers.items() if name not in _OURS}
         started = False
         async with send:
@@ -94,5 +99,5 @@ class RelayedDfdaemon(HttpServer):
 
 
 def _spelled(name: str) -> str:
-    """As `Answer` and the faults spell it."""
+    """The name in the spelling of `Answer` and the faults."""
     return "ETag" if name == "etag" else name.title()

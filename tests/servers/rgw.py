@@ -1,7 +1,9 @@
-"""Ceph's RADOS Gateway, for the contract suite of `make integration`: a monitor, an OSD in memory and a gateway from Debian's packages.
+"""Ceph's RADOS Gateway, for the contract suite of `make integration`: a monitor, an OSD in memory
+and a gateway from Debian's packages.
 
-Owns the three processes and their cluster, which has no authentication within and listens on loopback only. `writer` owns the buckets;
-`reader` may only send requests that read, and needs a bucket policy for each bucket (`let_read`).
+It owns the three processes and their cluster, which has no internal authentication and listens on
+loopback only. `writer` owns the buckets. `reader` may only read, and needs a policy for each bucket
+(`let_read`).
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ rgw frontends = beast endpoint=127.0.0.1:{port} tcp_nodelay=1
 
 
 class Rgw:
-    """A cluster in `directory`; `start` it, and `stop` it whatever happens."""
+    """A cluster in `directory`; the caller must `start` it, and `stop` it even after a failure."""
 
     def __init__(self, directory: Path) -> None:
         self.writer = Identity("writer", ())
@@ -78,7 +80,7 @@ class Rgw:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        """Return when the gateway can be written to. Raises RuntimeError with its log's tail."""
+        """Return when the gateway accepts writes. Raises RuntimeError with its log's tail."""
         keyring, map_file, disk = self._directory / "keyring", self._directory / "monmap", str(uuid.uuid4())
         _run("ceph-authtool", "--create-keyring", keyring, "--gen-key", "-n", "mon.", "--cap", "mon", "allow *")
         address = f"[v2:127.0.0.1:{self._mon_port}]"
@@ -107,7 +109,7 @@ class Rgw:
         return new_client(self.endpoint_url, identity or self.writer)
 
     def let_read(self, bucket: str) -> None:
-        """Allow the reader what d7yfs asks for."""
+        """Allow the reader the requests that d7yfs sends."""
         policy = {
             "Version": "2012-10-17",
             "Statement": {

@@ -1,7 +1,9 @@
-"""An S3 store whose replies a test can spoil: `ScriptedServer` with HEAD and ListObjectsV2, enough for a mount.
+"""An S3 store whose replies a test can spoil: `ScriptedServer` with HEAD and ListObjectsV2, enough
+for a mount.
 
-Takes any signature or none. Keys include the bucket, as in `ScriptedServer`; a bucket exists while it has a key. Listings
-come whole, in one page. Script faults by the object's key, or by the bucket's name for its listings.
+It accepts any signature, and requests without one. Keys include the bucket, as in `ScriptedServer`;
+a bucket exists while it has a key. A listing is one page. A script names the object's key, or the
+bucket for its listings.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ _NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 
 
 class S3Faults(ScriptedServer):
-    """`archive` puts an object into an archive storage class."""
+    """A fake S3 store; `archive` puts an object into an archive storage class."""
 
     def __init__(self, objects: Mapping[str, bytes] | None = None) -> None:
         super().__init__(objects)
@@ -31,7 +33,7 @@ class S3Faults(ScriptedServer):
         self._crc32c: dict[str, str] = {}
 
     def etag(self, key: str) -> str:
-        """Computed once a body: each listing shows them all."""
+        """The ETag, computed once per body, because each listing shows them all."""
         body, etag = self._etags.get(key, (b"", ""))
         if not etag or body is not self.objects[key]:
             etag = super().etag(key)
@@ -42,7 +44,7 @@ class S3Faults(ScriptedServer):
         self._storage_classes[key] = storage_class
 
     def record_crc32c(self, key: str) -> None:
-        """As if the object had been uploaded with one."""
+        """Record a CRC32C, as an upload with one does."""
         self._crc32c[key] = b64encode(crc32c.crc32c(self.objects[key]).to_bytes(4, "big")).decode()
 
     def delete(self, key: str) -> None:

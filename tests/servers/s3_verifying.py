@@ -1,10 +1,12 @@
-"""An S3 store that believes nothing: it recomputes every signature, and plays what SeaweedFS has not.
+"""An S3 store that recomputes every signature, and plays the features that SeaweedFS lacks.
 
-Regions, requester pays, versions, objects under KMS keys and under a customer's own: each refused with the status and words of AWS. One
-bucket; without a signature nothing is to be had. The signature is recomputed by botocore's signer from what came over the wire.
+It has regions, requester pays, versions, objects under KMS keys and under a customer's own keys. It
+refuses each with the status and message of AWS. It has one bucket, and refuses requests without a
+signature. botocore's signer recomputes the signature from the request as received. A reply to HEAD
+has no body.
 
-Sources: https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html and the pages named at each refusal's test. A reply to HEAD has
-no body.
+Sources: https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html and the pages named at
+each refusal's test.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _KMS_KEY_ID = "x-amz-server-side-encryption-aws-kms-key-id"
 
 
 class VerifyingS3(S3Faults):
-    """`objects` are by key, without the bucket. `token` is the session token that it wants, if any."""
+    """A fake S3 store; `objects` are by key, without the bucket."""
 
     def __init__(self, objects: Mapping[str, bytes], *, ssl_context: ssl.SSLContext | None = None) -> None:
         super().__init__({f"{BUCKET}/{key}": body for key, body in objects.items()})
@@ -41,10 +43,10 @@ class VerifyingS3(S3Faults):
         self.requester_pays = False
         self.versioned = False
         self.kms_keys: dict[str, str] = {}
-        """The KMS key's ARN, by object key."""
+        """ARNs of KMS keys, by object key."""
         self.kms_denies = False
         self.kms_state = ""
-        """An error code of S3's about the KMS key, such as `KMS.DisabledException`."""
+        """An error code of S3 about the KMS key, such as `KMS.DisabledException`."""
         self.customer_keys: set[str] = set()
         """Objects under a key of the customer's own."""
         self.refused: list[str] = []
@@ -53,7 +55,7 @@ class VerifyingS3(S3Faults):
         self._current: dict[str, str] = {}
 
     def store(self, key: str, body: bytes) -> None:
-        """Put `key`; in a versioned bucket what was there before stays by its id."""
+        """Put `key`. A versioned bucket keeps the version before, by its id."""
         name = f"{BUCKET}/{key}"
         self.put(name, body)
         if self.versioned:
@@ -61,7 +63,7 @@ class VerifyingS3(S3Faults):
             self._versions[name, self._current[name]] = body
 
     def etag(self, key: str) -> str:
-        """Under KMS it is not the MD5, but looks like one."""
+        """The object's ETag. Under KMS it is not the MD5, but looks like one."""
         plain = super().etag(key)
         return f'"{plain.strip(chr(34))[::-1]}"' if key.removeprefix(f"{BUCKET}/") in self.kms_keys else plain
 
@@ -128,7 +130,9 @@ class VerifyingS3(S3Faults):
         return None
 
     def _signed(self, request: Request) -> dict[str, str] | Answer | None:
-        """The headers and parameters that the signature covers; a refusal where it does not fit; None without one."""
+        """The headers and parameters that the signature covers; a refusal if it is wrong; None
+        without a signature.
+        """
         query = {name: values[0] for name, values in parse_qs(urlsplit(request.target).query).items()}
         in_query = "X-Amz-Signature" in query
         if in_query:

@@ -1,7 +1,8 @@
-"""An object store reduced to its GET: objects in memory, with Range, If-Match, ETags and errors as S3 gives them.
+"""An object store reduced to its GET: objects in memory, with Range, If-Match, ETags and errors as
+in S3.
 
-Also answers absolute-form requests, by path alone, as if it were a proxy. Signatures are recorded, never checked: the
-contract suite does that against a real store.
+It also answers requests in absolute form, by path alone, as a proxy would. It records signatures
+and never checks them: the contract suite does that against a real store.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tests.servers.http11 import Answer, Exchange, HttpServer, Request
 
 
 class ScriptedServer(HttpServer):
-    """Serves `objects` (key, which includes the bucket → bytes); `put` replaces one, and with it its ETag."""
+    """A server of `objects` (bytes by key, bucket included); `put` replaces one and its ETag."""
 
     def __init__(
         self, objects: Mapping[str, bytes] | None = None, *, ssl_context: ssl.SSLContext | None = None
@@ -29,14 +30,14 @@ class ScriptedServer(HttpServer):
         self.objects[key] = body
 
     def etag(self, key: str) -> str:
-        """As S3 makes it for a simple upload: the MD5 in quotes."""
+        """The ETag as S3 makes it for a simple upload: the MD5 in quotes."""
         return f'"{hashlib.md5(self.objects[key]).hexdigest()}"'
 
     def url_of(self, key: str) -> str:
         return f"{self.url}/{key}"
 
     async def whole_object(self, exchange: Exchange, answer: Answer) -> None:
-        """A fault: the server that knows no ranges, 200 and everything."""
+        """A fault: the server ignores ranges and answers 200 with the whole object."""
         headers = {name: value for name, value in exchange.request.headers.items() if name != "range"}
         await exchange.deliver(await self.answer(replace(exchange.request, headers=headers)))
 
@@ -66,7 +67,9 @@ class ScriptedServer(HttpServer):
 
 
 def parse_range(value: str, size_bytes: int) -> range | None:
-    """The first range of a Range header, cut at the object's end; None when it starts there or beyond."""
+    """The first range of a Range header, cut at the object's end; None if it starts there or
+    beyond.
+    """
     matched = re.match(r"bytes=(\d*)-(\d*)", value)
     assert matched, f"not a byte range: {value}"
     first, last = matched.groups()

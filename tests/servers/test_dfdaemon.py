@@ -1,4 +1,6 @@
-"""The fake dfdaemon shows what was measured on the real one; the tests that run against the real one will repeat these."""
+"""The fake dfdaemon behaves as measured on the real one; the integration tests repeat these against
+the real one.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ async def transport() -> AsyncIterator[Transport]:
 
 
 class Client:
-    """Asks the daemon for one origin's objects."""
+    """A client that asks the daemon for one origin's objects."""
 
     def __init__(self, transport: Transport, origin: ScriptedServer, daemon: FakeDfdaemon) -> None:
         self._transport, self._origin, self._daemon = transport, origin, daemon
@@ -69,14 +71,14 @@ async def test_whole_and_ranges(client: Client, origin: ScriptedServer, daemon: 
         status, headers, body = await client.get(Range=span)
         assert (status, body) == (206, OLD[start:stop])
         assert headers["content-range"] == f"bytes {start}-{stop - 1}/3000"
-    assert origin.sent_bytes[KEY] == fetched, "all of it came from the store"
+    assert origin.sent_bytes[KEY] == fetched, "every byte came from the daemon's store"
 
 
 async def test_the_body_streams_while_it_is_downloaded(
     transport: Transport, origin: ScriptedServer, daemon: FakeDfdaemon
 ) -> None:
     stuck = faults.Hang()
-    origin.script(faults.honest, faults.honest, stuck)  # stat, first piece, second piece
+    origin.script(faults.honest, faults.honest, stuck)  # Stat, first piece, second piece.
     async with transport.get(origin.url_of(KEY), {}, via=daemon.url) as reply:
         assert await reply.read(1000) == OLD[:1000]
         await stuck.reached.wait()
@@ -131,7 +133,7 @@ async def test_a_known_task_is_never_revalidated(client: Client, origin: Scripte
     assert (await client.get(Range="bytes=10-19"))[2] == OLD[10:20]
     status, headers, body = await client.get(Range="bytes=1000-1009", If_Match=old_etag)
     assert (status, headers["x-dragonfly-error-type"], body) == (412, "backend", b"")
-    assert (await client.get())[2] == OLD[:1000] + NEW[1000:], "neither version"
+    assert (await client.get())[2] == OLD[:1000] + NEW[1000:], "the reply mixes two versions"
 
 
 @pytest.mark.parametrize("code", [403, 404, 412])

@@ -1,4 +1,4 @@
-"""The fault proxy changes nothing unless it is told to."""
+"""The fault proxy changes only replies that a script names."""
 
 from __future__ import annotations
 

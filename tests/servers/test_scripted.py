@@ -1,4 +1,6 @@
-"""The scripted server, read by httpx: an honest server must satisfy a client that is not ours, and a fault must be one."""
+"""The scripted server, read by httpx: its honest replies satisfy a foreign client, and each fault
+is one.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ async def test_whole_object_and_errors(server: ScriptedServer, client: httpx.Asy
     ):
         assert (await client.get(path, headers=headers)).status_code == status
     assert (await client.post("/b/k ü")).status_code == 405
-    assert server.connections == 1, "kept alive"
+    assert server.connections == 1, "the server must keep the connection alive"
     assert len(server.requests_for("b/k ü")) == 5
     assert server.sent_bytes["b/k ü"] >= 2 * len(BODY)
 

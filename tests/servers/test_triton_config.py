@@ -1,4 +1,6 @@
-"""Reading config.pbtxt: every way to write an agent's block is found, with its lines, and nothing else is taken for one."""
+"""Reading config.pbtxt: the parser finds every form of an agent's block, with its lines, and no
+other text.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,6 @@ def test_the_published_form() -> None:
 def test_one_of_several_agents() -> None:
     (block,) = agents_blocks(D7Y)
     assert [agent.name for agent in block.agents] == ["checksum", "d7y"]
-    assert block.agents[1].parameters == {"config_path": "d7y_config.json"}
     assert removals([block]) == ["lines 9 to 12, the entry of agent d7y with its comma"]
 
 

@@ -1,8 +1,9 @@
-"""A real TorchServe, for `make integration-torchserve`: the programs that scripts/torchserve.sh installs.
+"""A real TorchServe, for `make integration-torchserve`: the programs that scripts/torchserve.sh
+installs.
 
-Owns one server: its ports, its working directory (configuration, keys, logs, unpacked archives), its process group (Java, and a Python
-process per worker), and what is asked of it over HTTP besides what d7yfs itself asks. It knows nothing of pytest. Everything listens on
-loopback.
+It owns one server: its ports, its working directory (configuration, keys, logs, unpacked archives)
+and its process group. That group has Java, and a Python process per worker. It also sends the HTTP
+requests that d7yfs itself does not send. It does not import pytest. Everything listens on loopback.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ _LOG_TAIL = 6000
 
 
 class TorchServeError(Exception):
-    """The server refused, or did not come to what was waited for; holds its words or the end of its log."""
+    """A refusal of the server, or a wait that timed out; the message ends with the server's reply
+    or its log.
+    """
 
 
 class TorchServe:
-    """A server that was started on the model store `store`. Not yet ready: see `wait`."""
+    """A server started on the model store `store`; not ready yet: see `wait`."""
 
     def __init__(
         self,
@@ -47,9 +50,10 @@ class TorchServe:
         model_api: bool = True,
         configured_store: Path | None = None,
     ) -> None:
-        """`directory` is its working directory. `models` are for its command line, `load_models` for its configuration.
+        """Start the server with `directory` as its working directory.
 
-        Where its configuration names another store (`configured_store`), `store` stands on the command line.
+        `models` go to its command line, `load_models` to its configuration. If the configuration
+        names another store (`configured_store`), `store` goes to the command line.
         """
         directory.mkdir()
         self.directory = directory
@@ -66,7 +70,8 @@ class TorchServe:
             "default_startup_timeout": 60,
         }
         if models or load_models:
-            # Otherwise one per processor; and a registration without a number would take it too.
+            # The default is one worker per processor, and a registration without a number would
+            # take it too.
             settings["default_workers_per_model"] = 1
         if load_models:
             settings["load_models"] = load_models
@@ -80,7 +85,8 @@ class TorchServe:
             *(("--models", *models) if models else ()),
         ]
         self._client = httpx.Client(base_url=f"http://127.0.0.1:{inference}", trust_env=False, timeout=_INFER_TIMEOUT_S)
-        # The launcher keeps a file with its process id in the temporary directory, and refuses to start a second one.
+        # The launcher keeps a file with its process id in the temporary directory, and refuses a
+        # second start there.
         temporary = {"TMPDIR": str(directory), "TEMP": str(directory), "PATH": f"{programs}:{os.environ['PATH']}"}
         with self._log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -102,7 +108,7 @@ class TorchServe:
         return self.directory / "key_file.json"
 
     def keys(self) -> Mapping[str, str]:
-        """By what they are for: management, inference."""
+        """Its keys by purpose: management, inference."""
         return {name: each["key"] for name, each in json.loads(self.key_file.read_text()).items()}
 
     def log(self) -> str:
@@ -119,7 +125,9 @@ class TorchServe:
             time.sleep(_POLL_S)
 
     def wait(self) -> None:
-        """Return when both of its interfaces answer: the models of its start are loaded by then. Raises TorchServeError."""
+        """Return when both of its interfaces answer: by then it has loaded the models of its start.
+        Raises TorchServeError.
+        """
         self.wait_until(self._listens, "its interfaces answer")
 
     def _listens(self) -> bool:
@@ -131,12 +139,12 @@ class TorchServe:
         return True
 
     def manage(self, method: str, path: str, **query: str) -> tuple[int, str]:
-        """Status and text of one call of the management API, past d7yfs and without a token."""
+        """Status and text of one call of the management API, without d7yfs and without a token."""
         reply = self._client.request(method, f"{self.management}{path}", params=query)
         return reply.status_code, reply.text
 
     def infer(self, model: str, offsets: Sequence[int], *, token: str = "") -> Any:
-        """The answer of `model`. Raises TorchServeError with the server's words."""
+        """The answer of `model`. Raises TorchServeError with the server's reply."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         reply = self._client.post(f"/predictions/{model}", json={"offsets": list(offsets)}, headers=headers)
         if reply.status_code != httpx.codes.OK:
@@ -144,7 +152,7 @@ class TorchServe:
         return reply.json()
 
     def stop(self) -> None:
-        """End the server and its workers, by force if they do not heed a signal; once is enough."""
+        """Stop the server and its workers, by force if they ignore a signal. One call is enough."""
         if self._process.returncode is not None:
             return
         self._client.close()
@@ -161,7 +169,9 @@ class TorchServe:
 
 
 def _ports(count: int) -> list[int]:
-    """Free ones that no outgoing connection can take meanwhile: it is seconds until the server has them."""
+    """Free ports outside the range of outgoing connections, because the server takes seconds to
+    bind them.
+    """
     first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     found: list[int] = []
     for port in random.sample(range(5_000, max(first_outgoing, 10_000)), 1000):
@@ -175,7 +185,7 @@ def _ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def running(programs: Path, store: Path, directory: Path, **options: Any) -> Iterator[TorchServe]:
-    """A server that answers, stopped at the end; takes what `TorchServe` takes."""
+    """A server that answers, stopped at the end; the arguments are those of `TorchServe`."""
     server = TorchServe(programs, store, directory, **options)
     try:
         server.wait()

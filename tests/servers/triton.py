@@ -1,10 +1,12 @@
-"""A real Triton server, for `make integration-triton` and the bench: the program that scripts/triton.sh installs.
+"""A real Triton server, for `make integration-triton` and the bench: the program that
+scripts/triton.sh installs.
 
-Owns one tritonserver: its port, its log, its process group (the Python backend has a process per model), and what is asked of it over HTTP.
-It knows nothing of pytest. Only HTTP listens, on loopback: inference, and the model repository API.
+It owns one tritonserver: its port, its log, its process group (the Python backend has a process per
+model) and the HTTP requests to it. It does not import pytest. Only HTTP listens, on loopback:
+inference, and the model repository API.
 
-A server with an empty repository is "ready", so readiness is always a model's. The log is verbose because it alone tells when the
-repository was polled.
+A server with an empty repository is "ready", so readiness is always a model's. The log is verbose
+because only that shows the polls of the repository.
 """
 
 from __future__ import annotations
@@ -31,11 +33,15 @@ _LOG_TAIL = 6000
 
 
 class TritonError(Exception):
-    """The server refused, or did not come to what was waited for; holds its words or the end of its log."""
+    """A refusal of the server, or a wait that timed out; the message ends with the server's reply
+    or its log.
+    """
 
 
 class Triton:
-    """A server that was started on `repository`, a directory or a URL that it knows itself. Not yet ready: see `wait_for`."""
+    """A server started on `repository`, a directory or a URL that Triton reads itself; not ready
+    yet: see `wait_for`.
+    """
 
     def __init__(
         self,
@@ -48,7 +54,9 @@ class Triton:
         env: Mapping[str, str] | None = None,
         uid: int | None = None,
     ) -> None:
-        """`mode` is the model control mode: none, poll (every second) or explicit. With `uid` it runs as that user."""
+        """Start the server. `mode` is the model control mode: none, poll (every second) or
+        explicit. With `uid` it runs as that user.
+        """
         (self.port,) = free_ports(1)
         self._log = log
         self._client = httpx.Client(
@@ -74,7 +82,7 @@ class Triton:
             )
 
     def log(self) -> str:
-        """Everything that it and its models have said, but for the requests that it was sent."""
+        """The output of the server and its models, without the requests it got."""
         lines = self._log.read_text(errors="replace").splitlines(keepends=True)
         return "".join(line for line in lines if "http_server.cc" not in line)
 
@@ -83,7 +91,7 @@ class Triton:
         return self.log().count('"Polling model repository"')
 
     def loads(self, model: str) -> int:
-        """How often the model was loaded so far, reloads included."""
+        """The number of loads of the model so far, reloads included."""
         return self.log().count(f"\"successfully loaded '{model}'\"")
 
     def wait_until(self, happened: Callable[[], bool], what: str, *, timeout_s: float = _READY_TIMEOUT_S) -> None:
@@ -102,27 +110,31 @@ class Triton:
         self.wait_until(lambda: self.is_ready(model, version), what, timeout_s=timeout_s)
 
     def is_live(self) -> bool:
-        """Whether it answers at all; says nothing of any model."""
+        """True if the server answers; says nothing of any model."""
         try:
             return self._client.get("health/live").status_code == httpx.codes.OK
         except httpx.TransportError:
             return False
 
     def is_ready(self, model: str, version: int | None = None) -> bool:
-        """Whether the model, or that version of it, serves."""
+        """True if the model, or that version of it, serves."""
         path = f"models/{model}" if version is None else f"models/{model}/versions/{version}"
         try:
             return self._client.get(f"{path}/ready").status_code == httpx.codes.OK
-        except httpx.TransportError:  # it does not listen yet
+        except httpx.TransportError:  # It does not listen yet.
             return False
 
     def infer(self, model: str, inputs: Sequence[Mapping[str, Any]], *, version: int | None = None) -> dict[str, Any]:
-        """The answer of the latest version, or of that one. Raises TritonError with the server's words."""
+        """The answer of the latest version, or of that version. Raises TritonError with the
+        server's reply.
+        """
         path = f"models/{model}" if version is None else f"models/{model}/versions/{version}"
         return self._post(f"{path}/infer", {"inputs": list(inputs)}, timeout_s=_INFER_TIMEOUT_S)
 
     def config(self, model: str) -> dict[str, Any]:
-        """As the model was loaded with. Raises TritonError when it is not."""
+        """The configuration with which the model was loaded. Raises TritonError if it is not
+        loaded.
+        """
         reply = self._client.get(f"models/{model}/config")
         if reply.status_code != httpx.codes.OK:
             raise TritonError(f"config of {model}: {reply.status_code} {reply.text}")
@@ -130,15 +142,21 @@ class Triton:
         return answer
 
     def load(self, model: str) -> None:
-        """Load or reload it, in mode explicit. Returns when it serves. Raises TritonError with the server's words."""
+        """Load or reload the model, in mode explicit. Returns when it serves. Raises TritonError
+        with the server's reply.
+        """
         self._post(f"repository/models/{model}/load", {})
 
     def unload(self, model: str) -> None:
-        """Ask for it, in mode explicit; it goes on for a while (`index` tells). Raises TritonError with the server's words."""
+        """Order the unload of the model, in mode explicit. It takes a while (`index` shows it).
+        Raises TritonError with the server's reply.
+        """
         self._post(f"repository/models/{model}/unload", {})
 
     def index(self) -> dict[str, str]:
-        """The state of each model in the repository, as `READY` or `UNAVAILABLE: reason`; empty for one never loaded."""
+        """The state of each model in the repository, as `READY` or `UNAVAILABLE: reason`; empty for
+        a model that was never loaded.
+        """
         reply = self._client.post("repository/index", json={})
         models: Sequence[Mapping[str, str]] = reply.json()
         return {
@@ -153,7 +171,9 @@ class Triton:
         return answer
 
     def stop(self) -> None:
-        """End the server and its models' processes, by force if they do not heed a signal. Once is enough."""
+        """Stop the server and its models' processes, by force if they ignore a signal. One call is
+        enough.
+        """
         if self._client.is_closed:
             return
         self._client.close()
@@ -169,7 +189,7 @@ class Triton:
 
 @contextlib.contextmanager
 def running(program: Path, repository: Path | str, log: Path, **options: Any) -> Iterator[Triton]:
-    """A server that was started, stopped at the end; takes what `Triton` takes."""
+    """A started server, stopped at the end; the arguments are those of `Triton`."""
     server = Triton(program, repository, log, **options)
     try:
         yield server

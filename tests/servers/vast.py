@@ -1,7 +1,9 @@
-"""An S3 store of as many objects as one likes, none of which it keeps: keys, listings and bodies are computed when they are asked for.
+"""An S3 store of any number of objects that keeps none: it computes keys, listings and bodies for
+each request.
 
-Keys are runs of names made from a number, in their order; an object's bytes are its key. ListObjectsV2 with prefix, delimiter and both ways
-of going on, HEAD, and GET with ranges. Takes any signature or none. A page of a thousand takes about 2 ms.
+Keys are runs of names made from a number, in their order; an object's bytes are its key. It has
+ListObjectsV2 with prefix, delimiter and both forms of continuation, HEAD, and GET with ranges. It
+accepts any signature, and requests without one. A page of a thousand takes about 2 ms.
 """
 
 from __future__ import annotations
@@ -23,13 +25,15 @@ _XML = {"Content-Type": "application/xml"}
 
 
 class Keys(Sequence[str]):
-    """The keys of several runs, each a number of keys and the function that makes one; all together in order."""
+    """The keys of several runs, all in order; a run is a number of keys and the function that makes
+    one.
+    """
 
     def __init__(self, *runs: tuple[int, Callable[[int], str]]) -> None:
         self._runs = runs
         self._starts = [0, *accumulate(count for count, _ in runs)]
         edges = [key for count, name in runs for key in dict.fromkeys((name(0), name(count - 1)))]
-        assert edges == sorted(edges), "runs in the order of their keys"
+        assert edges == sorted(edges), "the runs must be in the order of their keys"
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -52,7 +56,7 @@ class Keys(Sequence[str]):
 
 
 class VastStore(HttpServer):
-    """Its bucket is called `b`; `keys` may be replaced."""
+    """A store whose bucket is called `b`; `keys` may be replaced."""
 
     def __init__(self, keys: Keys) -> None:
         super().__init__()
@@ -111,7 +115,7 @@ class VastStore(HttpServer):
         """The keys and common prefixes behind `after`, each with its element."""
         keys = self.keys
         if delimiter and after.endswith(delimiter):
-            after += _LAST  # a common prefix: go on behind all that it stands for
+            after += _LAST  # A common prefix: go on after all keys below it.
         index = max(bisect_left(keys, prefix), bisect_right(keys, after) if after else 0)
         while index < len(keys) and (key := keys[index]).startswith(prefix):
             cut = key.find(delimiter, len(prefix)) if delimiter else -1

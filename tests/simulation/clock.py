@@ -1,6 +1,8 @@
-"""Runs of trio in which one seed gives one run: time is virtual, and the scheduler's choices come from the seed.
+"""Runs of trio in which one seed gives one run: time is virtual, and the scheduler's choices come
+from the seed.
 
-Used by the simulations beside it. What runs must use no threads and wait for no I/O; then nothing but the seed decides.
+The simulations of this package use it. The simulated code must use no threads and wait for no I/O;
+then only the seed decides.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ class _Steps(trio.abc.Instrument):
 
 
 def run(seed: int, main: Callable[[], Awaitable[T]]) -> tuple[T, int]:
-    """Run `main` to its end in virtual time; its result, and how many steps its tasks took."""
+    """Run `main` to its end in virtual time. Returns its result, and the number of steps of its
+    tasks.
+    """
     steps = _Steps()
     with _scheduled_by(random.Random(seed)):
         return trio.run(main, clock=MockClock(autojump_threshold=0.0), instruments=[steps]), steps.count
@@ -35,7 +39,9 @@ def run(seed: int, main: Callable[[], Awaitable[T]]) -> tuple[T, int]:
 
 @contextmanager
 def _scheduled_by(choose: random.Random) -> Iterator[None]:
-    """Have trio order the tasks that could run by `choose` alone; else it also goes by their addresses in memory."""
+    """Make trio order the runnable tasks by `choose` alone; otherwise it also uses their addresses
+    in memory.
+    """
     before = _scheduler._ALLOW_DETERMINISTIC_SCHEDULING, _scheduler._r
     _scheduler._ALLOW_DETERMINISTIC_SCHEDULING, _scheduler._r = True, choose
     try:

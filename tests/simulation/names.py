@@ -1,11 +1,11 @@
-"""Names in a simulation: a store that changes, fails and takes its time, all of d7yfs that decides what a name means, and a kernel.
+"""A simulation of names: a kernel, and a store that changes, fails and delays.
 
-Real are the tree, the lister, the intake, the refresher, `d7yfs refresh`, visibility, the file system, the invalidator and
-the FUSE adapter's handlers. Simulated are the store (`names_store`) and the kernel (`names_kernel`). `names_oracle` judges
-each answer. One seed is one run: the setting, what happens to the store, who asks, how long each request takes, and which
-task goes first.
+Real are the tree, the lister, the questions, the refresher, `d7yfs refresh`, visibility, the file
+system, the invalidator and the FUSE adapter's handlers. Simulated are the store (`names_store`) and
+the kernel (`names_kernel`). `names_oracle` judges each answer. One seed is one run: the settings,
+the store's changes, the readers, the time of each request, and the order of tasks.
 
-    python -m tests.simulation.names FIRST LAST    # runs these seeds, and says what was wrong
+    python -m tests.simulation.names FIRST LAST    # runs these seeds, and prints the faults
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from pyfuse3 import FUSEError
 
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
-from d7yfs.cache.filler import Filler, FillTarget
+from d7yfs.cache.filler import Filler
+from d7yfs.cache.version import CachedVersion
 from d7yfs.config.globs import Globs
 from d7yfs.config.markers import Markers
 from d7yfs.control.refresh import Refreshes
 from d7yfs.errors import D7yfsError, VersionGone
-from d7yfs.fs.filesystem import Filesystem, Source
+from d7yfs.fs.backend import RepositoryBackend
+from d7yfs.fs.filesystem import Filesystem
 from d7yfs.fuse.adapter import Adapter, Appearance
 from d7yfs.fuse.notices import MAX_NAMES, Invalidator
 from d7yfs.objects import StoreIdentity
-from d7yfs.repository.visible import Shown
-from d7yfs.tree.answers import Changes
+from d7yfs.repository.visible import VisibleListings
 from d7yfs.tree.lister import LIMIT
-from d7yfs.tree.nodes import Directory
-from d7yfs.tree.refresher import Refresher
-from d7yfs.tree.source import Mode
-from d7yfs.tree.tree import MAX_ENTRIES, ROOT_INODE, Repository, Tree
+from d7yfs.tree.nodes import Directory, NameChanges
+from d7yfs.tree.source import ListingMode
+from d7yfs.tree.tree import MAX_ENTRIES, ROOT_INODE, Tree, TreeRoot
 from d7yfs.tree.visibility import Visibility
 from tests.simulation import clock
 from tests.simulation.names_kernel import Kernel
@@ -54,24 +54,24 @@ from tests.simulation.names_oracle import ABSENT, DIRECTORY, REMEMBERED, Oracle,
 from tests.simulation.names_store import ORDERS, Recorded, Store, Weather
 
 _NOWHERE = CacheDirectory(Path("/nonexistent"), size_limit_bytes=0, min_free_bytes=0)
-"""No file is opened."""
+"""A cache directory for a run that opens no file."""
 
 PATHS = (
     *("a", "a-b", "a-b/x", "a/b", "a/b/c", "a/b/d", "a/c", "a/c/e.tmp", "a/d"),
     *("d/1/x", "d/1/y", "d/2", "d/2/x", "d/READY", "d/x", "e", "e/", "e/READY", "e/x"),
     *("f0", "f1", "f2", "f3", "f4", "x.tmp", "z", "z/y", "z/y/x", "z0"),
 )
-"""Names that may be files and directories, with others that come before and behind them in the order of keys."""
+"""Names of files and directories, with others before and behind them in the order of keys."""
 
 DEADLINE_S = 120.0
-"""Of a request of the kernel: no answer takes so long here."""
+"""Seconds; the longest wait for a request of the kernel, which no answer takes here."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What does not change in a run."""
+    """The settings of one run."""
 
-    mode: Mode
+    mode: ListingMode
     limit: int
     page_size: int
     metadata_ttl_s: float
@@ -79,7 +79,7 @@ class Setup:
     delay_s: float
     max_entries: int
     max_notices: int
-    """That wait for the kernel at once."""
+    """The largest number of notices that wait for the kernel at once."""
     refreshing: bool
     revalidates: bool
     order: str
@@ -88,7 +88,7 @@ class Setup:
     excluded: str
     faulty: bool
     pace_s: float
-    """Between two changes of the store, on average."""
+    """Seconds between two changes of the store, on average."""
     readers: int
     lasts_s: float
 
@@ -98,9 +98,9 @@ class Setup:
         order = one([*["utf-8"] * 5, *ORDERS])
         hiding = one([("", ""), ("", ""), ("", ""), ("READY", ""), ("", ".tmp"), ("READY", ".tmp")])
         return cls(
-            mode=one([Mode.AUTO, Mode.AUTO, Mode.AUTO, Mode.WHOLE, Mode.DIRECTORY, Mode.DIRECTORY, Mode.EXACT]),
+            mode=one([*[ListingMode.AUTO] * 3, ListingMode.WHOLE, *[ListingMode.DIRECTORY] * 2, ListingMode.EXACT]),
             limit=one([LIMIT, LIMIT, LIMIT, 4, 8, 12]),
-            # Of an order of its own no page of a few keys can tell.
+            # A page of a few keys cannot show that a store has its own order.
             page_size=one([1, 2, 3, 5, 1000]) if order != "none" else 1000,
             metadata_ttl_s=one([0.0, 0.5, 2.0, 2.0, 8.0, 20.0, math.inf]),
             negative_ttl_s=one([0.0, 0.3, 1.0, 1.0, 3.0]),
@@ -122,7 +122,7 @@ class Setup:
 
 @dataclass(slots=True)
 class Outcome:
-    """Of one run."""
+    """The result of one run."""
 
     setup: Setup
     wrong: list[str]
@@ -131,11 +131,11 @@ class Outcome:
     answered_alone: int
     steps: int = 0
     trace: int = 0
-    """Tells whether two runs were the same."""
+    """A digest that is equal for equal runs."""
 
 
 class _Log(logging.Handler):
-    """Has d7yfs's unexpected errors fail the run."""
+    """A log handler that fails the run on d7yfs's unexpected errors."""
 
     def __init__(self, fail: Callable[[str], None]) -> None:
         super().__init__(logging.ERROR)
@@ -146,7 +146,7 @@ class _Log(logging.Handler):
 
 
 class World:
-    """One mount and its store, while they last."""
+    """One mount and its store, for the length of a run."""
 
     def __init__(self, setup: Setup, choose: random.Random, nursery: trio.Nursery) -> None:
         self.setup = setup
@@ -159,18 +159,18 @@ class World:
             exclude=Globs.parse(f"*{setup.excluded}" if setup.excluded else ""),
             markers=Markers.parse(setup.marker),
         )
-        self.recorded = Recorded(Shown(cast(Any, self.store), visibility))
+        self.recorded = Recorded(VisibleListings(cast(Any, self.store), visibility))
         rules = Rules(setup.prefix, setup.metadata_ttl_s, setup.negative_ttl_s, setup.marker, setup.excluded)
         self.oracle = Oracle(self.store, self.recorded, rules)
         self.kernel = Kernel(choose, nursery)
         self.tree = Tree(
-            [Repository("", setup.prefix)],
+            [TreeRoot("", setup.prefix)],
             metadata_ttl_s=setup.metadata_ttl_s,
             negative_ttl_s=setup.negative_ttl_s,
             created_ns=1,
             max_entries=setup.max_entries,
         )
-        source = Source(
+        source = RepositoryBackend(
             "sim://b",
             StoreIdentity("sim", "", "b"),
             self.recorded,
@@ -188,29 +188,27 @@ class World:
             changed=self._entries_changed,
             forget_names=self.invalidator.changed,
         )
-        lister = self.filesystem.listers[""]
-        self.refreshes = Refreshes(self.tree, {"": lister}, self.invalidator, nursery)
-        self.refresher = Refresher(self.tree, "", lister, ttl_s=setup.metadata_ttl_s)
+        self.refreshes = Refreshes(self.tree, self.filesystem.refreshers, self.invalidator)
         appearance = Appearance(0, 0, 0o444, 0o555, xattr=False)
         self.adapter: Any = Adapter(self.filesystem, self.invalidator, appearance, deadline_s=DEADLINE_S)
         self.kernel.filesystem, self.kernel.adapter = self.filesystem, self.adapter
         self._keys = [setup.prefix + path for path in choose.sample(PATHS, choose.choice([3, 6, 12, len(PATHS)]))]
         self._etags = _numbers()
 
-    def _entries_changed(self, directory: Directory, changes: Changes) -> None:
-        """As `Daemon` does."""
+    def _entries_changed(self, directory: Directory, changes: NameChanges) -> None:
+        """Tell the kernel of changed entries, as `Daemon` does."""
         if directory.lookups:
             self.invalidator.changed(directory.inode, (*changes.added, *changes.removed, *changes.replaced))
 
     async def run(self) -> None:
-        """From the first moment to the last, in which all that is left of the past has expired and every name is right."""
+        """Run until all earlier answers have expired and every name is right."""
         nursery, choose = self._nursery, self._choose
         for key in self._keys:
             if choose.random() < 0.6:
                 self.store.put(key, self._etag())
         nursery.start_soon(self.invalidator.run)
         if self.setup.refreshing:
-            nursery.start_soon(self.refresher.run)
+            nursery.start_soon(self.filesystem.refreshers[""].run)
         async with trio.open_nursery() as busy:
             busy.start_soon(self._for_a_while, self._change, self.setup.pace_s)
             for _ in range(self.setup.readers):
@@ -236,7 +234,7 @@ class World:
             await trio.sleep(self._choose.expovariate(1.0) * pace_s)
             await what()
 
-    # --- what happens to the store ---
+    # --- changes of the store ---
 
     def _etag(self) -> str:
         return f'"{next(self._etags)}"'
@@ -253,7 +251,7 @@ class World:
                 if key in store.versions:
                     store.put(key, store.versions[key].validator)
             case "again" | "blink" as how:
-                # Deleted, and there again after a while: as it was, or as another.
+                # Deleted, and back after a while, with the same version or another.
                 etag = store.versions[key].validator if how == "blink" and key in store.versions else self._etag()
                 store.delete(key)
                 await trio.sleep(choose.expovariate(1.0) * choose.choice([0.001, 0.05, 1.0]))
@@ -270,7 +268,7 @@ class World:
         weather.denied = choose.choice([(), (), (), (self.setup.prefix + "d/",), ("",)])
         weather.delay_s = self.setup.delay_s * choose.choice([0.1, 1.0, 1.0, 5.0])
 
-    # --- who asks ---
+    # --- the readers ---
 
     async def _forget_some(self) -> None:
         self.kernel.shrink()
@@ -334,7 +332,7 @@ class World:
                 except VersionGone:
                     self.oracle.fail(f"inode {inode} of {key} is not known to d7yfs any more")
                     meaning = DIRECTORY
-                self.oracle.gives_up = bool(self.tree.statistics()["dropped_inodes_total"])
+                self.oracle.gives_up = bool(self.tree.statistics().dropped_inodes_total)
                 self.oracle.loses = bool(self.invalidator.counters.overflow)
                 self.oracle.entry(key, meaning, asked_at, how)
             finally:
@@ -395,10 +393,9 @@ class World:
         path = self._choose.choice(["", *self._keys]).removeprefix(self.setup.prefix).strip("/")
         asked_at = trio.current_time()
         try:
-            async for _ in self.refreshes.report({"paths": [path]}):
-                pass
+            await self.refreshes.refresh({"paths": [path]})
         except VersionGone:
-            pass  # what it stood for is gone
+            pass  # Its node is gone.
         except D7yfsError:
             self.oracle.error(f"refresh of {path}", asked_at)
         else:
@@ -412,12 +409,12 @@ def _numbers() -> Iterator[int]:
         number += 1
 
 
-def _no_filler(_target: FillTarget) -> Filler:
+def _no_filler(_target: CachedVersion) -> Filler:
     raise AssertionError("nothing is read")
 
 
 async def _in_no_thread(work: Callable[..., Any], *_: Any, **__: Any) -> Any:
-    """What `trio.to_thread.run_sync` does with the one thing that runs there: telling the kernel."""
+    """Run the work here, in place of `trio.to_thread.run_sync`, which only tells the kernel here."""
     return await work()
 
 
@@ -431,7 +428,7 @@ def _no_threads() -> Iterator[None]:
 
 
 def run(seed: int, **changes: Any) -> Outcome:
-    """The run of a seed, from which `changes` of its setting differ."""
+    """Run one seed; `changes` replace parts of its settings."""
     choose = random.Random(seed)
     setup = dataclasses.replace(Setup.choose(choose), **changes)
 
@@ -466,7 +463,7 @@ _NOTHING: MappingProxyType[str, object] = MappingProxyType({})
 
 
 def main() -> None:
-    """Run the seeds of the command line, and say what was wrong."""
+    """Run the seeds of the command line, and print the faults."""
     logging.disable(logging.WARNING)
     first, last = (int(each) for each in sys.argv[1:3])
     began_at, steps, judged, wrong = time.monotonic(), 0, 0, 0

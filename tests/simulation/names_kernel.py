@@ -1,12 +1,15 @@
-"""The kernel of the simulation of names: its cache of directory entries, its locks, and what it asks the FUSE adapter.
+"""The kernel of the simulation of names: its cache of directory entries, its locks, and its
+requests to the FUSE adapter.
 
-As Linux does it (fs/fuse/dir.c, fs/fuse/readdir.c):
+It behaves like Linux (fs/fuse/dir.c, fs/fuse/readdir.c):
 
-- a timeout counts from when the reply was taken, which is some time after it was sent;
-- lookups and readdirs of a directory share its lock until their reply was taken; a notice about the directory waits for them;
-- an entry that has expired is looked up again without that lock. If it stands for the same inode its time begins anew, unless a notice has
-  taken the entry away meanwhile; else the entry goes, and the name is looked up;
-- an inode that nothing stands for any more is forgotten, later.
+- a timeout counts from when the kernel takes the reply, some time after it was sent;
+- lookups and readdirs of a directory share its lock until the kernel has taken their reply; a
+  notice about the directory waits for them;
+- an expired entry is looked up again without that lock. If it stands for the same inode, its time
+  starts over, unless a notice has removed the entry meanwhile. Otherwise the entry goes, and the
+  name is looked up;
+- an inode without any entry is forgotten later.
 """
 
 from __future__ import annotations
@@ -33,26 +36,27 @@ from d7yfs.tree.nodes import File
 from d7yfs.tree.tree import ROOT_INODE
 
 TAKES_S = 0.01
-"""The kernel has taken a reply after this time at most."""
+"""Seconds; the longest time in which the kernel takes a reply."""
 
 
 @dataclass(slots=True, eq=False)
 class Dentry:
-    """An entry that the kernel remembers."""
+    """A directory entry that the kernel remembers."""
 
     inode: int
-    """0: there is none."""
+    """The inode; 0 is a negative entry."""
     until: float
     hashed: bool = True
 
 
 @dataclass(slots=True)
 class Reply:
-    """Room for some entries of a readdir."""
+    """A reply to a readdir, with room for some entries."""
 
     room: int
     entries: list[tuple[str, int, int, float, bool, int]] = field(default_factory=list)
-    """Name, node id, inode number, timeout, whether it is a directory, where to go on."""
+    """Name, node id, inode number, timeout, True for a directory, and the offset of the next entry.
+    """
 
     def take(self, name: bytes, value: EntryAttributes, next_index: int) -> bool:
         if len(self.entries) >= self.room:
@@ -65,7 +69,7 @@ class Reply:
 
 
 class _Lock:
-    """Shared, or alone; first come, first served."""
+    """A lock, shared or exclusive; first come, first served."""
 
     def __init__(self) -> None:
         self._turn = trio.StrictFIFOLock()
@@ -94,7 +98,10 @@ class _Lock:
 
 
 class Kernel:
-    """Asks the adapter only for what it does not believe any more; `filesystem` and `adapter` are set before the first question."""
+    """A kernel that asks the adapter only for expired names.
+
+    The caller sets `filesystem` and `adapter` before the first question.
+    """
 
     def __init__(self, choose: random.Random, nursery: trio.Nursery) -> None:
         self.filesystem: Filesystem
@@ -106,13 +113,15 @@ class Kernel:
         self._locks: dict[int, _Lock] = defaultdict(_Lock)
         self._looked_up: dict[tuple[int, str], trio.Lock] = defaultdict(trio.Lock)
         self._lookups: dict[int, int] = defaultdict(int)
-        """What it owes a forget for, by inode."""
+        """The number of lookups to give back, by inode."""
         self._used: dict[int, int] = defaultdict(int)
-        """How many stand for an inode: entries, and who is in it."""
+        """The number of references to an inode: entries, and tasks in it."""
         self.use(ROOT_INODE)
 
     async def entry(self, parent: int, name: str) -> tuple[int, bool]:
-        """The inode of `name`, 0 if there is none, which the caller must `leave`; and whether that was known. Raises FUSEError."""
+        """The inode of `name`, 0 if there is none, and True if it was known. The caller must
+        `leave` it. Raises FUSEError.
+        """
         key = (parent, name)
         while True:
             dentry = self._entries.get(key)
@@ -133,7 +142,7 @@ class Kernel:
                 return inode, False
 
     async def _revalidated(self, key: tuple[int, str], dentry: Dentry) -> bool:
-        """Whether an entry still stands for its inode, which is used then."""
+        """True if an entry still stands for its inode, which is then used."""
         with self.using(dentry.inode):
             inode, timeout_s = await self._ask(*key)
             if inode:
@@ -165,7 +174,9 @@ class Kernel:
         return dentry
 
     async def read(self, inode: int, handle: int, index: int, room: int) -> list[tuple[str, bool, int]]:
-        """Some entries of an open directory: name, whether it is a directory, where to go on. Raises FUSEError."""
+        """Some entries of an open directory: name, True for a directory, and the offset of the next
+        entry. Raises FUSEError.
+        """
         async with self._locks[inode].shared():
             reply = Reply(room)
             await self.adapter.readdir(handle, index, reply)
@@ -188,7 +199,7 @@ class Kernel:
         self._enter(key, inode, timeout_s)
 
     async def tell(self, directory: int, names: Sequence[bytes]) -> int:
-        """A notice: forget these entries."""
+        """Forget the entries that a notice names."""
         known = 0
         for name in names:
             async with self._locks[directory].alone():
@@ -199,13 +210,13 @@ class Kernel:
         return known
 
     def shrink(self) -> None:
-        """Memory is short: some entries go."""
+        """Forget some entries, as under memory pressure."""
         for key, dentry in list(self._entries.items()):
             if self._choose.random() < 0.3:
                 self._drop(key, dentry)
 
     def doubt(self) -> None:
-        """Ask again for whatever is looked up (LOOKUP_REVAL)."""
+        """Make each entry expire, so that each lookup asks again (LOOKUP_REVAL)."""
         for dentry in self._entries.values():
             dentry.until = -math.inf
 
@@ -248,7 +259,7 @@ class Kernel:
         await self.adapter.forget([(inode, count)])
 
     def meaning(self, inode: int) -> str | None:
-        """What an inode stands for: an ETag; None is a directory."""
+        """The ETag that an inode stands for; None is a directory."""
         node = self.filesystem.tree.get(inode)
         return node.version.validator if isinstance(node, File) else None
 

@@ -1,17 +1,22 @@
-"""What may be said of a name in the simulation: only what the store has shown, for no longer than `docs/semantics.md` says.
+"""The oracle of the simulation of names: the right answers for a name, by the bounds of
+`docs/semantics.md`.
 
-The bound, for a reader's question of the moment A and an answer that rests on a question to the store of the moment T:
+An answer rests on a question to the store at time T. A reader asks at time A:
 
-- a listing counts while A < T + max(metadata TTL, 25 x what it took), of which a page takes at most 5 s;
-- an answer about one name counts while A < T + metadata TTL, and one that it is absent while A < T + negative TTL;
-- so do pages of a listing that has not come to its end: that a name is absent counts for the negative TTL beyond that listing's end;
-- whatever was asked for at A or later counts;
-- where the question for this name, or the listing of its directory, has failed at F, what had expired counts while A < F + 5 s;
-- after a refresh of R, only what was asked for since R counts;
-- after another answer about this name alone, or of a listing of its directory alone, only what was asked for since counts. It takes
-  a while until the kernel is told.
+- a listing counts while A < T + max(metadata TTL, 25 x its time), of which a page takes at most
+  5 s;
+- an answer about one name counts while A < T + metadata TTL, and its absence while A < T + negative
+  TTL;
+- so do pages of a listing that has not ended: an absence counts for the negative TTL beyond that
+  listing's end;
+- any answer to a question of A or later counts;
+- if the question for this name, or the listing of its directory, has failed at F, an expired answer
+  counts while A < F + 5 s;
+- after a refresh at R, only answers to questions since R count;
+- after another answer about this name alone, or of a listing of its directory alone, only later
+  answers count. It takes a while until the kernel knows.
 
-An entry of a directory that is read (readdir) counts for as long as the listing that the entry was merged with.
+An entry of a read directory (readdir) counts for as long as the listing that it was merged with.
 """
 
 from __future__ import annotations
@@ -57,15 +62,15 @@ class _Refreshed:
 
 
 class Oracle:
-    """Judges each answer when it is given; `wrong` has those that nothing justifies."""
+    """The judge of each answer; `wrong` has those that nothing justifies."""
 
     def __init__(self, store: Store, recorded: Recorded, rules: Rules) -> None:
         self.wrong: list[str] = []
         self.judged = 0
         self.gives_up = False
-        """Whether names were given up for room: then nobody knows all that the kernel was told to be absent."""
+        """True if names were dropped for room: then the kernel may have heard of any absence."""
         self.loses = False
-        """Whether notices were too many for the kernel to be told of all: then each entry has its time."""
+        """True if there were too many notices for the kernel: then each entry keeps its time."""
         self._store = store
         self._recorded = recorded
         self._rules = rules
@@ -75,11 +80,11 @@ class Oracle:
         self._refreshed: list[_Refreshed] = []
 
     def refreshed(self, prefix: str, since: float) -> None:
-        """What lies below `prefix` was asked for by a refresh of the moment `since`, which ends now."""
+        """Note the end of a refresh that began at `since` and has asked for all below `prefix`."""
         self._refreshed.append(_Refreshed(prefix, since, trio.current_time()))
 
     def entry(self, key: str, meaning: str, asked_at: float, how: str, *, listed: bool = False) -> None:
-        """`meaning` is the answer to a reader who asked for `key` at `asked_at`."""
+        """Judge `meaning`, the answer to a reader that asked for `key` at `asked_at`."""
         self.judged += 1
         self._note()
         parent = key[: key.rfind("/") + 1]
@@ -87,13 +92,13 @@ class Oracle:
         if how != REMEMBERED:
             floor = max(floor, self._learnt_at(key, parent, meaning, asked_at))
         failed_at = self._last_failure(key, parent, asked_at)
-        # One answer may say how long it is believed, and a newer one confirm it.
+        # A newer answer may confirm an older one, and so extend its life.
         is_newest = counts = False
         for question in self._about(parent):
             if not self._says(question, key, parent, meaning):
                 continue
             is_newest = is_newest or question.asked_at >= floor
-            # An entry that was merged with a listing may be served with that: then its own life does not matter.
+            # An entry that was merged with a listing may be served with that listing's life.
             merged = listed or meaning != ABSENT
             expired_at = -math.inf if merged else question.asked_at + self._life_s(question, parent, meaning, min)
             counts = (
@@ -109,7 +114,9 @@ class Oracle:
         self.fail(f"{key} is {meaning} by {how}, asked for at {asked_at:.4f} (not before {floor:.4f})")
 
     def listed(self, key: str, shown: bool, asked_at: float) -> None:
-        """A huge directory was read page by page, and shows `key` or not: it must if that was there all the time."""
+        """Judge a huge directory that was read page by page: it must show `key` if that was there
+        all the time.
+        """
         self.judged += 1
         self._note()
         horizon = asked_at - self._rules.metadata_ttl_s - SLACK_S
@@ -119,7 +126,8 @@ class Oracle:
             self.fail(f"{key} is shown in its directory, which is huge, asked for at {asked_at:.4f}")
 
     def _may_be_shown(self, moment: dict[str, ObjectVersion], key: str) -> bool:
-        """A page has prefixes, of which it does not tell whether all that is below them is hidden."""
+        """True if the entry may be shown: a page does not tell whether all below a prefix is
+        hidden."""
         is_prefix = any(each.startswith(f"{key}/") for each in moment)
         excluded, marker = self._rules.excluded, self._rules.marker
         return self._meaning(moment, key) != ABSENT or (
@@ -127,7 +135,7 @@ class Oracle:
         )
 
     def error(self, what: str, asked_at: float) -> None:
-        """A reader was given an error, for which some request must have given reason."""
+        """Judge an error for a reader: some request must have failed."""
         self.judged += 1
         self._note()
         for question in reversed(self._recorded.questions):
@@ -138,11 +146,11 @@ class Oracle:
         self.fail(f"{what} is an error without reason, asked for at {asked_at:.4f}")
 
     def fail(self, what: str) -> None:
-        """Something is wrong now."""
+        """Record a fault of this moment."""
         self.wrong.append(f"at {trio.current_time():.4f}: {what}")
 
     def believed_s(self) -> float:
-        """For how long at most what was asked for so far is believed."""
+        """Seconds; the longest life of any answer so far."""
         lives = [self._life_s(each, each.prefix, DIRECTORY) for each in self._recorded.questions[-500:]]
         return max([self._rules.metadata_ttl_s, self._rules.negative_ttl_s, *lives])
 
@@ -176,9 +184,11 @@ class Oracle:
         return floor
 
     def _learnt_at(self, key: str, parent: str, meaning: str, asked_at: float) -> float:
-        """From when the newest answer is that had come when somebody asked: about this name alone, or a listing of its directory alone.
+        """The time of the newest answer that had come when the reader asked.
 
-        Where it is the same answer, how old it is does not matter. Nor does it of a directory that was gone: what it held is then not kept.
+        It is about this name alone, or a listing of its directory alone. The age of an equal answer
+        does not matter. Nor does the age matter after the directory was gone, because its contents
+        are not kept.
         """
         if self.gives_up or self._was_gone(parent, asked_at):
             return -math.inf
@@ -203,7 +213,7 @@ class Oracle:
         return newest
 
     def _was_gone(self, parent: str, asked_at: float) -> bool:
-        """Whether some answer of the last time was that there is no such directory."""
+        """True if a recent answer was that there is no such directory."""
         above = parent[: parent.rfind("/", 0, -1) + 1]
         lists = (each for each in self._of_directory[above] if each.kind == "list")
         return bool(parent) and any(
@@ -213,7 +223,8 @@ class Oracle:
         )
 
     def _last_failure(self, key: str, parent: str, asked_at: float) -> float:
-        """When the question for this name, or the listing of its directory, failed last, if that still counts at `asked_at`."""
+        """The last failure of the question for this name, or of its directory's listing, if it
+        counts at `asked_at`."""
         last = -math.inf
         for question in reversed(self._of_directory[parent]):
             if question.kind == "list" or (question.kind in ("stat", "holds") and question.prefix == key):
@@ -223,7 +234,7 @@ class Oracle:
         return last if last + STALE_S + SLACK_S > asked_at else -math.inf
 
     def _failed_at(self, question: Question) -> float:
-        """When a question failed: one about a name when both of its requests were over."""
+        """The time when a question failed: one about a name when both of its requests were over."""
         if question.error is None:
             return -math.inf
         if question.kind not in ("stat", "holds"):
@@ -272,19 +283,21 @@ class Oracle:
     def _life_s(
         self, question: Question, parent: str, meaning: str, choose: Callable[[Iterable[float]], float] = max
     ) -> float:
-        """How long an answer lives; where that can be more than one time, the longest, or what else is to be chosen."""
+        """Seconds of an answer's life; of several possible lives the longest, or as `choose`
+        decides.
+        """
         ttl_s, negative_ttl_s = self._rules.metadata_ttl_s, self._rules.negative_ttl_s
         if not ttl_s:
             return 0.0
         if question.kind not in ("list", "flat"):
             return min(ttl_s, negative_ttl_s) if meaning == ABSENT else ttl_s
-        # It may have been answered when fewer pages had come, whose median was larger.
+        # The answer may have come after fewer pages, with a larger median.
         took_s = min(question.took_s, choose(_work_s(question.pages_s[:count]) for count in range(question.pages + 1)))
         life_s = max(ttl_s, LIVES_FOR * took_s)
         return life_s if meaning != ABSENT or self._is_whole(question, parent) else min(life_s, took_s + negative_ttl_s)
 
     def _is_whole(self, question: Question, parent: str) -> bool:
-        """Whether all of a directory has come."""
+        """True if all of a directory has come."""
         if question.kind not in ("list", "flat"):
             return False
         reached = question.reached
@@ -293,25 +306,29 @@ class Oracle:
     # --- the store ---
 
     def _was_so(self, key: str, meaning: str, since: float) -> bool:
-        """Whether the store itself had that to show at some moment since then, by an account that goes past d7yfs."""
-        # Dates are in whole seconds, and a marker that is as old as a page may be newer.
+        """True if the store itself had that to show at some time since then.
+
+        It uses the store's own history, not d7yfs.
+        """
+        # Dates are in whole seconds, and a marker as old as a page may be newer.
         moments = self._store.since(since - (1.0 if self._rules.marker else 0.0) - SLACK_S)
         if meaning != ABSENT:
             if meaning == DIRECTORY or any(self._meaning(moment, key) == meaning for moment in moments):
                 return True
-            # The object and what lies below its name are two requests, or on two pages: each was so at a moment of its own.
+            # The object and the keys below its name are two requests, or on two pages, each with
+            # its own time.
             if any(self._meaning(moment, key) != DIRECTORY for moment in moments) and any(
                 key in self._visible(moment, key) and moment[key].validator == meaning for moment in moments
             ):
                 return True
-            # A directory whose marker is that new is not yet shown, and an object of its name is.
+            # A directory with such a new marker is not shown yet, but an object of its name is.
             is_new = self._is_overwritten(key, moments)
             return is_new and any(key in each and each[key].validator == meaning for each in moments)
         below = [{k for k in self._visible(moment, key) if k == key or k.startswith(f"{key}/")} for moment in moments]
         return not set.intersection(*below) or self._is_overwritten(key, moments)
 
     def _is_overwritten(self, key: str, moments: list[dict[str, ObjectVersion]]) -> bool:
-        """Whether the marker that publishes it was put again, be it the same."""
+        """True if the marker that publishes it was put again, even unchanged."""
         top = key.removeprefix(self._rules.prefix).partition("/")[0]
         marker = f"{self._rules.prefix}{top}/{self._rules.marker}"
         return bool(self._rules.marker) and len({id(moment.get(marker)) for moment in moments}) > 1
@@ -323,13 +340,14 @@ class Oracle:
         return moment[key].validator if key in keys else ABSENT
 
     def _visible(self, moment: dict[str, ObjectVersion], key: str) -> set[str]:
-        """The keys that make the name `key`. Its marker, if it needs one, is asked for in the directory above alone."""
+        """The keys that make the name `key`. Only the directory above asks for its marker, if it
+        needs one."""
         rules = self._rules
         is_top = "/" not in key.removeprefix(rules.prefix)
         return set(visible(moment, prefix=rules.prefix, marker=rules.marker if is_top else "", excluded=rules.excluded))
 
 
 def _work_s(pages_s: list[float]) -> float:
-    """How long a store has worked on these pages, as a listing's life goes by it."""
+    """Seconds that a store has worked on these pages, as a listing's life counts them."""
     page_s = min(median(pages_s), PAGE_S) if len(pages_s) >= FEW_PAGES else FEW_PAGE_S
     return max(len(pages_s), 1) * page_s

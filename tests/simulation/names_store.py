@@ -1,7 +1,8 @@
-"""The store of the simulation of names: its keys at every moment, and all that it was asked and has answered.
+"""The store of the simulation of names: its keys at every moment, its questions and answers.
 
-`Store` is an `Origin`: each answer is the store as it is at one moment, and travels for a while before and after that moment.
-`Recorded` stands between it and d7yfs. It keeps what each question has shown, for the oracle in `names_oracle`.
+`Store` is an `Origin`: each answer is the store's state at one moment, and travels for a while
+before and after that moment. `Recorded` stands between it and d7yfs. It keeps the answer of each
+question, for the oracle in `names_oracle`.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ import trio
 
 from d7yfs.errors import AccessDenied, D7yfsError, NotFound, OriginUnavailable
 from d7yfs.objects import ListingPage, ObjectVersion
-from d7yfs.tree.source import Listings
+from d7yfs.tree.source import ListingSource
 
 _BEGAN_S = 1_700_000_000
 _SECOND_NS = 1_000_000_000
 
 
 SLACK_S = 0.05
-"""What the kernel's own work takes at most, and a bit."""
+"""Seconds; the longest time of the kernel's own work, with a margin."""
 
 
 def _by_segment(key: str) -> str:
@@ -35,25 +36,26 @@ ORDERS: dict[str, Callable[[str], object]] = {
     "by segment": _by_segment,
     "none": lambda key: random.Random(key).random(),
 }
-"""In which stores list: as S3 does, as one that keeps directories does (SeaweedFS), and as S3's directory buckets do."""
+"""The orders in which stores list: S3's, that of stores with directories (SeaweedFS), and that
+of S3's directory buckets."""
 
 
 @dataclass(slots=True)
 class Weather:
-    """How requests fare; the world changes it."""
+    """The faults and delays of requests, which the world changes."""
 
     delay_s: float = 0.01
-    """Of each way, on average."""
+    """Seconds of each direction, on average."""
     failing: float = 0.0
-    """The part of the requests that fail."""
+    """The fraction of the requests that fail."""
     hanging: float = 0.0
-    """The part of the requests that take long before they are answered, or fail."""
+    """The fraction of the requests that take long before they are answered, or fail."""
     denied: tuple[str, ...] = ()
     """Prefixes that may not be listed."""
 
 
 class Store:
-    """Keys and their versions."""
+    """A store of keys and their versions."""
 
     url = "sim://b"
     identity = "sim"
@@ -66,7 +68,7 @@ class Store:
         self.versions: dict[str, ObjectVersion] = {}
         self.moments: list[tuple[float, dict[str, ObjectVersion]]] = [(-math.inf, {})]
 
-    # --- what happens to it ---
+    # --- its changes ---
 
     def put(self, key: str, etag: str) -> None:
         mtime_ns = int(_BEGAN_S + trio.current_time()) * _SECOND_NS
@@ -80,15 +82,15 @@ class Store:
     def _note(self) -> None:
         now = trio.current_time()
         if self.moments[-1][0] == now:
-            self.moments.pop()  # nobody has seen what was for no time
+            self.moments.pop()  # A state of no duration that no reader saw.
         self.moments.append((now, dict(self.versions)))
 
     def since(self, at: float) -> list[dict[str, ObjectVersion]]:
-        """What it was at every moment from `at` until now."""
+        """The states at every moment from `at` until now."""
         first = next((n for n in range(len(self.moments) - 1, -1, -1) if self.moments[n][0] <= at), 0)
         return [versions for _, versions in self.moments[first:]]
 
-    # --- what it is asked ---
+    # --- its answers ---
 
     async def list(self, prefix: str, *, delimiter: str = "/", token: str = "", page_size: int = 1000) -> ListingPage:
         error = await self._travel(prefix if delimiter or page_size > 1 else None)
@@ -120,7 +122,7 @@ class Store:
         return version
 
     async def _travel(self, listed: str | None) -> D7yfsError | None:
-        """The way there; what is to be answered instead of the truth."""
+        """Travel to the store. Returns an error that replaces the answer, or None."""
         weather, choose = self.weather, self._choose
         await trio.sleep(choose.expovariate(1.0) * weather.delay_s)
         if choose.random() < weather.hanging:
@@ -137,28 +139,30 @@ class Store:
 
 @dataclass(slots=True, eq=False)
 class Question:
-    """One that d7yfs has asked: a listing (flat or of one directory), a page of one, or one about a name."""
+    """A question of d7yfs to the store: a listing (flat or of one directory), a page of one, or a
+    lookup of a name.
+    """
 
     kind: str
     prefix: str
-    """What was listed; of a name its key."""
+    """The listed prefix, or the key of a name."""
     asked_at: float
     told_at: float
-    """When the last of its pages came."""
+    """The time when the last of its pages came."""
     pages: int = 0
     pages_s: list[float] = field(default_factory=list)
-    """How long each page took."""
+    """Seconds that each page took."""
     files: dict[str, str] = field(default_factory=dict)
-    """What has come: ETags by key."""
+    """The ETags that have come, by key."""
     directories: set[str] = field(default_factory=set)
-    """Keys with their slash."""
+    """The prefixes with their slash."""
     reached: str = ""
     by_segment: str = ""
-    """How far its pages have come, in either order."""
+    """The last key of its pages, in either order."""
     disordered_at: float = math.inf
-    """When keys came that are in no order."""
+    """The time when keys without an order came."""
     in_order: tuple[str, str] = ("", "")
-    """How far its pages had come before, in either order."""
+    """The last key of its pages before, in either order."""
     complete: bool = False
     error: D7yfsError | None = None
     failed_at: float = -1.0
@@ -166,7 +170,7 @@ class Question:
 
     @property
     def took_s(self) -> float:
-        """How long it took, or has taken so far."""
+        """Seconds that it took, or has taken so far."""
         return min(self.ended_at, trio.current_time()) - self.asked_at
 
     def take(self, page: ListingPage) -> None:
@@ -188,7 +192,10 @@ class Question:
         self.complete = not page.next_token
 
     def passed(self, key: str) -> bool:
-        """Whether all that the name `key` can be has come, or seemed to when an answer that is still on its way was given."""
+        """True if all keys that the name `key` can stand for have come.
+
+        It is also true if this seemed so when an answer that is still on its way was given.
+        """
         end = f"{key}/"
         reached, by_segment = self.in_order
         is_in_order = trio.current_time() <= self.disordered_at + SLACK_S
@@ -204,9 +211,9 @@ class Question:
 
 
 class Recorded:
-    """`listings`, and all that they were asked and have answered."""
+    """The store's `listings`, with all their questions and answers."""
 
-    def __init__(self, listings: Listings) -> None:
+    def __init__(self, listings: ListingSource) -> None:
         self._listings = listings
         self.questions: list[Question] = []
 
@@ -270,7 +277,8 @@ class Recorded:
 
 
 def visible(versions: Mapping[str, ObjectVersion], *, prefix: str, marker: str, excluded: str) -> Iterable[str]:
-    """The keys that are to be seen, where `marker` publishes each directory at the top and names that end in `excluded` are hidden."""
+    """The visible keys: `marker` publishes each top directory, and names that end in `excluded`
+    are hidden."""
     for key in versions:
         path = key.removeprefix(prefix)
         if excluded and any(name.endswith(excluded) for name in path.split("/")):

@@ -1,8 +1,9 @@
-"""The network of the simulation: connections in memory, in place of `d7yfs.fetch.connection.Connection`, and what goes wrong on them.
+"""The network of the simulation: connections in memory, in place of
+`d7yfs.fetch.connection.Connection`, and their faults.
 
-A connection delivers the bytes that the store has sent, in their order, in pieces of random sizes at random moments; or it is refused,
-reset, closed or silent at a random place; or something else answers in the store's place. A connection whose peer is a proxy answers as
-dfdaemon does: for a task, by its id.
+A connection delivers the store's bytes in order, in pieces of random sizes at random moments. It
+may be refused, reset, closed or silent at a random place. Another server may answer in the store's
+place. A connection to a proxy answers as dfdaemon does: for a task, by its id.
 """
 
 from __future__ import annotations
@@ -24,38 +25,44 @@ PAGE = b"<html><body>" + b"Log in! " * 2000
 
 @dataclass(slots=True)
 class Sent:
-    """What comes out of a connection: bytes, then how it goes on."""
+    """The outcome of a connection: bytes, then its end."""
 
     data: bytes
     end: str = "open"
-    """`open` for the next request, `closed`, `reset`, or `silent` for ever."""
+    """`open` for the next request, `closed`, `reset`, or `silent` forever."""
 
 
 @dataclass
 class Network:
-    """What the connections of all daemons share. `faults`: how likely each reply is to be spoilt, from 0 to 1."""
+    """The state that the connections of all daemons share; `faults` is the probability of a spoilt
+    reply, from 0 to 1.
+    """
 
     store: Store
     chance: random.Random
     faults: float = 0.0
     faulty_at: float = float("-inf")
-    """When something went wrong last."""
+    """The time of the latest fault."""
     refuses_proxy: bool = False
     ignores_conditions: bool = False
-    """Whether the store pays no attention to If-Match, as `rclone serve s3`: it sends what it has, under its own ETag."""
+    """True if the store ignores If-Match, like `rclone serve s3`: it sends the current object under
+    its own ETag.
+    """
     loses: bool = False
-    """Whether there is a relay that loses bytes."""
+    """True if there is a relay that loses bytes."""
     lossy: bool = False
-    """Whether it has: then a reader may have got wrong bytes once, but none are there in the end."""
+    """True if the relay has lost bytes: a reader may have got wrong bytes once, but none stay in
+    the end.
+    """
     replies: dict[str, int] = field(default_factory=dict)
-    """How many there were of each kind."""
+    """The number of replies of each kind."""
     record: Callable[..., None] = lambda *_: None
-    """Told of each reply."""
+    """Called with each reply."""
     tasks: dict[str, tuple[bytes, str]] = field(default_factory=dict)
-    """What dfdaemon knows, by task id: body and ETag. It never asks again."""
+    """The tasks that dfdaemon knows, by id: body and ETag. It never revalidates them."""
 
     def spoils(self) -> bool:
-        """Whether the next reply is spoilt."""
+        """True if the next reply is spoilt."""
         if self.chance.random() >= self.faults:
             return False
         self.faulty_at = trio.current_time()
@@ -141,7 +148,7 @@ def _broken(end: str) -> Spoil:
 
 
 def _losing(network: Network, status: int, headers: dict[str, str], body: bytes) -> Sent:
-    """A relay loses some bytes in mid-stream and passes on what follows."""
+    """Lose some bytes in mid-stream, like a faulty relay."""
     at = network.chance.randrange(len(body) + 1)
     lost = network.chance.choice((1, 100, 5000))
     network.lossy = network.lossy or bool(body[at : at + lost])
@@ -157,7 +164,7 @@ def _other_head(more: dict[str, str]) -> Spoil:
 
 
 def _shifted(network: Network, status: int, headers: dict[str, str], body: bytes) -> Sent:
-    """Other bytes of the same version than were asked for, and a head that says so."""
+    """Send other bytes of the same version than asked for, with a matching head."""
     if "Content-Range" not in headers or len(body) < 2:
         return Sent(_head(status, headers | {"Content-Length": str(len(body))}) + body)
     span, total = headers["Content-Range"].removeprefix("bytes ").split("/")
@@ -210,7 +217,7 @@ _SPOILT: dict[str, Spoil] = {
 
 
 def connection_in(network: Network) -> type:
-    """The class that stands in for `Connection`, over this network."""
+    """The class that replaces `Connection`, over this network."""
 
     class SimulatedConnection:
         def __init__(self, peer: Peer) -> None:
@@ -265,7 +272,7 @@ def connection_in(network: Network) -> type:
             return count
 
         def has_unread(self) -> bool:
-            # Only what has arrived by now.
+            # Only bytes that have arrived by now count.
             return network.chance.random() < 0.7 and (
                 self._position < len(self._sent.data) or self._sent.end in ("closed", "reset")
             )

@@ -1,4 +1,6 @@
-"""The product's units, made small: a block is a page, so that copying bytes does not take the time that interleaving them should have."""
+"""The product's units, made small: a block is a page, so that the runs spend their time on
+interleavings, not on copies.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ _UNITS = {
 
 
 def scaled(patch: pytest.MonkeyPatch) -> None:
-    """Divide each unit by FACTOR wherever a module of d7yfs has it, until `patch` is undone."""
+    """Divide each unit by FACTOR in every module of d7yfs, until `patch` is undone."""
     for module_name, module in list(sys.modules.items()):
         if module_name.startswith("d7yfs."):
             for name, value in _UNITS.items():

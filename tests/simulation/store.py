@@ -1,6 +1,8 @@
-"""The store of the simulation: every version that each key ever had, and when; the origin that signs for it.
+"""The store of the simulation: every version that each key ever had, and when; and the origin that
+signs for it.
 
-It never lies by itself: a reply is made of one version at one moment. What happens to the reply on its way is the network's.
+The store never lies: a reply is made of one version at one moment. The network alone spoils
+replies.
 """
 
 from __future__ import annotations
@@ -27,17 +29,17 @@ class Upload:
 
     at: float
     version: ObjectVersion | None
-    """None: the key was deleted."""
+    """The uploaded version; None if the key was deleted."""
 
 
 class Store:
-    """Keys and their uploads. `put` and `delete` happen now."""
+    """A store of keys and their uploads; `put` and `delete` happen now."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
         self.uploads: dict[str, list[Upload]] = {}
         self.bodies: dict[tuple[str, str], bytes] = {}
-        """Every body there ever was, by key and ETag."""
+        """Every body that ever existed, by key and ETag."""
 
     def put(self, key: str, size_bytes: int) -> ObjectVersion:
         """Replace `key`, mostly with a new body."""
@@ -50,11 +52,11 @@ class Store:
         return version
 
     def delete(self, key: str) -> None:
-        """`key` is no more."""
+        """Delete `key`."""
         self.uploads[key].append(Upload(trio.current_time(), None))
 
     def current(self, key: str) -> ObjectVersion | None:
-        """What `key` is now."""
+        """The version of `key` now."""
         history = self.uploads.get(key)
         return history[-1].version if history else None
 
@@ -62,7 +64,7 @@ class Store:
         return self.bodies[version.key, version.validator]
 
     def was_replaced(self, version: ObjectVersion, since: float) -> bool:
-        """True if at some moment since then the key was not this version."""
+        """True if the key was not this version at some moment since then."""
         history = self.uploads[version.key]
         return any(
             each.version != version
@@ -72,7 +74,7 @@ class Store:
 
 
 class SimulatedOrigin:
-    """The origin of a `Store`. Its questions take time, and fail while `trouble` says so."""
+    """The origin of a `Store`; its questions take time, and fail while `trouble` is true."""
 
     def __init__(self, store: Store, chance: random.Random, trouble: Callable[[], bool]) -> None:
         self._store = store
@@ -125,5 +127,5 @@ class SimulatedOrigin:
 
 
 def is_passing(error: D7yfsError) -> bool:
-    """True if the error says that bytes could not be had in time, and not that they are gone."""
+    """True if the error means that bytes did not come in time, and not that they are gone."""
     return error.errno == 5

@@ -1,6 +1,8 @@
-"""The data path under simulation: no interleaving of transfers, faults, replacements, evictions and deaths gives a reader a wrong byte.
+"""The data path under simulation: no interleaving of transfers, faults, replacements, evictions and
+deaths gives a reader a wrong byte.
 
-Some runs with fixed seeds belong to every test run. For a long series with seeds of its own, and for one seed again:
+Every test run has some runs with fixed seeds. For a long series with new seeds, and for one seed
+again:
 
     make simulate ARGS='-k data'
     D7YFS_SIMULATE_SEED=107 python -m pytest tests/simulation/test_data.py
@@ -26,7 +28,9 @@ _SEED = os.environ.get("D7YFS_SIMULATE_SEED", "")
 
 @pytest.fixture(scope="module")
 def fast_disk() -> Path:
-    """Where runs have their cache directories: in memory where there is such a place, since it is the order that matters."""
+    """A directory for the runs' caches, in memory if possible, because only the order of events
+    matters.
+    """
     shared = Path("/dev/shm")
     return shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
 

@@ -1,10 +1,11 @@
-"""No interleaving hides a name that is there beyond the bound that `docs/semantics.md` states, nor shows one that is gone.
+"""No interleaving hides a present name, or shows one that is gone, beyond the bounds of
+`docs/semantics.md`.
 
-A long run, of so many seeds:
+For a long run of that many seeds:
 
     D7YFS_SIMULATE=2000 python -m pytest -s tests/simulation/test_names.py
 
-A seed that goes wrong is run alone by `python -m tests.simulation.names SEED SEED+1`.
+To run one seed alone: `python -m tests.simulation.names SEED SEED+1`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def test_a_name_means_what_the_store_had_within_the_bound() -> None:
 def test_one_seed_is_one_run() -> None:
     first, again = names.run(3), names.run(3)
     assert (first.trace, first.steps) == (again.trace, again.steps)
-    assert first.answered_alone, "the kernel's memory has a part in it"
+    assert first.answered_alone, "the kernel must answer some lookups from its cache"
     assert names.run(4).trace != first.trace
 
 

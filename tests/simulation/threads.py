@@ -1,4 +1,6 @@
-"""Worker threads of a simulation: tasks that do their work at a random virtual moment, so that everything else interleaves with it."""
+"""Worker threads of a simulation: tasks that do their work at a random virtual time, so that other
+tasks interleave with it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ T = TypeVar("T")
 
 
 class Threads:
-    """Worker threads that are tasks. Their calls take no time, or some, before and after the work."""
+    """Worker threads that are tasks; their calls take some time, or none, around the work."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
@@ -25,7 +27,9 @@ class Threads:
         limiter: trio.CapacityLimiter | None = None,
         thread_name: str | None = None,
     ) -> T:
-        """As trio.to_thread.run_sync. Abandoned work still happens, unless nobody has begun it."""
+        """Run the work like trio.to_thread.run_sync. Abandoned work still happens, unless it has
+        not begun.
+        """
         if limiter is not None:
             async with limiter:
                 return await self._run(work, args, abandon_on_cancel)
@@ -42,7 +46,7 @@ class Threads:
                 await trio.sleep(self.delay_s())
 
     def start_soon(self, work: Callable[[], T], tell: Callable[[T], None]) -> None:
-        """As `d7yfs.cache.disk` starts its threads. Now and then one hangs for longer than anybody waits for it."""
+        """Start a thread as `d7yfs.cache.disk` does. Some hang for longer than any caller waits."""
 
         async def thread() -> None:
             await trio.sleep(7.0 if self._chance.random() < 0.01 else self.delay_s())

@@ -1,16 +1,19 @@
-"""One run of the data path's simulation: daemons on one cache directory, readers, a store that changes, and whatever goes wrong.
+"""One run of the data path's simulation: daemons on one cache directory, readers, a store that
+changes, and faults.
 
-The code under test is the product's own from `Cache` down to `Transport`: single flight, backing files, leases between daemons, eviction,
-fillers, fetcher, verification. Its units are scaled down (`scaled`), so that a run of some thousand steps touches many blocks.
+The code under test is the product's own from `Cache` down to `Transport`: single flight, backing
+files, leases between daemons, eviction, fillers, fetcher, verification. Its units are scaled down
+(`scaled`), so that a run of some thousand steps touches many blocks.
 
-What must hold, at each moment of each run:
+These invariants must hold at each moment of each run:
 
-- a read returns exactly the bytes of its handle's version, all of them (in runs with a relay that loses bytes in mid-stream: once that is
-  over, and what was taken for right meanwhile is gone from the cache too);
-- it fails with VersionGone only if the key was another version at some moment since shortly before the read began;
-- it fails otherwise only if something was wrong with network or disk within its patience;
+- a read returns exactly the bytes of its handle's version, all of them. In runs with a relay that
+  loses bytes in mid-stream, this holds once that is over: then wrong bytes have left the cache;
+- it fails with VersionGone only if the key was another version at some moment since shortly before
+  the read began;
+- it fails otherwise only if network or disk had a fault within its patience;
 - every read comes to an end;
-- at the end, and after a kill, what the cache directory calls present is right on disk.
+- at the end, and after a kill, the blocks that the cache directory calls present are right on disk.
 """
 
 from __future__ import annotations
@@ -26,20 +29,19 @@ import crc32c
 import pytest
 import trio
 
-import d7yfs.cache.backing as backing_module
 import d7yfs.cache.disk as disk_module
 import d7yfs.fetch.transport as transport_module
 from d7yfs.cache import cache as cache_module
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.disk import Disk
-from d7yfs.cache.filler import Filler, FillTarget
+from d7yfs.cache.filler import Filler
+from d7yfs.cache.version import CachedVersion
 from d7yfs.config.p2p import Mode, P2p
 from d7yfs.errors import CacheFull, D7yfsError, Stopped, VersionGone
-from d7yfs.fetch.dragonfly_proxy import Proxy
+from d7yfs.fetch.dragonfly_proxy import Limits, Proxies, Proxy
 from d7yfs.fetch.dragonfly_task import TaskOptions
 from d7yfs.fetch.fetcher import Fetcher
-from d7yfs.fetch.proxies import Limits, Proxies
 from d7yfs.fetch.transport import Transport
 from d7yfs.fill.direct import DirectFiller
 from d7yfs.fill.p2p_budget import Policy
@@ -57,20 +59,20 @@ from tests.simulation.threads import Threads
 READ_TIMEOUT_S = 20.0
 _SILENCE_S = 5.0
 _FORGOTTEN_S = READ_TIMEOUT_S + 3 * _SILENCE_S + 10.0
-"""A read that fails later than this after the last fault has no excuse."""
+"""Seconds after the last fault; a read that fails later has no excuse."""
 _NEVER_S = 600.0
 _LONGEST_S = 4000.0
-"""In virtual time; a run has at most 50 events of at most 7 s, and readers who settle."""
+"""Seconds of virtual time; a run has at most 50 events of at most 7 s, and readers that settle."""
 SIZES = (1, BLOCK - 1, 3 * BLOCK + 17, 5 * BLOCK, 19 * BLOCK + 333, 40 * BLOCK + 1)
 
 
 class Violation(AssertionError):
-    """What must hold did not."""
+    """An invariant of the data path did not hold."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run has done, for the account of a series of runs."""
+    """The figures of one run, for the account of a series of runs."""
 
     steps: int
     reads: int
@@ -82,7 +84,7 @@ class Outcome:
 
 
 class _Daemon:
-    """Everything of a daemon that moves bytes, and nothing of its names."""
+    """The parts of a daemon that move bytes, without its names."""
 
     def __init__(self, world: World, *, proxied: bool) -> None:
         self._world = world
@@ -120,26 +122,27 @@ class _Daemon:
             task_status.started()
             await trio.sleep_forever()
 
-    def new_filler(self, target: FillTarget) -> Filler:
+    def new_filler(self, target: CachedVersion) -> Filler:
         async def forget_pages(version: ObjectVersion) -> None:
             await trio.lowlevel.checkpoint()
 
         verifier = Verifier(self.fetcher, self.nursery, full=True, forget_pages=forget_pages)
-        verifier.watch(target)
         if not self._proxied:
-            return DirectFiller(target, self.fetcher, self.nursery)
+            return DirectFiller(target, self.fetcher, self.nursery, compare=verifier.compare)
         policy = Policy(P2p(default=self._world.mode), direct_percent=1.0)
-        return StreamFiller(target, self.fetcher, self.nursery, policy)
+        return StreamFiller(target, self.fetcher, self.nursery, policy, compare=verifier.compare)
 
     def kill(self) -> None:
-        """As SIGKILL: descriptors and locks are gone at once, and whatever still runs reaches nothing."""
+        """Die as from SIGKILL: descriptors and locks are gone at once, and running calls have no
+        effect.
+        """
         self.dead = True
         self.directory.bury()
         self.nursery.cancel_scope.cancel()
 
 
 class World:
-    """One run. `chance` decides what happens, the scheduler in which order."""
+    """One run of the simulation; `chance` decides the events, the scheduler their order."""
 
     def __init__(self, seed: int, path: Path) -> None:
         self.chance = chance = random.Random(seed)
@@ -159,14 +162,14 @@ class World:
         self._readers = 0
         self._is_ending = False
         self._idle = trio.Event()
-        self._last_read_ended = trio.Event()
+        self._last_read_end = trio.Event()
         self.reads = self.read_bytes = 0
         self.errors: Counter[str] = Counter()
         self.events: Counter[str] = Counter()
         self.boot_tag = 1
         self.history: deque[str] = deque(maxlen=400)
         self.states: set[int] = set()
-        """What the daemons' caches looked like whenever something happened."""
+        """The state of the daemons' caches at each event."""
         self.network.record = self.record
 
     async def run(self) -> None:
@@ -189,9 +192,9 @@ class World:
 
     async def _end_in_time(self) -> None:
         await trio.sleep(_LONGEST_S)
-        raise Violation(f"the run does not end: {[daemon.cache.statistics() for daemon in self._daemons]}")
+        raise Violation(f"the run did not end in time: {[daemon.cache.statistics() for daemon in self._daemons]}")
 
-    # --- what happens ---
+    # --- the events ---
 
     async def _event(self, keys: list[str]) -> None:
         chance = self.chance
@@ -205,7 +208,7 @@ class World:
                 daemon = chance.choice(self._daemons)
                 daemon.nursery.start_soon(self._reader, daemon, key)
             case "put":
-                # Mostly of equal size, which is what hides a mixture.
+                # Mostly of equal size, which can hide a mixture of versions.
                 known = self.store.current(key)
                 same = known is not None and chance.random() < 0.7
                 self.store.put(key, known.size_bytes if same and known else chance.choice(SIZES))
@@ -230,7 +233,7 @@ class World:
                 self._spoil_on_disk()
 
     def record(self, *what: object) -> None:
-        """Note what happens, for whoever has to explain a violation."""
+        """Note an event, for the explanation of a violation."""
         self.history.append(f"{trio.current_time():9.3f} {' '.join(map(str, what))}")
         self.states.add(hash(tuple(map(_state, self._daemons))))
 
@@ -240,7 +243,7 @@ class World:
         self._daemons.append(daemon)
 
     def _spoil_on_disk(self) -> None:
-        """Another boot, whose disk has lost some blocks: only where nobody has anything open."""
+        """Simulate another boot whose disk has lost some blocks, but only if no version is open."""
         if any(daemon.cache.statistics().open_versions for daemon in self._daemons):
             return
         self.boot_tag += 2
@@ -253,7 +256,7 @@ class World:
 
     @property
     def is_troubled(self) -> bool:
-        """True if something went wrong within the patience of whoever reads now."""
+        """True if a fault happened within the patience of a current reader."""
         last = max(self.network.faulty_at, self._disk_broke_at)
         return trio.current_time() - last <= _FORGOTTEN_S
 
@@ -264,8 +267,8 @@ class World:
             await self._open_and_read(daemon, key)
         finally:
             self._readers -= 1
-            self._last_read_ended.set()
-            self._last_read_ended = trio.Event()
+            self._last_read_end.set()
+            self._last_read_end = trio.Event()
 
     async def _open_and_read(self, daemon: _Daemon, key: str) -> None:
         chance = self.chance
@@ -290,7 +293,7 @@ class World:
                     with trio.move_on_after(0.01 if chance.random() < 0.05 else _NEVER_S) as patience:
                         await self._read(daemon, cached, version, wanted, ahead)
                     if patience.cancelled_caught and trio.current_time() - began >= _NEVER_S:
-                        raise Violation(f"{wanted} of {version} is waited for for ever")
+                        raise Violation(f"{wanted} of {version} is never answered")
                 position = wanted.stop if wanted.stop < version.size_bytes else 0
                 await trio.sleep(chance.choice((0.0, 0.0, 0.001, 0.2)))
             if chance.random() < 0.1 and not daemon.dead:
@@ -331,7 +334,7 @@ class World:
         self.errors[type(error).__name__] += 1
         self.record("failed", wanted, version.key, version.validator, repr(error))
         if isinstance(error, VersionGone):
-            # Somebody may have asked before us, and the answer hold for a moment.
+            # Another reader may have asked earlier, and its answer holds for a moment.
             excused = self.store.was_replaced(version, began - _SILENCE_S)
         elif isinstance(error, Stopped):
             excused = False
@@ -353,12 +356,14 @@ class World:
     async def _settle(self) -> None:
         with trio.move_on_after(10 * _NEVER_S) as patience:
             while self._readers:
-                await self._last_read_ended.wait()
+                await self._last_read_end.wait()
         if patience.cancelled_caught:
-            raise Violation(f"{self._readers} readers wait for ever")
+            raise Violation(f"{self._readers} readers wait forever")
 
     async def _end(self, keys: list[str]) -> None:
-        """All is well again: what is there can be read from every daemon, whole, and nothing stays open."""
+        """Check the end, without faults: every daemon can read each object whole, and no version
+        stays open.
+        """
         self._is_ending = True
         await trio.sleep(_FORGOTTEN_S + 300)
         for daemon in self._daemons:
@@ -380,7 +385,9 @@ class World:
     # --- the disk ---
 
     def write_all(self, fd: int, data: memoryview, position: int) -> int:
-        """In place of the cache's own: the disk takes all of it, or some, or refuses."""
+        """Write in place of the cache's own function: the disk takes all of the data, or some, or
+        refuses.
+        """
         if self._disk_breaks and self.chance.random() < self._disk_breaks and _is_on_disk(fd):
             self._disk_broke_at = trio.current_time()
             os.pwrite(fd, data[: self.chance.randrange(len(data) + 1)], position)
@@ -388,7 +395,7 @@ class World:
         return os.pwrite(fd, data, position)
 
     def check_disk(self) -> None:
-        """What the directory calls present is right."""
+        """Check the blocks that the directory calls present."""
         directory = CacheDirectory(self.path, size_limit_bytes=1 << 40, min_free_bytes=0)
         for (key, etag), body in self.store.bodies.items():
             version = ObjectVersion(key, len(body), etag, 1)
@@ -424,7 +431,9 @@ def _is_on_disk(fd: int) -> bool:
 
 
 def _state(daemon: _Daemon) -> tuple[object, ...]:
-    """Which blocks of which open versions are where, how far others have come, and who waits."""
+    """The state of a daemon's cache: the place of each block, progress of arriving ones, and
+    waiting readers.
+    """
     return tuple(
         (
             key[1:],
@@ -441,7 +450,9 @@ def _state(daemon: _Daemon) -> tuple[object, ...]:
 
 
 def simulate(seed: int, path: Path) -> Outcome:
-    """One run on a new directory `path`. Raises Violation, or whatever else the code under test let escape."""
+    """Run once on a new directory `path`. Raises Violation, or any error that escaped the code
+    under test.
+    """
     world = World(seed, path)
     with pytest.MonkeyPatch.context() as patch:
         scaled(patch)
@@ -450,7 +461,7 @@ def simulate(seed: int, path: Path) -> Outcome:
         patch.setattr(trio.to_thread, "run_sync", threads.run_sync)
         patch.setattr(disk_module, "_in_thread", threads.start_soon)
         patch.setattr(transport_module, "Connection", connection_in(world.network))
-        patch.setattr(backing_module, "_pwrite_all", world.write_all)
+        patch.setattr(disk_module, "write_whole", world.write_all)
         patch.setattr(cache_module, "boot_tag", lambda: world.boot_tag)
         try:
             _, steps = clock.run(seed, world.run)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from d7yfs.objects import ObjectVersion
-from d7yfs.stats.load_times import FILES, LOOK_FILES, LOOK_PERIOD_S, PAUSE_S, Full, Fullness
+from d7yfs.stats.load_times import FILES, LOOK_FILES, LOOK_PERIOD_S, PAUSE_S, Fullness
 from d7yfs.stats.models import OTHER, Models
+from d7yfs.stats.repository_status import ModelStatus
+from d7yfs.stats.status import blank
+
+full = partial(blank, ModelStatus)
 
 
 class Scene:
@@ -37,8 +42,8 @@ class Scene:
     def close(self, found: ObjectVersion, now: float) -> None:
         self.fullness.closed(found, now, self.cached.get(found.key, 0))
 
-    def model(self, name: str, now: float) -> Full:
-        return self.fullness.describe(now)[name]
+    def model(self, name: str, now: float) -> ModelStatus:
+        return self.fullness.measure(now)[name]
 
 
 def version(key: str, validator: str = "1") -> ObjectVersion:
@@ -51,9 +56,9 @@ def test_a_load_lasts_until_nothing_is_missing_of_what_is_open() -> None:
     scene.open("llm/b", 11.0)
     scene.open("bert/a", 12.0, whole=True)
     scene.bring("llm/a", 15.0)
-    assert scene.model("llm", 16.0) == Full(files=2, size_bytes=200, cached_bytes=100, loads=1, load_s=None)
+    assert scene.model("llm", 16.0) == full(files=2, size_bytes=200, cached_bytes=100, loads=1, load_s=None)
     scene.bring("llm/b", 18.0)
-    assert scene.model("llm", 19.0) == Full(files=2, size_bytes=200, cached_bytes=200, loads=1, load_s=8.0)
+    assert scene.model("llm", 19.0) == full(files=2, size_bytes=200, cached_bytes=200, loads=1, load_s=8.0)
     assert scene.model("bert", 19.0).loads == 0
 
 
@@ -86,7 +91,7 @@ def test_each_file_is_waited_for_once() -> None:
     assert not scene.fullness.opened(version("llm/a"), 1.0, whole=False)
     scene.close(version("llm/a"), 2.0)
     scene.bring("llm/a", 3.0)
-    assert scene.model("llm", 3.0) == Full(files=1, size_bytes=100, cached_bytes=100, loads=1, load_s=3.0)
+    assert scene.model("llm", 3.0) == full(files=1, size_bytes=100, cached_bytes=100, loads=1, load_s=3.0)
 
 
 def test_what_is_closed_is_looked_at_again_now_and_then() -> None:
@@ -147,7 +152,7 @@ def test_files_and_models_are_bounded() -> None:
         scene.open(f"llm/{number}", 0.0)
     for name in "ab":
         scene.open(f"{name}/x", 0.0)
-    described = scene.fullness.describe(0.0)
+    described = scene.fullness.measure(0.0)
     assert {name: full.files for name, full in described.items()} == {"llm": FILES, OTHER: 2}
     scene.close(version("llm/0"), 1.0)  # forgotten by then
 

@@ -1,5 +1,8 @@
-"""Fixtures of the tests with a real TorchServe. These are collected only where D7YFS_TEST_TORCHSERVE names the directory of its
-programs, which `make integration-torchserve` sees to."""
+"""Fixtures of the tests with a real TorchServe.
+
+These are collected only if D7YFS_TEST_TORCHSERVE names the directory of its programs, as in `make
+integration-torchserve`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from tests.torchserve.models import Models
 
 __all__ = ["_can_mount", "bucket"]
 
-_programs = os.environ.get("D7YFS_TEST_TORCHSERVE", "")  # now: the session takes such variables out of the environment
+_programs = os.environ.get("D7YFS_TEST_TORCHSERVE", "")  # Read now: the session removes such variables.
 collect_ignore_glob = [] if _programs else ["*.py"]
 
 _numbers = itertools.count(1)
@@ -34,7 +37,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Start(Protocol):
-    """Starts a server of the test's own on a model store; takes what `TorchServe` takes besides."""
+    """A function that starts a test's own server on a model store; further arguments are those of
+    `TorchServe`.
+    """
 
     def __call__(self, store: Path, **options: Any) -> TorchServe: ...
 
@@ -53,7 +58,7 @@ def mounter(ground: Path) -> Iterator[Mounter]:
 
 @pytest.fixture
 def start(ground: Path, mounter: Mounter) -> Iterator[Start]:
-    """The servers end before the mounts that they read."""
+    """A function that starts servers, which end before the mounts that they read."""
     with ExitStack() as stack:
 
         def starting(store: Path, **options: Any) -> TorchServe:

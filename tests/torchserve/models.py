@@ -1,6 +1,7 @@
-"""The model of these tests: weights that torch maps from the model's directory, and bytes of them for an answer.
+"""The model of these tests: torch maps weights from the model's directory, and its answers contain
+some of their bytes.
 
-Archives are made by torch-model-archiver, and put into the bucket as a user would.
+torch-model-archiver makes the archives, and the tests put them into the bucket as a user would.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _FORMATS = {".mar": "default", ".tar.gz": "tgz"}
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """A model store at a prefix of its own in a bucket of the real store."""
+    """A model store at its own prefix in a bucket of the real store."""
 
     bucket: Bucket
     prefix: str
@@ -52,7 +53,9 @@ class Models:
     def put(
         self, archive: str, weights: bytes, *, name: str = "", version: str = "1.0", handler: str = HANDLER
     ) -> None:
-        """`NAME.mar` or `NAME.tar.gz` as an archive, any other name as a directory (`no-archive`); `name` is the one in its manifest."""
+        """Put `NAME.mar` or `NAME.tar.gz` as an archive, any other name as a directory
+        (`no-archive`). `name` is the name in its manifest.
+        """
         suffix = next((each for each in _FORMATS if archive.endswith(each)), "")
         name = name or archive.removesuffix(suffix)
         made = self.work / archive.replace(".", "-")
@@ -88,10 +91,10 @@ def weights_of(seed: int, size_bytes: int = 3 << 20) -> bytes:
 
 
 def served_from(server: TorchServe, model: str, weights: bytes, *, token: str = "") -> Path:
-    """The directory that `model` reads; its answers must be right."""
+    """The directory from which `model` reads. Its answers must be right."""
     random_offsets = random.Random(7)
     offsets: Sequence[int] = [0, *(random_offsets.randrange(len(weights)) for _ in range(14)), len(weights) - 1]
     answer = server.infer(model, offsets, token=token)
     assert answer["bytes"] == [weights[offset] for offset in offsets]
-    # What a worker is told is a link of TorchServe's own, for a directory that is used in place.
+    # For a directory used in place, TorchServe gives its workers a link of its own.
     return Path(answer["directory"]).resolve()

@@ -1,4 +1,4 @@
-"""torch itself, with the interpreter that TorchServe's workers have, on a mount."""
+"""torch on a mount, with the interpreter of TorchServe's workers."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_one_without_workers_gets_them_later(models: Models, mounter: Mounter, s
     served_from(server, "inner", weights_of(1))
     assert server.manage("PUT", "/models/inner", min_worker="2", synchronous="true")[0] == 200
     assert d7yfs(server, "register", "--model", "one", "--initial-workers", "1").returncode == 0
-    assert listed(server) == {("inner", "1.0"): ("one.mar", 2)}, "it keeps what it has"
+    assert listed(server) == {("inner", "1.0"): ("one.mar", 2)}, "a second register must not change the workers"
 
 
 def test_versions_come_and_go_together(models: Models, mounter: Mounter, start: Start) -> None:
@@ -108,7 +108,9 @@ def test_one_that_fails_does_not_keep_the_others(models: Models, mounter: Mounte
 
 
 def test_the_plugins_file_mounts_and_registers(models: Models, mounter: Mounter, start: Start, ground: Path) -> None:
-    """One file of the earlier plugin, unchanged, for both commands; the store's address is the only thing it cannot say."""
+    """One unchanged file of the earlier plugin serves both commands; only the store's address must
+    be given.
+    """
     models.put("one.mar", weights_of(1))
     models.put("two.mar", weights_of(2))
     reader = models.bucket.server.reader
@@ -165,7 +167,7 @@ def test_a_model_api_that_is_turned_off_is_explained(models: Models, mounter: Mo
 
 
 def test_an_archive_below_the_model_store_is_told_apart(models: Models, mounter: Mounter, start: Start) -> None:
-    """What `register` says of a deeper archive is true: TorchServe does not find it, by any spelling."""
+    """TorchServe does not find a deeper archive by any spelling, as `register` claims."""
     models.put("one.mar", weights_of(1))
     body = models.bucket.client.get_object(Bucket=models.bucket.name, Key=f"{models.prefix}/one.mar")["Body"].read()
     models.bucket.put(f"{models.prefix}/sub/deep.mar", body)
@@ -208,7 +210,9 @@ def test_another_name_of_a_tarball(models: Models, mounter: Mounter, start: Star
 def test_the_command_lines_store_outdoes_the_files(
     models: Models, mounter: Mounter, start: Start, ground: Path
 ) -> None:
-    """A right setup whose configuration names another directory is not refused, and a wrong one is."""
+    """A configuration that names another directory does not matter; a wrong directory on the
+    command line is refused.
+    """
     models.put("one.mar", weights_of(1))
     mounted = mounter.mount(models.url, env=models.bucket.env)
     other = ground / "other"
@@ -223,11 +227,11 @@ def test_the_command_lines_store_outdoes_the_files(
     served_from(server, "one", weights_of(1))
     assert d7yfs(server, "unregister", "--model", "one").returncode == 0
     done = run("torchserve", "register", "--management", server.management, "--model", "one", timeout_s=180)
-    assert (done.returncode, done.stderr) == (0, ""), "the process alone says enough"
+    assert (done.returncode, done.stderr) == (0, ""), "the process alone must be enough to find the store"
 
 
 def test_it_stops_and_is_unmounted(models: Models, mounter: Mounter, start: Start) -> None:
-    """With a model that is mapped from the mount: what it holds ends with it."""
+    """A model mapped from the mount does not outlive its server."""
     models.put("flat", weights_of(1))
     mounted = mounter.mount(models.url, env=models.bucket.env)
     server = start(mounted.point, models=["flat"])

@@ -28,7 +28,7 @@ def test_models_of_the_start_serve_from_the_mount(
     for name, content in weights.items():
         models.put(name if name == "flat" else f"{name}.mar", content)
     mounted = mounter.mount(models.url, env=models.bucket.env)
-    # The registration of a start needs neither token nor model API.
+    # The registration at start needs neither token nor model API.
     server = start(mounted.point, model_api=False, **options)
     of = weights | {"renamed": weights["one"], "also": weights["flat"]}
     for name in names:

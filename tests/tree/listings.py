@@ -1,37 +1,57 @@
-"""What a repository's store lists, in memory: keys, the requests that were made, and what may go wrong with them."""
+"""A repository's store in memory: its keys, the requests it got, and its failures."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 
 import trio
 
 from d7yfs.errors import NotFound
 from d7yfs.objects import ListingPage, ObjectVersion
-from d7yfs.tree.source import Listings
+from d7yfs.tree.listing import DirectoryListing
+from d7yfs.tree.source import ListingSource
+from d7yfs.tree.tree import Tree
 
 DATE_NS = 1_700_000_000_000_000_000
 
 
+def collect(prefix: str, pages: Iterable[ListingPage]) -> DirectoryListing:
+    """The listing made of all `pages` of `prefix`."""
+    listing = DirectoryListing(prefix)
+    for page in pages:
+        listing.add(page)
+    return listing
+
+
+def names_in(tree: Tree, directory: int) -> tuple[str, ...]:
+    """The names known in a directory, fresh or not; reading them counts as use."""
+    tree.entries(directory, (), 0)
+    return tuple(tree.directory(directory).children or ())
+
+
 class MemoryListings:
-    """`requests` has one line per page and question: `scan PREFIX`, `list PREFIX`, `stat KEY`, `holds PREFIX`."""
+    """A store in memory.
+
+    `requests` has one line per page and question: `scan PREFIX`, `list PREFIX`, `stat KEY`, `holds
+    PREFIX`.
+    """
 
     def __init__(self, *keys: str, page_size: int = 1000) -> None:
         self.versions: dict[str, ObjectVersion] = {}
         self.page_size = page_size
         self.requests: list[str] = []
         self.listing_error: Exception | None = None
-        """Of whatever lists."""
+        """The error of every listing."""
         self.errors: dict[str, Exception] = {}
         """By the line of the request, or its first word."""
         self.delays_s: dict[str, float] = {}
-        """As `errors`; how long it takes."""
+        """Delays by the same keys as `errors`."""
         self.gates: dict[str, trio.Event] = {}
-        """As `errors`; what it waits for."""
+        """Events to wait for, by the same keys as `errors`."""
         self.listing_gate = trio.Event()
         self.listing_gate.set()
         self.disorder = False
-        """Pages come from the last to the first."""
+        """True if pages come from the last to the first."""
         for key in keys:
             self.add(key)
 
@@ -100,4 +120,4 @@ class MemoryListings:
         return any(key.startswith(prefix) for key in self.versions)
 
 
-_: type[Listings] = MemoryListings
+_: type[ListingSource] = MemoryListings

@@ -1,4 +1,5 @@
-"""A huge directory read page by page, from a store that pages by key, changes in between, and fails."""
+"""A huge directory read page by page, from a store that pages by key, changes in between, and
+fails."""
 
 from __future__ import annotations
 
@@ -15,15 +16,19 @@ from trio.testing import MockClock
 
 from d7yfs.errors import D7yfsError, OriginUnavailable
 from d7yfs.objects import ListingPage, ObjectVersion
-from d7yfs.tree.huge_directory import DirectoryStream, Page
+from d7yfs.tree.huge_directory import DirectoryPage, DirectoryStream
 from d7yfs.tree.listing import DirectoryListing, NoObject, by_segment
+from tests.tree.listings import collect
 
 PREFIX = "p/"
 Order = Callable[[str], str]
 
 
 class Store:
-    """Keys below `p/`; those that end in a slash are common prefixes. `order` is what it compares of a key."""
+    """A store with keys below `p/`, of which those with a final slash are common prefixes.
+
+    `order` is the part of a key that it compares.
+    """
 
     def __init__(self, *names: str, page_size: int = 3, order: Order = str) -> None:
         self.order = order
@@ -32,7 +37,7 @@ class Store:
         self.fetches: list[str] = []
         self.error: Exception | None = None
         self.gates: dict[str, trio.Event] = {}
-        """By token: that page waits."""
+        """The pages that wait, by token."""
 
     def hold(self, names: Iterable[str]) -> None:
         self.keys = sorted((f"{PREFIX}{name}" for name in names), key=self.order)
@@ -55,16 +60,16 @@ class Store:
         next_token = keys[-1] if start + self.page_size < len(self.keys) else ""
         objects = tuple(ObjectVersion(key, 1, f'"{key}"', 1) for key in keys if not key.endswith("/"))
         page = ListingPage(objects, tuple(key for key in keys if key.endswith("/")), next_token, 1)
-        return DirectoryListing.collect(PREFIX, [page]), next_token
+        return collect(PREFIX, [page]), next_token
 
 
 class Reader:
-    """Reads as the filesystem does: keeps the page that it is in, goes on from an index."""
+    """A reader like the filesystem: keeps its page, and goes on from an index."""
 
     def __init__(self, stream: DirectoryStream) -> None:
         self.stream = stream
         self.index = 0
-        self.held: Page | None = None
+        self.held: DirectoryPage | None = None
 
     async def some(self, count: int) -> list[str]:
         """The next names, fewer at the end."""
@@ -191,7 +196,7 @@ async def test_a_page_that_changes_while_it_is_read_is_the_one_that_was_begun() 
     async with streaming(store, pages_kept=1) as stream:
         reader, other = Reader(stream), Reader(stream)
         await reader.some(4)
-        await other.rest()  # page 1 is not kept any more, but by its reader
+        await other.rest()  # only its reader keeps page 1 now
         store.add("n0031")
         store.delete("n005")
         assert await reader.rest() == numbered(12)[4:]
@@ -242,7 +247,7 @@ async def test_a_page_that_fails_can_be_asked_for_again(error: Exception) -> Non
         await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(D7yfsError):
             await reader.some(3)
-        assert await Reader(stream).some(6) == numbered(6)  # nobody else minds
+        assert await Reader(stream).some(6) == numbered(6)  # no other reader minds
         store.error = None
         assert await reader.rest() == numbered(12)[6:]
 
@@ -280,7 +285,8 @@ async def test_what_is_an_object_and_a_directory_is_shown_where_its_object_was(a
 
 @pytest.mark.parametrize("page_size", [1, 2, 3])
 async def test_where_each_directorys_keys_come_together_a_name_is_shown_once(page_size: int) -> None:
-    """As SeaweedFS lists: `a/` before `a-b`, which is then behind what came last by the order of keys."""
+    """SeaweedFS lists so: `a/` before `a-b`, which is then behind the last key in the order of
+    keys."""
 
     store = Store("a", "a/", "a-b", "a-b/", "c/", "d", page_size=page_size, order=by_segment)
     async with streaming(store, pages_kept=1) as stream:
@@ -330,7 +336,7 @@ async def test_a_store_without_order_is_shown_as_it_comes() -> None:
 NAMES = st.dictionaries(
     st.text("abc-", min_size=1, max_size=3), st.sampled_from([("",), ("/",), ("", "/")]), max_size=40
 )
-"""With what follows each in its keys: a name may be an object, a directory, or both."""
+"""Keys by name: a name may be an object, a directory, or both."""
 
 
 def keys_of(names: dict[str, tuple[str, ...]]) -> set[str]:

@@ -1,4 +1,4 @@
-"""Which questions are asked of a store, and how many, until a tree knows what it is asked for."""
+"""The questions that a store is asked, and their number, until a tree knows the answer."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from d7yfs.errors import AccessDenied, BucketNotFound, D7yfsError, NotFound, OriginUnavailable
 from d7yfs.objects import ListingPage
-from d7yfs.tree.answers import Absent, Changes, Found
+from d7yfs.stats.repository_status import LastScanStatus
 from d7yfs.tree.lister import LIMIT, RACE_AFTER_S, STALE_RETRY_S, Lister
-from d7yfs.tree.listing import DirectoryListing
-from d7yfs.tree.nodes import Directory, File
-from d7yfs.tree.source import Mode
-from d7yfs.tree.tree import ROOT_INODE, TTL_PER_LISTING, Repository, Tree
-from tests.tree.listings import DATE_NS, MemoryListings
+from d7yfs.tree.nodes import Absent, Directory, File, Found, NameChanges
+from d7yfs.tree.refresher import Refresher
+from d7yfs.tree.source import ListingMode
+from d7yfs.tree.tree import ROOT_INODE, TTL_PER_LISTING, Tree, TreeRoot
+from tests.tree.listings import DATE_NS, MemoryListings, collect, names_in
 
 TTL_S = 60.0
 NEGATIVE_S = 5.0
@@ -31,13 +31,14 @@ class Scene:
         self.tree = tree
         self.listings = listings
         self.lister: Lister
-        self.changes: list[tuple[str, Changes]] = []
+        self.refresher: Refresher
+        self.changes: list[tuple[str, NameChanges]] = []
 
-    def changed(self, directory: Directory, changes: Changes) -> None:
+    def changed(self, directory: Directory, changes: NameChanges) -> None:
         self.changes.append((directory.prefix, changes))
 
     async def look(self, path: str, asked_at: float | None = None) -> File | Directory | None:
-        """What is at `path`, as the kernel walks; None when there is nothing."""
+        """The node at `path`, as the kernel walks; None when there is nothing."""
         node: File | Directory = self.tree.get(ROOT_INODE)
         for name in filter(None, path.split("/")):
             assert isinstance(node, Directory), path
@@ -59,7 +60,7 @@ class Scene:
     async def names(self, path: str = "") -> list[str]:
         directory = await self.directory(path)
         await self.lister.list(directory, trio.current_time())
-        return list(self.tree.children(directory.inode))
+        return list(names_in(self.tree, directory.inode))
 
     async def find(self, path: str = "") -> int:
         """Walk everything as find(1) does; the number of files."""
@@ -74,7 +75,7 @@ class Scene:
 @asynccontextmanager
 async def scene(
     listings: MemoryListings,
-    mode: Mode = Mode.AUTO,
+    mode: ListingMode = ListingMode.AUTO,
     *,
     limit: int = LIMIT,
     ttl_s: float = TTL_S,
@@ -82,7 +83,7 @@ async def scene(
     max_entries: int = 200_000,
 ) -> AsyncIterator[Scene]:
     tree = Tree(
-        [Repository("", prefix)],
+        [TreeRoot("", prefix)],
         metadata_ttl_s=ttl_s,
         negative_ttl_s=NEGATIVE_S,
         created_ns=1_600_000_000_000_000_000,
@@ -91,6 +92,7 @@ async def scene(
     made = Scene(tree, listings)
     async with trio.open_nursery() as nursery:
         made.lister = Lister(tree, "", listings, nursery, url="mem://b", mode=mode, limit=limit, changed=made.changed)
+        made.refresher = Refresher(tree, "", made.lister)
         yield made
         nursery.cancel_scope.cancel()
 
@@ -118,13 +120,13 @@ async def test_find_costs_a_request_per_thousand_objects_once(autojump_clock: Mo
 async def test_what_was_asked_is_counted(autojump_clock: MockClock) -> None:
     listings = MemoryListings(*many(50, 70))
     async with scene(listings, limit=1500) as it:
-        assert it.lister.describe()["answered_s"] is None
+        assert it.lister.describe().answered_s is None
         assert await it.find() == 3500
         await trio.sleep(2)
         said = it.lister.describe()
-        assert (said["scans"], said["scan_pages"]) == (1, listings.requests.count("scan ")) == (1, 2)
-        assert said["listings"] == said["listing_pages"] == 51
-        assert said["answered_s"] == pytest.approx(2.0)
+        assert (said.scans, said.scan_pages) == (1, listings.requests.count("scan ")) == (1, 2)
+        assert said.listings == said.listing_pages == 51
+        assert said.answered_s == pytest.approx(2.0)
 
 
 async def test_a_lookup_is_answered_by_the_pages_that_have_come(autojump_clock: MockClock) -> None:
@@ -152,7 +154,7 @@ async def test_a_directory_is_listed_once_the_pages_have_come_past_it(autojump_c
         await trio.sleep(1)
         assert await it.names() == ["a", "b", "c"]
         assert listings.requests == ["scan ", "scan "]
-        assert it.lister.describe()["last_scan"]["directories"] == 3
+        assert it.lister.describe().last_scan.directories == 3
 
 
 async def test_what_the_pages_leave_open_races_a_listing_of_its_own_directory(autojump_clock: MockClock) -> None:
@@ -173,7 +175,7 @@ async def test_the_pages_say_nothing_of_a_directory_that_is_newer_than_they_are(
     listings.delays_s = {"scan": 100.0, "list": 10.0}
     async with scene(listings) as it, trio.open_nursery() as nursery:
         nursery.start_soon(it.look, "z")
-        await trio.sleep(105)  # the first page has come, and the top directory is being listed beside the second
+        await trio.sleep(105)  # the first page has come, and the top directory is listed at the same time
         listings.add("m/1")
         await trio.sleep(20)  # the latter is over
         assert isinstance(await it.look("m"), Directory)
@@ -228,7 +230,7 @@ async def test_who_walks_in_order_goes_along_with_the_pages(autojump_clock: Mock
     listings.delays_s["scan"] = 1 / 512
     async with scene(listings) as it:
         names = tuple(f"d{number:03}/" for number in range(10))
-        known = DirectoryListing.collect("", [ListingPage((), names, "", DATE_NS)])
+        known = collect("", [ListingPage((), names, "", DATE_NS)])
         it.tree.apply(ROOT_INODE, known, 0.0, asked_at=0.0)
         for number in range(10):
             assert len(await it.names(f"d{number:03}")) == 10
@@ -241,7 +243,7 @@ async def test_beyond_the_limit_it_goes_directory_by_directory(
     caplog.set_level("INFO")
     listings = MemoryListings(*many(10, 30), page_size=50)
     async with scene(listings, limit=120) as it:
-        assert it.lister.describe()["in_use"] == "whole"
+        assert it.lister.describe().in_use == "whole"
         assert await it.find() == 300
         assert listings.of("scan") == [""] * 3, "it stops as soon as it is too much"
         assert sorted(listings.of("list")) == ["", *(f"d{i:03}/" for i in range(10))]
@@ -249,8 +251,8 @@ async def test_beyond_the_limit_it_goes_directory_by_directory(
         await it.names("d003")
         assert len(listings.of("scan")) == 3, "from then on"
         said = it.lister.describe()
-        assert (said["in_use"], said["reason"]) == ("directory", "it has more than 120 objects")
-        assert said["scans"] == 1
+        assert (said.in_use, said.reason) == ("directory", "it has more than 120 objects")
+        assert said.scans == 1
         assert caplog.text.count("directory by directory") == 1
 
 
@@ -259,7 +261,7 @@ async def test_the_limit_may_change(autojump_clock: MockClock) -> None:
     async with scene(listings, limit=120) as it:
         assert await it.find() == 300
         it.lister.set_limit(120)
-        assert it.lister.describe()["in_use"] == "directory", "which is no other limit"
+        assert it.lister.describe().in_use == "directory", "which is no other limit"
         it.lister.set_limit(300)
         await trio.sleep(TTL_S + 1)
         listings.requests.clear()
@@ -268,16 +270,16 @@ async def test_the_limit_may_change(autojump_clock: MockClock) -> None:
         it.lister.set_limit(200)
         await trio.sleep(TTL_S + 1)
         assert await it.find() == 300
-        assert it.lister.describe()["reason"] == "it has more than 200 objects"
+        assert it.lister.describe().reason == "it has more than 200 objects"
 
 
 async def test_whole_knows_no_limit(autojump_clock: MockClock) -> None:
     listings = MemoryListings(*many(10, 30), page_size=100)
-    async with scene(listings, Mode.WHOLE, limit=120) as it:
+    async with scene(listings, ListingMode.WHOLE, limit=120) as it:
         assert await it.find() == 300
         assert listings.requests == ["scan "] * 3
         said = it.lister.describe()
-        assert said["last_scan"] == {"objects": 300, "directories": 11, "pages": 3, "took_s": 0.0}
+        assert said.last_scan == LastScanStatus(objects=300, directories=11, pages=3, took_s=0.0)
         assert it.lister.whole_requests == 3
 
 
@@ -289,7 +291,7 @@ async def test_keys_out_of_order_mean_directory_by_directory(autojump_clock: Moc
         assert await it.look("d000/f000")
         assert await it.look("d000/absent") is None
         assert await it.find() == 9
-        assert it.lister.describe()["reason"] == "its keys do not come in order"
+        assert it.lister.describe().reason == "its keys do not come in order"
         assert it.lister.whole_requests is None
 
 
@@ -298,7 +300,7 @@ async def test_what_alone_is_not_known_is_listed_alone(autojump_clock: MockClock
     async with scene(listings, max_entries=60) as it:
         assert await it.find() == 200
         assert listings.of("scan") == [""], "the listing still lives, though not all of it was kept"
-        assert it.tree.statistics()["inodes"] <= 60 + 21
+        assert it.tree.statistics().inodes <= 60 + 21
 
 
 async def test_a_flat_listing_that_fails_leaves_each_his_own_directory(autojump_clock: MockClock) -> None:
@@ -331,8 +333,8 @@ async def test_one_object_is_asked_for_by_its_key(autojump_clock: MockClock) -> 
 # --- who waits ---
 
 
-@pytest.mark.parametrize("mode", Mode)
-async def test_questions_at_once_are_one(autojump_clock: MockClock, mode: Mode) -> None:
+@pytest.mark.parametrize("mode", ListingMode)
+async def test_questions_at_once_are_one(autojump_clock: MockClock, mode: ListingMode) -> None:
     listings = MemoryListings("a")
     gate = listings.gates["scan"] = listings.gates["list"] = listings.gates["stat"] = trio.Event()
     async with scene(listings, mode) as it:
@@ -343,12 +345,14 @@ async def test_questions_at_once_are_one(autojump_clock: MockClock, mode: Mode) 
                 nursery.start_soon(it.look, "a")
             await wait_all_tasks_blocked()
             gate.set()
-        assert len(listings.requests) == (2 if mode is Mode.EXACT else 1), "who gave up took nothing from the others"
+        assert len(listings.requests) == (2 if mode is ListingMode.EXACT else 1), (
+            "who gave up took nothing from the others"
+        )
 
 
-@pytest.mark.parametrize("mode", [Mode.AUTO, Mode.DIRECTORY])
+@pytest.mark.parametrize("mode", [ListingMode.AUTO, ListingMode.DIRECTORY])
 async def test_nothing_is_believed_longer_than_a_question_with_no_time_to_live(
-    autojump_clock: MockClock, mode: Mode
+    autojump_clock: MockClock, mode: ListingMode
 ) -> None:
     listings = MemoryListings("a/x")
     listings.delays_s["list"] = 1.0
@@ -362,7 +366,7 @@ async def test_nothing_is_believed_longer_than_a_question_with_no_time_to_live(
             for name in ("a", "b", "c"):
                 nursery.start_soon(it.look, name)
         assert listings.requests == ["list "], "those who came later share one that was asked for later"
-        assert it.lister.describe()["in_use"] == "directory"
+        assert it.lister.describe().in_use == "directory"
 
 
 async def test_forever_asks_once(autojump_clock: MockClock) -> None:
@@ -377,7 +381,7 @@ async def test_forever_asks_once(autojump_clock: MockClock) -> None:
 async def test_a_slow_listing_lives_longer(autojump_clock: MockClock) -> None:
     listings = MemoryListings("a", "b", "c", page_size=1)
     listings.delays_s["list"] = 2.0
-    async with scene(listings, Mode.DIRECTORY) as it:
+    async with scene(listings, ListingMode.DIRECTORY) as it:
         assert await it.names() == ["a", "b", "c"]
         await trio.sleep(6 * TTL_PER_LISTING - 7)
         assert await it.look("c")
@@ -388,10 +392,10 @@ async def test_a_slow_listing_lives_longer(autojump_clock: MockClock) -> None:
 
 
 async def test_one_page_that_took_long_says_nothing_of_the_next(autojump_clock: MockClock) -> None:
-    """A stall of the network, or a retry: absence that was listed then must not last for minutes."""
+    """After a network stall, or a retry, a listed absence must not last for minutes."""
     listings = MemoryListings("a", "b", "c", page_size=1)
     listings.delays_s["list"] = 0.1
-    async with scene(listings, Mode.DIRECTORY, ttl_s=1.0) as it, trio.open_nursery() as nursery:
+    async with scene(listings, ListingMode.DIRECTORY, ttl_s=1.0) as it, trio.open_nursery() as nursery:
 
         async def stall() -> None:
             await trio.sleep(0.15)  # the second page is under way
@@ -412,7 +416,7 @@ async def test_one_page_that_took_long_says_nothing_of_the_next(autojump_clock: 
 async def test_a_store_that_was_away_is_not_a_slow_one(autojump_clock: MockClock, took_s: float) -> None:
     listings = MemoryListings("a")
     listings.delays_s["list"] = took_s
-    async with scene(listings, Mode.DIRECTORY, ttl_s=1.0) as it:
+    async with scene(listings, ListingMode.DIRECTORY, ttl_s=1.0) as it:
         assert await it.look("a")
         listings.delays_s.clear()
         await trio.sleep(0.5 * TTL_PER_LISTING)
@@ -423,9 +427,9 @@ async def test_a_store_that_was_away_is_not_a_slow_one(autojump_clock: MockClock
 # --- failures ---
 
 
-@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("mode", ListingMode)
 async def test_what_was_known_is_served_while_the_store_is_away(
-    autojump_clock: MockClock, mode: Mode, caplog: pytest.LogCaptureFixture
+    autojump_clock: MockClock, mode: ListingMode, caplog: pytest.LogCaptureFixture
 ) -> None:
     listings = MemoryListings("a")
     away = OriginUnavailable("mem:// is away")
@@ -452,7 +456,7 @@ async def test_what_was_known_is_served_while_the_store_is_away(
 async def test_a_bug_is_an_error_to_those_who_wait(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
     listings = MemoryListings("a")
     listings.listing_error = ZeroDivisionError("oops")
-    async with scene(listings, Mode.DIRECTORY) as it:
+    async with scene(listings, ListingMode.DIRECTORY) as it:
         with pytest.raises(OriginUnavailable, match="ZeroDivisionError"):
             await it.look("a")
         assert "Traceback" in caplog.text
@@ -464,7 +468,7 @@ async def test_a_bug_is_an_error_to_those_who_wait(autojump_clock: MockClock, ca
 async def test_a_name_that_the_first_page_leaves_open_is_asked_for_exactly(autojump_clock: MockClock) -> None:
     listings = MemoryListings(*(f"f{i:03}" for i in range(300)), "z/x", page_size=100)
     listings.delays_s["list"] = 10.0
-    async with scene(listings, Mode.DIRECTORY) as it:
+    async with scene(listings, ListingMode.DIRECTORY) as it:
         assert isinstance(await it.look("f250"), File)
         assert trio.current_time() == 10
         assert isinstance(await it.look("z"), Directory)
@@ -490,7 +494,7 @@ async def test_a_huge_directory_is_not_kept(autojump_clock: MockClock) -> None:
             *("stat big/f00499", "holds big/f00499/", "stat big/absent", "holds big/absent/")
         }
         assert await it.names("small") == ["x"]
-        assert it.tree.statistics()["inodes"] < 20
+        assert it.tree.statistics().inodes < 20
 
 
 async def test_where_the_listing_lives_a_name_that_was_absent_is_asked_for_alone(autojump_clock: MockClock) -> None:
@@ -499,7 +503,7 @@ async def test_where_the_listing_lives_a_name_that_was_absent_is_asked_for_alone
         top = await it.directory()
         assert await it.names() == ["a", "b"]
         del listings.versions["a"]
-        await it.lister.refresh_entry(top, "a")
+        await it.refresher.refresh_entry(top, "a")
         listings.add("a")
         assert await it.look("a") is None
         await trio.sleep(NEGATIVE_S)
@@ -507,7 +511,7 @@ async def test_where_the_listing_lives_a_name_that_was_absent_is_asked_for_alone
         assert await it.look("a")
         assert await it.look("b")
         assert listings.requests == ["stat a", "holds a/"] or listings.requests == ["holds a/", "stat a"]
-        assert it.changes[-1] == ("", Changes(2, added=("a",))), "and the kernel hears of it"
+        assert it.changes[-1] == ("", NameChanges(added=("a",))), "and the kernel hears of it"
 
 
 async def test_a_name_that_was_absent_while_a_listing_came_is_asked_for_after_its_time(
@@ -515,7 +519,7 @@ async def test_a_name_that_was_absent_while_a_listing_came_is_asked_for_after_it
 ) -> None:
     listings = MemoryListings(*(f"f{i:03}" for i in range(30)), page_size=10)
     listings.delays_s["list"] = 2.0
-    async with scene(listings, Mode.DIRECTORY) as it, trio.open_nursery() as nursery:
+    async with scene(listings, ListingMode.DIRECTORY) as it, trio.open_nursery() as nursery:
         nursery.start_soon(it.names)
         await trio.sleep(3)  # the first page has come
         removed = listings.versions.pop("f025")
@@ -533,18 +537,18 @@ async def test_a_name_that_was_absent_while_a_listing_came_is_asked_for_after_it
 async def test_exact_names_need_no_listing(autojump_clock: MockClock) -> None:
     listings = MemoryListings("m/a/1/x", "m/a/config", "m/a/config/also")
     listings.errors |= {"list": AccessDenied("no"), "scan": AccessDenied("no"), "holds": AccessDenied("no")}
-    async with scene(listings, Mode.EXACT, prefix="m/") as it:
+    async with scene(listings, ListingMode.EXACT, prefix="m/") as it:
         assert isinstance(await it.look("a/1/x"), File)
         assert isinstance(await it.look("a/config"), File), "nobody is told of what lies below"
         assert isinstance(await it.look("nowhere"), Directory), "which cannot be known"
         with pytest.raises(AccessDenied):
             await it.names("a")
-        assert it.lister.describe()["in_use"] == "exact"
+        assert it.lister.describe().in_use == "exact"
 
 
 async def test_exact_names_where_listing_is_allowed(autojump_clock: MockClock) -> None:
     listings = MemoryListings("a", "a/b", "empty/", "c")
-    async with scene(listings, Mode.EXACT) as it:
+    async with scene(listings, ListingMode.EXACT) as it:
         assert isinstance(await it.look("a"), Directory), "of an object and a directory the directory"
         assert isinstance(await it.look("empty"), Directory)
         c = await it.look("c")
@@ -569,14 +573,14 @@ async def test_exact_names_where_listing_is_allowed(autojump_clock: MockClock) -
 async def test_a_directory_is_one_whatever_the_object_is(autojump_clock: MockClock) -> None:
     listings = MemoryListings("a", "a/b")
     listings.delays_s["stat"] = 10.0
-    async with scene(listings, Mode.EXACT) as it:
+    async with scene(listings, ListingMode.EXACT) as it:
         assert isinstance(await it.look("a"), Directory)
         assert trio.current_time() == 0
 
 
 async def test_a_name_that_cannot_be_shown_is_not_asked_for(autojump_clock: MockClock) -> None:
     listings = MemoryListings()
-    async with scene(listings, Mode.EXACT) as it:
+    async with scene(listings, ListingMode.EXACT) as it:
         assert await it.look("x" * 256) is None
         assert await it.look("\udcff") is None
         assert listings.requests == []
@@ -635,8 +639,8 @@ async def test_a_flat_listing_that_fails_is_tried_again_after_a_while(
         assert listings.requests == ["scan "]
 
 
-@pytest.mark.parametrize("mode", [Mode.WHOLE, Mode.DIRECTORY])
-async def test_otherwise_a_listing_that_is_denied_is_an_error(autojump_clock: MockClock, mode: Mode) -> None:
+@pytest.mark.parametrize("mode", [ListingMode.WHOLE, ListingMode.DIRECTORY])
+async def test_otherwise_a_listing_that_is_denied_is_an_error(autojump_clock: MockClock, mode: ListingMode) -> None:
     listings = MemoryListings("a")
     listings.listing_error = AccessDenied("no")
     async with scene(listings, mode) as it:
@@ -659,7 +663,7 @@ async def test_a_listing_that_fails_is_not_one_that_is_denied(autojump_clock: Mo
 
 async def test_files_do_not_become_directories_when_credentials_expire(autojump_clock: MockClock) -> None:
     listings = MemoryListings("a", "d/x")
-    async with scene(listings, Mode.EXACT) as it:
+    async with scene(listings, ListingMode.EXACT) as it:
         a, d = await it.look("a"), await it.look("d")
         listings.errors |= {"stat": AccessDenied("no"), "holds": AccessDenied("no")}
         await trio.sleep(TTL_S + 1)
@@ -672,7 +676,7 @@ async def test_files_do_not_become_directories_when_credentials_expire(autojump_
 async def test_half_an_answer_is_none(autojump_clock: MockClock, kind: str, error: D7yfsError) -> None:
     listings = MemoryListings("other")
     listings.errors[kind] = error
-    async with scene(listings, Mode.EXACT) as it:
+    async with scene(listings, ListingMode.EXACT) as it:
         with pytest.raises(type(error)):
             await it.look("a")
 
@@ -691,13 +695,13 @@ async def test_changes_are_told(autojump_clock: MockClock) -> None:
         await trio.sleep(TTL_S + 1)
         await it.find()
         assert it.changes == [
-            ("", Changes(2, replaced=("b",))),
-            ("a/", Changes(2, added=("z",), removed=("x",))),
+            ("", NameChanges(replaced=("b",))),
+            ("a/", NameChanges(added=("z",), removed=("x",))),
         ]
 
 
-@pytest.mark.parametrize("mode", Mode)
-async def test_a_refresh_sees_what_is_there_now(autojump_clock: MockClock, mode: Mode) -> None:
+@pytest.mark.parametrize("mode", ListingMode)
+async def test_a_refresh_sees_what_is_there_now(autojump_clock: MockClock, mode: ListingMode) -> None:
     listings = MemoryListings("a/x", "a/b/y", "c/w")
     async with scene(listings, mode) as it:
         for path in ("a/x", "a/b/y", "c/w"):
@@ -706,7 +710,7 @@ async def test_a_refresh_sees_what_is_there_now(autojump_clock: MockClock, mode:
         listings.add("c/w", "new")
         del listings.versions["a/b/y"]
         listings.add("a/b/yy")
-        refreshed = await it.lister.refresh(await it.directory("a"))
+        refreshed = await it.refresher.refresh(await it.directory("a"))
         assert sorted(refreshed.changes, key=str) == sorted(it.changes, key=str)
         changed = {prefix: (changes.replaced, changes.removed) for prefix, changes in it.changes}
         assert changed == {"a/": (("x",), ()), "a/b/": ((), ("y",))}
@@ -714,21 +718,21 @@ async def test_a_refresh_sees_what_is_there_now(autojump_clock: MockClock, mode:
         assert isinstance(x, File)
         assert x.version.validator == '"new"'
         assert await it.look("a/b/y") is None
-        await it.lister.refresh(it.tree.directory(ROOT_INODE))
-        assert it.changes[-1] == ("c/", Changes(it.changes[-1][1].entries, replaced=("w",)))
-        if mode in (Mode.AUTO, Mode.WHOLE):
+        await it.refresher.refresh(it.tree.directory(ROOT_INODE))
+        assert it.changes[-1] == ("c/", NameChanges(replaced=("w",)))
+        if mode in (ListingMode.AUTO, ListingMode.WHOLE):
             assert listings.requests == ["scan ", "scan a/", "scan "]
 
 
-@pytest.mark.parametrize("mode", Mode)
-async def test_a_directory_that_is_gone_is_found_to_be(autojump_clock: MockClock, mode: Mode) -> None:
+@pytest.mark.parametrize("mode", ListingMode)
+async def test_a_directory_that_is_gone_is_found_to_be(autojump_clock: MockClock, mode: ListingMode) -> None:
     listings = MemoryListings("a/b/x", "c")
     async with scene(listings, mode) as it:
         assert await it.look("a/b/x")
         del listings.versions["a/b/x"]
-        await it.lister.refresh(await it.directory("a/b"))
+        await it.refresher.refresh(await it.directory("a/b"))
         assert await it.look("a/b") is None
-        assert ("a/", Changes(0, removed=("b",))) in it.changes
+        assert ("a/", NameChanges(removed=("b",))) in it.changes
 
 
 async def test_a_refresh_is_asked_for_after_it(autojump_clock: MockClock) -> None:
@@ -737,14 +741,14 @@ async def test_a_refresh_is_asked_for_after_it(autojump_clock: MockClock) -> Non
     async with scene(listings) as it, trio.open_nursery() as nursery:
         nursery.start_soon(it.names)
         await trio.sleep(0.5)
-        await it.lister.refresh(it.tree.directory(ROOT_INODE))
+        await it.refresher.refresh(it.tree.directory(ROOT_INODE))
         assert trio.current_time() == 20
         assert listings.of("scan") == ["", ""]
 
 
 async def test_a_refresh_waits_for_what_was_asked_before_it(autojump_clock: MockClock) -> None:
     listings = MemoryListings("a/x", "b/x", "c/d/x")
-    async with scene(listings, Mode.EXACT) as it, trio.open_nursery() as nursery:
+    async with scene(listings, ListingMode.EXACT) as it, trio.open_nursery() as nursery:
         a, d = await it.directory("a"), await it.directory("c/d")
         listings.delays_s |= {"stat a/x": 10.0, "list c/d/": 10.0, "holds b/": 100.0}
         nursery.start_soon(it.look, "a/x")
@@ -753,10 +757,10 @@ async def test_a_refresh_waits_for_what_was_asked_before_it(autojump_clock: Mock
         await trio.sleep(1)
         listings.requests.clear()
         refreshed_at = trio.current_time()
-        await it.lister.refresh(a)
+        await it.refresher.refresh(a)
         assert set(listings.requests) >= {"list a/"} or listings.of("stat") == ["a/x"]
         assert (a.singles or {})["x"].asked_at >= refreshed_at
-        await it.lister.refresh(await it.directory("c"))
+        await it.refresher.refresh(await it.directory("c"))
         assert d.asked_at >= refreshed_at
         assert trio.current_time() < 100, "what lies elsewhere is not waited for"
         nursery.cancel_scope.cancel()
@@ -765,18 +769,18 @@ async def test_a_refresh_waits_for_what_was_asked_before_it(autojump_clock: Mock
 async def test_a_refresh_reaches_what_is_below_a_directory_that_was_dropped_for_room(autojump_clock: MockClock) -> None:
     """The kernel still remembers `a/b`, though nothing tells any more that it is in `a`."""
     listings = MemoryListings("a/b/x", *(f"a/{number}" for number in range(10)), "c/x")
-    async with scene(listings, Mode.DIRECTORY, max_entries=8) as it:
+    async with scene(listings, ListingMode.DIRECTORY, max_entries=8) as it:
         b = await it.directory("a/b")
         await it.look("a/b/x")
         a = await it.directory("a")
-        it.tree.set_max_entries(4)
+        it.tree.max_entries = 4
         await it.names("c")
         for number in range(4):
             await it.look(f"absent{number}")
         assert b.entries, "it is about what is known"
-        assert it.tree.at("", "a/b/") is None
+        assert it.tree.find_directory("", "a/b/") is None
         listings.add("a/b/x", "new")
-        await it.lister.refresh(a)
+        await it.refresher.refresh(a)
         x = await it.look("a/b/x")
         assert isinstance(x, File)
         assert x.version.validator == '"new"'
@@ -784,13 +788,13 @@ async def test_a_refresh_reaches_what_is_below_a_directory_that_was_dropped_for_
 
 async def test_a_refresh_of_a_directory_that_turns_out_to_be_huge_asks_for_each_name(autojump_clock: MockClock) -> None:
     listings = MemoryListings("a", "b", page_size=2)
-    async with scene(listings, Mode.DIRECTORY, limit=4) as it:
+    async with scene(listings, ListingMode.DIRECTORY, limit=4) as it:
         top = await it.directory()
         assert await it.names() == ["a", "b"]
         listings.add("b", "new")
         for number in range(10):
             listings.add(f"c{number}")
-        await it.lister.refresh(top)
+        await it.refresher.refresh(top)
         assert top.huge
         b = await it.look("b")
         assert isinstance(b, File)
@@ -803,13 +807,13 @@ async def test_a_refresh_that_fails_says_so_and_leaves_what_is_known(autojump_cl
         await it.find()
         listings.errors |= dict.fromkeys(("scan", "list", "stat", "holds"), OriginUnavailable("away"))
         with pytest.raises(OriginUnavailable):
-            await it.lister.refresh(await it.directory("a"))
+            await it.refresher.refresh(await it.directory("a"))
         with pytest.raises(OriginUnavailable):
-            await it.lister.relist(await it.directory("a"))
+            await it.refresher.relist(await it.directory("a"))
         with pytest.raises(OriginUnavailable):
-            await it.lister.refresh_entry(await it.directory("a"), "x")
+            await it.refresher.refresh_entry(await it.directory("a"), "x")
         assert await it.look("a/x")
-        assert it.tree.statistics()["stale_listings_total"] == 0
+        assert it.tree.statistics().stale_listings_total == 0
 
 
 async def test_one_entry_is_refreshed_by_itself(autojump_clock: MockClock) -> None:
@@ -818,14 +822,14 @@ async def test_one_entry_is_refreshed_by_itself(autojump_clock: MockClock) -> No
         before = await it.look("a/x")
         listings.add("a/x", "new")
         listings.add("a/y", "new")
-        assert await it.lister.refresh_entry(await it.directory("a"), "x") == Changes(2, replaced=("x",))
+        assert await it.refresher.refresh_entry(await it.directory("a"), "x") == NameChanges(replaced=("x",))
         after = await it.look("a/x")
         assert after is not before
-        assert await it.lister.refresh_entry(await it.directory("a"), "x") == Changes(2)
+        assert await it.refresher.refresh_entry(await it.directory("a"), "x") == NameChanges()
         assert await it.look("a/x") is after
         assert sorted(listings.requests) == ["holds a/x/"] * 2 + ["scan "] + ["stat a/x"] * 2
         del listings.versions["a/y"]
-        assert await it.lister.refresh_entry(await it.directory("a"), "y") == Changes(1, removed=("y",))
+        assert await it.refresher.refresh_entry(await it.directory("a"), "y") == NameChanges(removed=("y",))
         assert await it.look("a/y") is None
 
 
@@ -834,7 +838,7 @@ async def test_a_repository_that_arrives_is_asked_for(autojump_clock: MockClock)
     async with scene(listings) as it:
         assert await it.names() == []
         listings.add("m/a")
-        it.lister.settle("m/")
+        it.lister.relocate("m/")
         assert await it.names() == ["a"]
         assert listings.requests == ["scan ", "scan m/"]
 
@@ -843,8 +847,10 @@ def test_not_found_of_the_bucket_is_no_absent_name() -> None:
     assert issubclass(BucketNotFound, NotFound)
 
 
-@pytest.mark.parametrize("mode", [Mode.WHOLE, Mode.DIRECTORY])
-async def test_refreshes_at_once_share_a_question_but_none_that_is_older(autojump_clock: MockClock, mode: Mode) -> None:
+@pytest.mark.parametrize("mode", [ListingMode.WHOLE, ListingMode.DIRECTORY])
+async def test_refreshes_at_once_share_a_question_but_none_that_is_older(
+    autojump_clock: MockClock, mode: ListingMode
+) -> None:
     listings = MemoryListings("a")
     async with scene(listings, mode) as it, trio.open_nursery() as nursery:
         top = await it.directory()
@@ -855,16 +861,16 @@ async def test_refreshes_at_once_share_a_question_but_none_that_is_older(autojum
         await trio.sleep(0.5)
         listings.requests.clear()
         for _ in range(3):
-            nursery.start_soon(it.lister.refresh, top)
+            nursery.start_soon(it.refresher.refresh, top)
         await trio.sleep(20)
-        assert listings.of("scan" if mode is Mode.WHOLE else "list") == [""]
+        assert listings.of("scan" if mode is ListingMode.WHOLE else "list") == [""]
 
 
 async def test_the_one_object_of_a_repository_is_refreshed_by_its_key(autojump_clock: MockClock) -> None:
     listings = MemoryListings("m/one")
     async with scene(listings, prefix="m/one") as it:
         assert await it.names() == ["one"]
-        assert not await it.lister.refresh_entry(await it.directory(), "one")
+        assert not await it.refresher.refresh_entry(await it.directory(), "one")
         assert await it.names() == ["one"]
         listings.add("m/one", "new")
-        assert (await it.lister.refresh_entry(await it.directory(), "one")).replaced == ("one",)
+        assert (await it.refresher.refresh_entry(await it.directory(), "one")).replaced == ("one",)

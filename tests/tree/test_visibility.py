@@ -1,4 +1,4 @@
-"""Which entries are shown: the rules one by one, and that both ways of listing show the same tree."""
+"""The entries that are shown: each rule, and that both ways of listing show the same tree."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from d7yfs.config.globs import Globs
 from d7yfs.config.markers import Markers
 from d7yfs.objects import ListingPage, ObjectVersion, Withheld
-from d7yfs.tree.listing import DirectoryListing, HiddenKey
-from d7yfs.tree.scan import Scan, Unordered
+from d7yfs.tree.listing import DirectoryListing, HiddenKey, Scan, Unordered
 from d7yfs.tree.visibility import EXCLUDED, UNPUBLISHED, Flat, Visibility
 
 
@@ -26,7 +25,7 @@ def rules(include: str = "", exclude: str = "", marker: str = "", prefix: str = 
 
 
 def pages(keys: Iterable[str], prefix: str, *, delimiter: str, size: int = 1000) -> Iterator[ListingPage]:
-    """As a store lists them."""
+    """Pages as a store lists them."""
     found: list[ObjectVersion | str] = []
     for key in sorted(keys):
         if not key.startswith(prefix):
@@ -44,7 +43,7 @@ def pages(keys: Iterable[str], prefix: str, *, delimiter: str, size: int = 1000)
 
 
 def by_directory(visibility: Visibility, keys: Iterable[str], prefix: str, *, size: int = 1000) -> DirectoryListing:
-    """One directory as it is shown when it is listed by itself, with a look for each marker."""
+    """One directory as it is shown when it is listed alone, with a look for each marker."""
     keys = set(keys)
     listing = DirectoryListing(prefix)
     for page in pages(keys, prefix, delimiter="/", size=size):
@@ -279,7 +278,7 @@ MARKERS = st.sampled_from(
 
 
 def tree_of(visibility: Visibility, keys: set[str], root: str, size: int) -> dict[str, DirectoryListing]:
-    """Every directory that is shown, each listed by itself."""
+    """Every directory that is shown, each listed alone."""
     found: dict[str, DirectoryListing] = {}
     pending = [root]
     while pending:

@@ -1,5 +1,7 @@
-"""Fixtures of the tests with a real Triton. These are collected only where D7YFS_TEST_TRITON names its program, which
-`make integration-triton` sees to."""
+"""Fixtures of the tests with a real Triton.
+
+These are collected only if D7YFS_TEST_TRITON names its program, as in `make integration-triton`.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +25,25 @@ from tests.triton.models import Models
 
 __all__ = ["_can_mount", "bucket"]
 
-PROGRAM = Path(os.environ.get("D7YFS_TEST_TRITON", ""))  # now: the session takes such variables out of the environment
+PROGRAM = Path(os.environ.get("D7YFS_TEST_TRITON", ""))  # Read now: the session removes such variables.
 collect_ignore_glob = [] if PROGRAM.is_absolute() else ["*.py"]
 
 _numbers = itertools.count(1)
 
 
 class Start(Protocol):
-    """Starts a server of the test's own; takes what `Triton` takes after its program."""
+    """A function that starts a test's own server; its arguments are those of `Triton` after the
+    program.
+    """
 
     def __call__(self, repository: Path | str, **options: Any) -> Triton: ...
 
 
 @pytest.fixture
 def ground() -> Iterator[Path]:
-    """Where caches of a gigabyte do not outlive their test, and which every user may enter."""
+    """A directory for caches of a gigabyte, which ends with the test and which every user may
+    enter.
+    """
     with tempfile.TemporaryDirectory(prefix="d7yfs-triton-", dir="/var/tmp") as name:
         Path(name).chmod(0o755)
         yield Path(name)
@@ -51,7 +57,7 @@ def mounter(ground: Path) -> Iterator[Mounter]:
 
 @pytest.fixture
 def start(ground: Path, mounter: Mounter) -> Iterator[Start]:
-    """The servers end before the mounts that they read."""
+    """A function that starts servers, which end before the mounts that they read."""
     with ExitStack() as stack:
 
         def starting(repository: Path | str, **options: Any) -> Triton:
@@ -68,6 +74,6 @@ def models(bucket: Bucket) -> Models:
 
 @pytest.fixture
 def counted(bucket: Bucket) -> Iterator[InThread[FaultProxy]]:
-    """Before the store; its `requests` are what the store was asked."""
+    """A proxy in front of the store; its `requests` are the requests to the store."""
     with InThread(FaultProxy(bucket.server.endpoint_url)) as running:
         yield running

@@ -1,6 +1,7 @@
-"""The model of these tests: a file of weights that it maps or reads when it is loaded, compares with its SHA-256, and shows bytes of.
+"""The model of these tests: it maps or reads a file of weights, compares its SHA-256, and answers
+with some of its bytes.
 
-What Triton loads is put into the bucket as a user would: the version's files first, config.pbtxt last.
+Tests upload a model as a user would: the version's files first, config.pbtxt last.
 """
 
 from __future__ import annotations
@@ -62,12 +63,14 @@ parameters {{ key: "label" value {{ string_value: "{label}" }} }}
 
 
 def config(*, how: str = "map", label: str = "", more: str = "") -> str:
-    """A config.pbtxt; two that differ in `label` alone are the same model to us and a changed one to Triton."""
+    """A config.pbtxt. Two that differ only in `label` are one model to these tests and a changed
+    one to Triton.
+    """
     return CONFIG.format(how=how, label=label) + more
 
 
 def weights_of(seed: int, size_bytes: int) -> bytes:
-    """Other bytes for every seed, at every megabyte too; fast enough for a gigabyte."""
+    """Bytes that differ by seed and by megabyte, made fast enough for a gigabyte."""
     one = random.Random(seed).randbytes(MIB)
     count = -(-size_bytes // MIB)
     return b"".join(number.to_bytes(8, "little") + one[8:] for number in range(count))[:size_bytes]
@@ -75,13 +78,13 @@ def weights_of(seed: int, size_bytes: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """A model repository at a prefix of its own in a bucket of the real store."""
+    """A model repository at its own prefix in a bucket of the real store."""
 
     bucket: Bucket
     prefix: str
 
     def put(self, name: str, body: str | bytes) -> None:
-        """One file of it."""
+        """Put one file of the repository."""
         self.bucket.put(f"{self.prefix}/{name}", body.encode() if isinstance(body, str) else body)
 
     def put_version(self, model: str, version: int, weights: bytes) -> None:
@@ -90,12 +93,12 @@ class Models:
         self.put(f"{model}/{version}/model.py", CODE)
 
     def put_model(self, model: str, weights: bytes, *, how: str = "map") -> None:
-        """The whole model, its version 1."""
+        """Put the whole model, its version 1."""
         self.put_version(model, 1, weights)
         self.put(f"{model}/config.pbtxt", config(how=how))
 
     def put_published(self, model: str, weights: bytes, *, version: int = 1) -> None:
-        """A whole version, and with the first the model, each with its marker READY last."""
+        """Put a whole version, and with the first one the model, each with its marker READY last."""
         self.put_version(model, version, weights)
         self.put(f"{model}/{version}/READY", "")
         if version == 1:
@@ -103,7 +106,9 @@ class Models:
             self.put(f"{model}/READY", "")
 
     def remove(self, directory: str) -> None:
-        """Everything below it, and it: SeaweedFS goes on listing directories that have become empty."""
+        """Remove a directory and all below it, because SeaweedFS goes on listing directories that
+        became empty.
+        """
         listed = self.bucket.client.list_objects_v2(Bucket=self.bucket.name, Prefix=f"{self.prefix}/{directory}/")
         keys = [each["Key"] for each in listed["Contents"]]
         directories = {
@@ -118,12 +123,12 @@ class Models:
         return self.bucket.url(self.prefix)
 
     def url_through(self, port: int) -> str:
-        """By way of a proxy before the store."""
+        """The URL through a proxy in front of the store."""
         return f"s3://127.0.0.1:{port}/{self.bucket.name}/{self.prefix}"
 
 
 def shown(triton: Triton, model: str, weights: bytes, *, version: int | None = None) -> bool:
-    """Whether inference gives these weights: their first and last byte and some between."""
+    """True if inference gives these weights: their first and last byte and some between."""
     offsets: Sequence[int] = [0, *(random.Random(7).randrange(len(weights)) for _ in range(14)), len(weights) - 1]
     inputs = [{"name": "OFFSETS", "datatype": "INT64", "shape": [len(offsets)], "data": offsets}]
     (output,) = triton.infer(model, inputs, version=version)["outputs"]
@@ -131,5 +136,5 @@ def shown(triton: Triton, model: str, weights: bytes, *, version: int | None = N
 
 
 def mtimes(directory: Path) -> dict[str, int]:
-    """Of all directories below it, in nanoseconds."""
+    """Modification times in nanoseconds of all directories below `directory`."""
     return {str(each.relative_to(directory)): each.stat().st_mtime_ns for each in directory.rglob("*") if each.is_dir()}

@@ -1,4 +1,6 @@
-"""A config.pbtxt that still asks for Dragonfly's repository agent: Triton refuses the model, `d7yfs check` tells the cure, and it cures."""
+"""A config.pbtxt that still names Dragonfly's repository agent: Triton refuses the model, and the
+remedy that `d7yfs check` prints works.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""examples/triton, run as its README says."""
+"""The example in examples/triton, run as its README says."""
 
 from __future__ import annotations
 

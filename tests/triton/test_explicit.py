@@ -1,4 +1,4 @@
-"""Triton in explicit mode on a mount: what `load` loads, and what is left when it was unloaded."""
+"""Triton in explicit mode on a mount: the bytes that `load` loads, and the cache after an unload."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ OLD, NEW = weights_of(1, 6 * MIB), weights_of(2, 7 * MIB)
 
 
 def mount(mounter: Mounter, models: Models, *options: str) -> Mounted:
-    """With model m there, and a listing that would live for an hour."""
+    """Mount model m with a listing that lives for an hour."""
     models.put_model("m", OLD)
     return mounter.mount(models.url, "--metadata-ttl", "1h", *options, env=models.bucket.env)
 
 
 def loaded(start: Start, mounted: Mounted) -> Triton:
-    """A server that was started empty, and has loaded m."""
+    """A server that started empty and has loaded m."""
     triton = start(mounted.point, mode="explicit")
-    triton.wait_until(lambda: triton.is_live(), "it listens")
+    triton.wait_until(lambda: triton.is_live(), "the server listens")
     assert not triton.is_ready("m")
     triton.load("m")
     assert shown(triton, "m", OLD)
@@ -35,7 +35,7 @@ def loaded(start: Start, mounted: Mounted) -> Triton:
 def test_load_unload_and_load_again(mounter: Mounter, models: Models, start: Start) -> None:
     triton = loaded(start, mount(mounter, models))
     triton.unload("m")
-    triton.wait_until(lambda: triton.index() == {"m": "UNAVAILABLE: unloaded"}, "it is unloaded")
+    triton.wait_until(lambda: triton.index() == {"m": "UNAVAILABLE: unloaded"}, "the model is unloaded")
     assert not triton.is_ready("m")
     triton.load("m")
     assert shown(triton, "m", OLD)
@@ -87,7 +87,7 @@ def test_a_new_model_after_a_refresh(mounter: Mounter, models: Models, start: St
 
 
 def test_a_config_that_is_revalidated_on_open_is_the_stores(mounter: Mounter, models: Models, start: Start) -> None:
-    """Without a refresh: for hosts where whoever uploads cannot call it."""
+    """This works without a refresh, for hosts on which the uploader cannot call it."""
     triton = loaded(start, mount(mounter, models, "--revalidate-on-open", "config.pbtxt"))
     models.put("m/config.pbtxt", config(label="changed"))
     triton.load("m")
@@ -126,9 +126,9 @@ def test_what_was_unloaded_can_be_evicted(mounter: Mounter, models: Models, star
     def dropped() -> bool:
         return run("cache", "drop", "--all", "--cache-dir", mounted.cache_dir).returncode == 0
 
-    assert not dropped(), "its weights are mapped"
+    assert not dropped(), "the cache must keep mapped weights"
     triton.unload("m")
-    until(dropped, "nothing of the cache is in use")
+    until(dropped, "the cache is no longer in use")
     listed = run("cache", "ls", "--json", "--cache-dir", mounted.cache_dir)
     assert json.loads(listed.stdout)["files"] == []
     triton.load("m")

@@ -1,4 +1,4 @@
-"""Triton loads models from a mount and serves them, whatever their size, and whoever it runs as."""
+"""Triton loads models of any size from a mount and serves them, as any user."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Triton in poll mode on a mount: what changes at the store is loaded in time, and what does not change is left alone.
+"""Triton in poll mode on a mount: it loads changes of the store in time, and does not reload
+unchanged models.
 
-Polls are counted instead of seconds: Triton begins one at the earliest a second after the last has ended, so after as many as the listing's
-life has seconds, and one, the change must have been seen.
+The tests count polls instead of seconds. Triton begins a poll at the earliest a second after the
+last has ended. So a change must be seen after one poll per second of the listing's life, and one
+more.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ OLD, NEW = weights_of(1, MIB), weights_of(2, 2 * MIB)
 
 @pytest.fixture
 def polling(mounter: Mounter, models: Models, start: Start) -> Triton:
-    """A server that has model m from a mount whose listings live for TTL_S."""
+    """A server that has loaded model m from a mount whose listings live for TTL_S."""
     models.put_model("m", OLD)
     mounted = mounter.mount(models.url, "--metadata-ttl", f"{TTL_S}s", env=models.bucket.env)
     triton = start(mounted.point, mode="poll")
@@ -33,12 +35,12 @@ def polling(mounter: Mounter, models: Models, start: Start) -> Triton:
 
 
 def in_time(triton: Triton, polls_before: int, sign: str) -> bool:
-    """Whether what the log tells by `sign` has happened in the poll after the listing's life at the latest."""
+    """True if `sign` appears in the log by the poll after the listing's life."""
     before, found, _ = triton.log().partition(sign)
     assert found
     return (
         before.count('"Polling model repository"') - polls_before <= TTL_S + 2
-    )  # and the one that ran when it changed
+    )  # One more, which ran during the change.
 
 
 def test_a_new_version_is_loaded(polling: Triton, models: Models) -> None:
@@ -54,7 +56,7 @@ def test_a_changed_config_is_loaded(polling: Triton, models: Models) -> None:
     polls = polling.polls()
     models.put("m/config.pbtxt", config(label="changed"))
     polling.wait_until(
-        lambda: polling.config("m")["parameters"]["label"] == {"string_value": "changed"}, "it is loaded"
+        lambda: polling.config("m")["parameters"]["label"] == {"string_value": "changed"}, "the model is loaded"
     )
     assert in_time(polling, polls, 'string_value: "changed"')
     assert shown(polling, "m", OLD)
@@ -80,7 +82,7 @@ def test_a_removed_model_is_unloaded(polling: Triton, models: Models) -> None:
     polling.wait_for("n")
     polls = polling.polls()
     models.remove("m")
-    polling.wait_until(lambda: not polling.is_ready("m"), "it is unloaded")
+    polling.wait_until(lambda: not polling.is_ready("m"), "the model is unloaded")
     assert in_time(polling, polls, "Stopping backend thread for m_0")
     assert shown(polling, "n", NEW)
 
@@ -96,7 +98,9 @@ def test_a_model_that_is_moved_to_another_name(polling: Triton, models: Models) 
 def test_a_version_and_a_model_are_loaded_once_their_markers_are_there(
     mounter: Mounter, models: Models, start: Start
 ) -> None:
-    """As docs/publishing.md has it for poll mode. What is published beside them shows that the listing was asked for anew."""
+    """Publishing in poll mode as in docs/publishing.md. A version published at the same time shows
+    that the listing was renewed.
+    """
     for model in ("m", "other"):
         models.put_published(model, OLD)
     options = ("--publish-marker", "READY,*/*/READY", "--metadata-ttl", f"{TTL_S}s")
@@ -105,7 +109,7 @@ def test_a_version_and_a_model_are_loaded_once_their_markers_are_there(
     for model in ("m", "other"):
         triton.wait_for(model)
 
-    models.put("m/2/weights.bin", NEW)  # half a version, and half a model
+    models.put("m/2/weights.bin", NEW)  # Half a version, and half a model.
     models.put_version("n", 1, NEW)
     models.put_published("other", NEW, version=2)
     triton.wait_for("other", version=2)
@@ -113,7 +117,7 @@ def test_a_version_and_a_model_are_loaded_once_their_markers_are_there(
     assert not triton.is_ready("m", 2)
     assert set(triton.index()) == {"m", "other"}
 
-    models.put_version("m", 2, NEW)  # whole, but not published
+    models.put_version("m", 2, NEW)  # Whole, but not published.
     models.put_model("n", NEW)
     models.put_published("other", OLD, version=3)
     triton.wait_for("other", version=3)
@@ -133,7 +137,7 @@ def test_a_version_and_a_model_are_loaded_once_their_markers_are_there(
 
 
 def idle(triton: Triton, polls: int) -> None:
-    """Return when so many polls more are over."""
+    """Return after that many more polls."""
     wanted = triton.polls() + polls + 1
     triton.wait_until(lambda: triton.polls() >= wanted, f"{polls} polls")
 
@@ -159,7 +163,7 @@ def test_polls_while_the_listing_is_fresh_cost_nothing(
 def test_polls_with_nothing_changed_reload_nothing(
     mounter: Mounter, models: Models, start: Start, counted: InThread[FaultProxy]
 ) -> None:
-    """Though the listing is asked for anew again and again."""
+    """The listing is renewed again and again meanwhile."""
     models.put_model("m", OLD)
     url = models.url_through(counted.server.port)
     mounted = mounter.mount(url, "--metadata-ttl", "1s", env=models.bucket.env)

@@ -1,14 +1,15 @@
-"""What entitles requests to a container: nothing, an account key, a shared access signature, or an identity of Entra's.
+"""Access to a container: public, or by an account key, a shared access signature or an identity.
 
-Owns the secrets and their renewal. One `Access` per origin, made by `access_for`; `azure`, its only caller, puts each `Grant` into
-a request.
+Owns the secrets and their renewal. Each origin has one `Access`, made by `access_for`, and puts
+each `Grant` into a request.
 
-Signatures for data are for one blob and for reading alone: through Dragonfly a URL reaches the scheduler and other hosts. An identity
-signs with a user delegation key, which the service makes for it; where its role does not allow that, its bearer token goes along
-in a header.
+A signature for data is for reading one blob: through Dragonfly a URL reaches the scheduler and
+other hosts. An identity signs with a user delegation key, which the service makes for it. Where its
+role does not allow that, its bearer token goes along in a header.
 
-azure-identity blocks, so it runs in a worker thread. A sign-in goes through the control proxy, the metadata services of virtual machines
-and clusters (plain http) never do; the environment's proxies are not heeded.
+azure-identity blocks, so it runs in a worker thread. A sign-in goes through the control proxy; the
+metadata services of virtual machines and clusters (plain http) are asked directly. The
+environment's proxies are ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 from urllib.parse import parse_qs
 
 import trio
@@ -29,21 +30,30 @@ from azure.identity import CredentialUnavailableError, DefaultAzureCredential
 
 from d7yfs.config.schema import Anonymous, Credentials, ProviderChain, SasToken, StaticKeys
 from d7yfs.errors import AccessDenied, BadReply, ConfigError, OriginUnavailable
-from d7yfs.origins.azure.sas import VERSION, DelegationKey, Signer, expiry_of, iso, timestamp
+from d7yfs.origins.azure.sas import VERSION, SasSigner, expiry_of, iso, timestamp
 from d7yfs.origins.renewal import Renewal
 
 SIGNATURE_LIFE_S = 900
-"""How long a signature of ours is valid, as on the other clouds: so far may this host's clock be behind."""
+"""How long our signatures are valid: this host's clock may be so far behind."""
 SCOPE = "https://storage.azure.com/.default"
-"""The same in every cloud: the authority (AZURE_AUTHORITY_HOST) makes the difference."""
+"""The scope of tokens in every cloud; the clouds differ in the authority (AZURE_AUTHORITY_HOST)."""
 
 _KEY_LIFE_S = 6 * 3600
-"""Of a user delegation key; the service allows seven days."""
+"""The life of a user delegation key; the service allows seven days."""
 _KEY_START_S = 900
-"""So far back a delegation key begins, for a clock that is ahead."""
+"""How far back a delegation key begins, for a clock that is ahead."""
 _NO_KEY_PAUSE_S = 600.0
-"""So long bearer tokens do, after the service has refused a delegation key: a new role takes minutes to arrive."""
+"""How long bearer tokens replace a refused delegation key: a new role takes minutes to arrive."""
 _SIGN_IN_TIMEOUT_S = 30.0
+_DELEGATION = {
+    "SignedOid": "skoid",
+    "SignedTid": "sktid",
+    "SignedStart": "skt",
+    "SignedExpiry": "ske",
+    "SignedService": "sks",
+    "SignedVersion": "skv",
+}
+"""The parameters that send a delegation key's names back, by the names in the reply, in the order of the signature."""
 _FIELD = re.compile(rb"<(\w+)>([^<]*)</\1>")
 _ENTRA_CODE = re.compile(r"AADSTS\d+")
 
@@ -56,12 +66,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Grant:
-    """What a request must carry. Holds secrets: no repr."""
+    """The query and headers that a request must carry. Holds secrets: no repr."""
 
     query: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     expires_at: float = float("inf")
-    """In time.time()."""
+    """time.time() at which it must be replaced."""
 
 
 V = TypeVar("V")
@@ -69,132 +79,94 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Lent(Generic[V]):
-    """A secret and its end in time.time(). No repr."""
+    """A secret that expires at a time.time(). No repr."""
 
     value: V
     expires_at: float
     check_again_s: float = float("inf")
 
 
-class Access(Protocol):
-    """Grants for one container. Its methods raise AccessDenied, OriginUnavailable and BadReply, and only an identity's wait."""
+class Access:
+    """The grants for one container: by this class one for everything, which never changes.
 
-    signs: bool
-    """Whether the control plane's signatures are made here, by this host's clock."""
-
-    @property
-    def expires_at(self) -> float:
-        """When what is in use ends (time.time()); infinity for what lasts and while there is none."""
-
-    async def control(self) -> Grant:
-        """For listing and for reading properties."""
-
-    async def data(self, key: str, version_id: str, *, presigned: bool) -> Grant:
-        """For one blob's bytes, in the URL alone when `presigned`, where that can be."""
-
-    async def reload(self) -> bool:
-        """Get credentials anew; whether there can be others now."""
-
-    def describe(self) -> str:
-        """In words without secrets."""
-
-    async def aclose(self) -> None:
-        """Stop what runs in the background."""
-
-
-class _Lasting:
-    """What credentials that never change have in common."""
+    Its methods raise AccessDenied, OriginUnavailable and BadReply. Only an identity's wait.
+    """
 
     signs = False
-    _expires_at = float("inf")
+    """True if the control plane's signatures are made here, by this host's clock."""
+
+    def __init__(self, source: str, grant: Grant | None = None) -> None:
+        """`source` is the kind of credentials, in words without secrets."""
+        self.source = source
+        self._grant = grant or Grant()
 
     @property
     def expires_at(self) -> float:
-        return self._expires_at
+        """The end of the credentials in use (time.time()); infinity for lasting ones or none."""
+        return self._grant.expires_at
+
+    async def authorize_control(self) -> Grant:
+        """The grant for listing and for reading properties."""
+        return self._grant
+
+    async def authorize_read(self, key: str, version_id: str, *, presigned: bool) -> Grant:  # noqa: ARG002 - the same for all
+        """The grant for one blob's bytes; if `presigned`, in the URL alone where possible."""
+        return self._grant
 
     async def reload(self) -> bool:
+        """Load the credentials anew. True if they can be others now."""
         return False
 
     async def aclose(self) -> None:
-        return None
+        """Stop renewing in the background."""
 
 
-class _Public(_Lasting):
-    """For containers that anybody may read."""
-
-    async def control(self) -> Grant:
-        return Grant()
-
-    async def data(self, key: str, version_id: str, *, presigned: bool) -> Grant:  # noqa: ARG002 - the same for all
-        return Grant()
-
-    def describe(self) -> str:
-        return "none (anonymous)"
-
-
-class _SharedAccess(_Lasting):
-    """A signature that somebody else made."""
-
-    def __init__(self, source: SasToken) -> None:
-        token = source.token.get_secret_value().strip().lstrip("?")
-        if "sig" not in parse_qs(token):
-            raise ConfigError(
-                "the shared access signature is none: it has no sig=…", hint="it begins with sv=… or ?sv=…"
-            )
-        try:
-            self._grant = Grant(token, expires_at=expiry_of(token))
-        except ValueError:
-            raise ConfigError("the shared access signature has no valid time of expiry (se)") from None
-        self._expires_at = self._grant.expires_at
-
-    async def control(self) -> Grant:
-        return self._grant
-
-    async def data(self, key: str, version_id: str, *, presigned: bool) -> Grant:  # noqa: ARG002 - the same for all
-        return self._grant
-
-    def describe(self) -> str:
-        expires_at = self._grant.expires_at
-        return "shared access signature" + (f" until {iso(expires_at)}" if expires_at < float("inf") else "")
+def _shared_access(source: SasToken) -> Access:
+    """Access by a signature that was made elsewhere. Raises ConfigError."""
+    token = source.token.get_secret_value().strip().lstrip("?")
+    if "sig" not in parse_qs(token):
+        raise ConfigError("the shared access signature has no sig=…", hint="it begins with sv=… or ?sv=…")
+    try:
+        expires_at = expiry_of(token)
+    except ValueError:
+        raise ConfigError("the shared access signature has no valid time of expiry (se)") from None
+    until = f" until {iso(expires_at)}" if expires_at < float("inf") else ""
+    return Access(f"shared access signature{until}", Grant(token, expires_at=expires_at))
 
 
-class _AccountKey(_Lasting):
-    """Signs everything with the account's key."""
+class _AccountKey(Access):
+    """Access by the account's key, which signs everything."""
 
     signs = True
 
     def __init__(self, keys: StaticKeys, account: str, container: str, clock: Callable[[], float]) -> None:
+        super().__init__("account key")
         try:
             secret = base64.b64decode(keys.secret_key.get_secret_value(), validate=True)
         except binascii.Error:
             raise ConfigError(f"the key of storage account {account} is not one: it is not in base64") from None
-        self._signer = Signer(account, container, secret)
+        self._signer = SasSigner(account, container, secret)
         self._clock = clock
 
-    async def control(self) -> Grant:
+    async def authorize_control(self) -> Grant:
         expires_at = self._clock() + SIGNATURE_LIFE_S
-        return Grant(self._signer.container(expires_at), expires_at=expires_at)
+        return Grant(self._signer.sign_container(expires_at), expires_at=expires_at)
 
-    async def data(self, key: str, version_id: str, *, presigned: bool) -> Grant:  # noqa: ARG002 - always in the URL
+    async def authorize_read(self, key: str, version_id: str, *, presigned: bool) -> Grant:  # noqa: ARG002 - always in the URL
         expires_at = self._clock() + SIGNATURE_LIFE_S
-        return Grant(self._signer.blob(key, version_id, expires_at), expires_at=expires_at)
-
-    def describe(self) -> str:
-        return "account key"
+        return Grant(self._signer.sign_blob(key, version_id, expires_at), expires_at=expires_at)
 
 
 AskKey = Callable[[Grant, bytes], Awaitable[bytes]]
-"""Sends Get User Delegation Key with this grant and body; the reply's body."""
+"""Sends Get User Delegation Key with a grant and a body; returns the reply's body."""
 
 
 class _DelegationDenied(AccessDenied):
-    """The identity is known, and may not ask for a user delegation key."""
+    """The refusal of a user delegation key to an identity that is known."""
 
 
-class _Identity:
-    """Whoever azure-identity signs in as."""
-
-    signs = False
+class _Identity(Access):
+    """Access by the identity that azure-identity signs in as."""
 
     def __init__(
         self,
@@ -204,6 +176,7 @@ class _Identity:
         ask_key: AskKey,
         clock: Callable[[], float],
     ) -> None:
+        super().__init__("identity (azure-identity's default chain)")
         self._new_credential = credential
         self._credential: TokenCredential | None = None
         self._account = account
@@ -221,34 +194,31 @@ class _Identity:
     def expires_at(self) -> float:
         return held.expires_at if (held := self._token.held) else float("inf")
 
-    async def control(self) -> Grant:
-        token = await self._token.current()
+    async def authorize_control(self) -> Grant:
+        token = await self._token.get()
         assert token is not None
         return Grant("", {"Authorization": f"Bearer {token.value}", "x-ms-version": VERSION}, token.expires_at)
 
-    async def data(self, key: str, version_id: str, *, presigned: bool) -> Grant:
+    async def authorize_read(self, key: str, version_id: str, *, presigned: bool) -> Grant:
         if presigned and self._clock() >= self._no_key_until:
             try:
-                signer = await self._signer.current()
+                signer = await self._signer.get()
                 assert signer is not None
             except _DelegationDenied as denied:
                 self._no_key_until = self._clock() + _NO_KEY_PAUSE_S
                 log.warning("%s; reads go on with a bearer token, which reaches dfdaemon and its peers", denied)
             else:
                 expires_at = min(self._clock() + SIGNATURE_LIFE_S, signer.expires_at)
-                return Grant(signer.value.blob(key, version_id, expires_at), expires_at=expires_at)
-        return await self.control()
+                return Grant(signer.value.sign_blob(key, version_id, expires_at), expires_at=expires_at)
+        return await self.authorize_control()
 
     async def reload(self) -> bool:
-        """Sign in anew, past what the SDK remembers."""
+        """Sign in anew, without the SDK's own cache."""
         await self._close_credential()
         await self._token.reload()
-        self._signer.forget()
+        self._signer.invalidate()
         self._no_key_until = 0.0
         return True
-
-    def describe(self) -> str:
-        return "identity (azure-identity's default chain)"
 
     async def aclose(self) -> None:
         await self._signer.aclose()
@@ -264,10 +234,10 @@ class _Identity:
         )
 
     def _sign_in(self) -> _Lent[str]:
-        """Blocks. What azure-identity raises may quote the replies it got: only Entra's code is passed on."""
+        """A new token. Blocks. Errors pass on only Entra's code: others may quote replies."""
         subject = f"as://{self._account}"
         try:
-            # Held on to here: meanwhile the trio thread may want another one.
+            # A local name, because the trio thread may replace the attribute meanwhile.
             credential = self._credential = self._credential or self._new_credential()
             token = credential.get_token(SCOPE)
             return _Lent(token.token, float(token.expires_on))
@@ -288,39 +258,32 @@ class _Identity:
                 f"{subject}: the sign-in service cannot be reached",
                 hint="is the network open, and AZURE_AUTHORITY_HOST right?",
             )
-        except (AzureError, ValueError, OSError) as error:  # a setting of its own that is wrong, a file that is missing
+        except (AzureError, ValueError, OSError) as error:  # a wrong setting of its own, a missing file
             failure = AccessDenied(
                 f"{subject}: azure-identity cannot sign in ({type(error).__name__})",
                 hint="check the AZURE_* variables and the files that they name",
             )
         raise failure
 
-    async def _fetch_signer(self, _held: _Lent[Signer] | None) -> _Lent[Signer]:
+    async def _fetch_signer(self, _held: _Lent[SasSigner] | None) -> _Lent[SasSigner]:
         now = self._clock()
         body = (
             '<?xml version="1.0" encoding="utf-8"?><KeyInfo>'
             f"<Start>{iso(now - _KEY_START_S)}</Start><Expiry>{iso(now + _KEY_LIFE_S)}</Expiry></KeyInfo>"
         )
-        grant = await self.control()
+        grant = await self.authorize_control()
         try:
             reply = await self._ask_key(grant, body.encode())
         except AccessDenied as denied:
             raise _DelegationDenied(denied.message, hint=denied.hint) from None
         found = {name.decode(): value.decode() for name, value in _FIELD.findall(reply)}
         try:
-            key = DelegationKey(
-                object_id=found["SignedOid"],
-                tenant_id=found["SignedTid"],
-                start=found["SignedStart"],
-                expiry=found["SignedExpiry"],
-                service=found["SignedService"],
-                version=found["SignedVersion"],
-                secret=base64.b64decode(found["Value"], validate=True),
-            )
-            expires_at = timestamp(key.expiry)
+            named = {parameter: found[name] for name, parameter in _DELEGATION.items()}
+            secret = base64.b64decode(found["Value"], validate=True)
+            expires_at = timestamp(named["ske"])
         except (KeyError, ValueError):
-            raise BadReply(f"as://{self._account}: the user delegation key that came is none") from None
-        return _Lent(Signer(self._account, self._container, key), expires_at)
+            raise BadReply(f"as://{self._account}: the reply holds no user delegation key") from None
+        return _Lent(SasSigner(self._account, self._container, secret, named), expires_at)
 
     async def _close_credential(self) -> None:
         credential, self._credential = self._credential, None
@@ -339,24 +302,27 @@ def access_for(
     clock: Callable[[], float],
     identity: Callable[[], TokenCredential] | None = None,
 ) -> Access:
-    """The access that `source` gives; makes no request. `identity` stands in for azure-identity's chain. Raises ConfigError."""
+    """The access that `source` gives. Makes no request. Raises ConfigError.
+
+    `identity` stands in for azure-identity's chain.
+    """
     match source:
         case Anonymous():
-            return _Public()
+            return Access("none (anonymous)")
         case SasToken():
-            return _SharedAccess(source)
+            return _shared_access(source)
         case StaticKeys(session_token=None):
             return _AccountKey(source, account, container, clock)
         case ProviderChain(else_anonymous=False):
             return _Identity(identity or (lambda: _default_chain(proxy)), account, container, ask_key, clock)
     raise ConfigError(
-        f"as://{account}/{container}: {source.describe()} cannot be used here",
+        f"as://{account}/{container}: {source} cannot be used here",
         hint="an account key, a shared access signature, an identity or anonymous access can",
     )
 
 
 def _default_chain(proxy: str) -> TokenCredential:
-    """azure-identity's own order: environment, workload identity, managed identity, command line tools."""
+    """azure-identity's own order: environment, workload and managed identity, CLI tools."""
     return DefaultAzureCredential(
         use_env_settings=False,
         proxies={"https": proxy} if proxy else {},

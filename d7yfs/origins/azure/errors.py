@@ -1,37 +1,41 @@
-"""What a refusal of Azure Blob Storage means, in plain words: its error codes and the mistakes that lead to them. Pure.
+"""The meaning of Azure Blob Storage's error codes, and the mistakes behind them. Pure.
 
-Owns the codes; `refusal` owns the wording that the providers have in common. Called by `azure` and `azure_credentials`.
+Owns the codes; `refusal` owns the wording that all providers share.
 
-Codes: https://learn.microsoft.com/rest/api/storageservices/blob-service-error-codes and …/common-rest-api-error-codes. They come in the
-header `x-ms-error-code` too, so that HEAD explains itself.
+Codes: https://learn.microsoft.com/rest/api/storageservices/blob-service-error-codes and
+…/common-rest-api-error-codes. They come in the header `x-ms-error-code` too, so HEAD has them.
 """
 
 from __future__ import annotations
 
-import socket
 from dataclasses import replace
 
-from d7yfs.errors import AccessDenied, D7yfsError, OriginUnavailable
+from d7yfs.errors import AccessDenied, D7yfsError
 from d7yfs.origins.azure.sas import VERSION
-from d7yfs.origins.refusal import Call, Vocabulary, refusal, xml_code
-from d7yfs.origins.rest import Reply
+from d7yfs.origins.refusal import Call, Vocabulary, codes, refusal, xml_code
+from d7yfs.origins.rest import ControlReply
 
 _ROLE = (
     "the identity needs the role Storage Blob Data Reader on the container or its account (Owner and Contributor do not "
     "include it; a new assignment takes up to 10 minutes), a shared access signature the permissions rl (sp=rl)"
 )
 _TOO_OLD = f"the service may be too old: it must know version {VERSION}"
-_SIGNATURE = frozenset({"AuthenticationFailed", "AuthorizationFailure"})
-"""What a signature that is expired, not valid yet or wrong can be called."""
+_SIGNATURE = codes("AuthenticationFailed AuthorizationFailure")
+"""The codes for a signature that is expired, not valid yet or wrong."""
+
+NO_ACCOUNT = (
+    "no such storage account, or the suffix is wrong (endpoint_suffix, for sovereign clouds); behind a private "
+    "endpoint its DNS zone must be linked to this network"
+)
 
 WORDS = Vocabulary(
     bucket="container",
-    no_such_bucket=frozenset({"ContainerNotFound", "ContainerBeingDeleted", "FilesystemNotFound"}),
-    no_such_key=frozenset({"BlobNotFound", "ResourceNotFound", "InvalidResourceName", "InvalidUri", "OutOfRangeInput"}),
-    bad_signature=frozenset({"AuthenticationFailed"}),
-    throttled=frozenset({"ServerBusy", "OperationTimedOut", "InternalError", "AccountBeingCreated"}),
-    archived=frozenset({"BlobArchived", "BlobBeingRehydrated"}),
-    barred=frozenset({"AccountIsDisabled", "ContainerDisabled"}),
+    no_such_bucket=codes("ContainerNotFound ContainerBeingDeleted FilesystemNotFound"),
+    no_such_key=codes("BlobNotFound ResourceNotFound InvalidResourceName InvalidUri OutOfRangeInput"),
+    bad_signature=codes("AuthenticationFailed"),
+    throttled=codes("ServerBusy OperationTimedOut InternalError AccountBeingCreated"),
+    archived=codes("BlobArchived BlobBeingRehydrated"),
+    barred=codes("AccountIsDisabled ContainerDisabled"),
     hints={
         "ContainerNotFound": "check the spelling: as://account/container/prefix",
         "FilesystemNotFound": "check the spelling: as://account/container/prefix",
@@ -59,16 +63,18 @@ _LISTING = replace(WORDS, no_such_bucket=WORDS.no_such_bucket | {"ResourceNotFou
 _KNOWN = WORDS.no_such_bucket | WORDS.no_such_key | WORDS.throttled | WORDS.archived | WORDS.hints.keys()
 
 
-def code_of(reply: Reply) -> str:
-    """The service's word for what is wrong; empty when something else answered."""
+def code_of(reply: ControlReply) -> str:
+    """The service's error code; empty when something else answered."""
     return reply.headers.get("x-ms-error-code", "") or xml_code(reply)
 
 
-def refused(reply: Reply, call: Call, *, listing: bool, anonymous: bool, signs: bool, expires_at: float) -> D7yfsError:
-    """The D7yfsError for a reply that is no success.
+def refused(
+    reply: ControlReply, call: Call, *, listing: bool, anonymous: bool, signs: bool, expires_at: float
+) -> D7yfsError:
+    """The error for a reply that is no success.
 
-    `signs` is whether a signature of ours was refused, made a moment ago; `expires_at` when the signature that was sent ends (time.time(),
-    infinity without one): only the service's clock decides whether it has.
+    `signs` is True if the refused signature was ours, made a moment ago. `expires_at` (time.time(),
+    infinity without one) is when it expires: only the service's clock decides whether it has.
     """
     code = code_of(reply)
     words = _LISTING if listing else WORDS
@@ -89,23 +95,10 @@ def refused(reply: Reply, call: Call, *, listing: bool, anonymous: bool, signs: 
     return refusal(reply, code, call, words)
 
 
-def is_no_directory(reply: Reply) -> bool:
-    """Whether a listing was refused because a file stands in the prefix's path, as a hierarchical namespace does.
+def is_no_directory(reply: ControlReply) -> bool:
+    """True if a listing was refused because a file stands in the prefix's path.
 
-    The documentation of List Blobs says that it is an error, and not which one.
+    A hierarchical namespace does that. The documentation of List Blobs does not say with which
+    error.
     """
     return reply.status in (404, 409) and bool(code := code_of(reply)) and code not in _KNOWN
-
-
-def unreachable(error: OriginUnavailable, subject: str, host: str) -> OriginUnavailable:
-    """`error`, or what it means when the account's own host name is unknown: every account has one."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, socket.gaierror) and cause.errno in (socket.EAI_NONAME, socket.EAI_NODATA):
-            return OriginUnavailable(
-                f"{subject}: there is no host {host}",
-                hint="no such storage account, or the suffix is wrong (endpoint_suffix, for sovereign clouds); behind a private "
-                "endpoint its DNS zone must be linked to this network",
-            )
-        cause = cause.__cause__ or cause.__context__
-    return error

@@ -1,10 +1,12 @@
-"""Shared access signatures: the query strings that let their bearer read one blob, or list and read a container. Pure.
+"""Shared access signatures: query strings that let their bearer read a blob or a container. Pure.
 
-Owns what is signed, with an account key or a user delegation key. Azure's SDK can sign for its newest service version only, which
-emulators and sovereign clouds learn late; here it is VERSION, the same for every request of the origin. Called by `azure_credentials`.
+Owns the text to sign, with an account key or a user delegation key. Azure's SDK can sign for its
+newest service version only, which emulators and sovereign clouds learn late. Here it is VERSION,
+the same for every request of the origin.
 
-What is signed: https://learn.microsoft.com/rest/api/storageservices/create-service-sas and …/create-user-delegation-sas, in both the
-string for version 2020-12-06 and later. No start time: it would only let a clock that is ahead make signatures that are not valid yet.
+The text: https://learn.microsoft.com/rest/api/storageservices/create-service-sas and
+…/create-user-delegation-sas, in both the string for version 2020-12-06 and later. No start time:
+with a clock that is ahead, the signatures would not be valid yet.
 """
 
 from __future__ import annotations
@@ -12,55 +14,39 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from urllib.parse import parse_qs, quote
 
 VERSION = "2021-02-12"
-"""Of the service's protocol (`x-ms-version`, `sv`): the oldest with all that is used here."""
+"""The version of the protocol (`x-ms-version`, `sv`): the oldest with all that is used here."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class DelegationKey:
-    """A key that the service made for an identity, with the names it must be sent back under. Holds a secret: no repr."""
+class SasSigner:
+    """Signs for one container, with the account's key or with a user delegation key.
 
-    object_id: str
-    tenant_id: str
-    start: str
-    expiry: str
-    """ISO 8601, as are all times of a signature."""
-    service: str
-    version: str
-    secret: bytes
+    Holds a secret: no repr. Never blocks.
+    """
 
+    def __init__(
+        self, account: str, container: str, secret: bytes, delegation: Mapping[str, str] | None = None
+    ) -> None:
+        """`delegation` has what the service said about its key, in order, by names of parameters.
 
-class Signer:
-    """Signs for one container, with the account's key or with a delegation key. Holds a secret: no repr. Never blocks."""
-
-    def __init__(self, account: str, container: str, key: bytes | DelegationKey) -> None:
+        The times in it are ISO 8601, as are all times of a signature.
+        """
         self._resource = f"/blob/{account}/{container}"
-        if isinstance(key, DelegationKey):
-            self._secret = key.secret
-            self._named = {
-                "skoid": key.object_id,
-                "sktid": key.tenant_id,
-                "skt": key.start,
-                "ske": key.expiry,
-                "sks": key.service,
-                "skv": key.version,
-            }
-            # The three are for agents that act for another user.
-            self._identity = [*self._named.values(), "", "", ""]
-        else:
-            self._secret, self._named = key, {}
-            self._identity = [""]  # no stored access policy
+        self._secret = secret
+        self._named = dict(delegation or {})
+        # The three are for agents that act for another user; the one is for a stored access policy.
+        self._identity = [*self._named.values(), "", "", ""] if delegation else [""]
 
-    def container(self, expires_at: float) -> str:
-        """Lets list the container and read its blobs until `expires_at` (time.time())."""
+    def sign_container(self, expires_at: float) -> str:
+        """Permission to list the container and read its blobs until `expires_at` (time.time())."""
         return self._sign("rl", "c", self._resource, "", expires_at)
 
-    def blob(self, key: str, version_id: str, expires_at: float) -> str:
-        """Lets read one blob, or that version of it alone, until `expires_at` (time.time())."""
+    def sign_blob(self, key: str, version_id: str, expires_at: float) -> str:
+        """Permission to read one blob, or one version of it, until `expires_at` (time.time())."""
         return self._sign("r", "bv" if version_id else "b", f"{self._resource}/{key}", version_id, expires_at)
 
     def _sign(self, permissions: str, kind: str, resource: str, version_id: str, expires_at: float) -> str:
@@ -75,17 +61,20 @@ class Signer:
 
 
 def iso(moment: float) -> str:
-    """A time.time() as signatures have it: cut to seconds, so it is never later than meant."""
+    """A time.time() in the form of signatures, cut to seconds, so it is never too late."""
     return datetime.fromtimestamp(int(moment), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def timestamp(text: str) -> float:
-    """The time.time() of an ISO 8601 time or date; without a zone it is UTC. Raises ValueError."""
+    """The time.time() of an ISO 8601 time or date, in UTC without a zone. Raises ValueError."""
     moment = datetime.fromisoformat(text)
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def expiry_of(query: str) -> float:
-    """The time.time() when the signature in a query string ends; infinity when that is said elsewhere. Raises ValueError."""
+    """The time.time() when the signature in a query string expires. Raises ValueError.
+
+    Infinity when the query does not say it.
+    """
     names = parse_qs(query)
     return timestamp(names["se"][0]) if "se" in names else float("inf")

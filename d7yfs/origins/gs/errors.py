@@ -1,6 +1,7 @@
-"""What Google's refusals mean, as `d7yfs.errors`: of Cloud Storage, and of the services that give out tokens. Pure.
+"""The meaning of refusals by Cloud Storage and by Google's token services, as `d7yfs.errors`. Pure.
 
-Codes: https://cloud.google.com/storage/docs/json_api/v1/status-codes and .../xml-api/reference-status; of tokens: RFC 6749, 5.2.
+Codes: https://cloud.google.com/storage/docs/json_api/v1/status-codes and
+.../xml-api/reference-status; of tokens: RFC 6749, 5.2.
 """
 
 from __future__ import annotations
@@ -10,22 +11,20 @@ from collections.abc import Callable
 from google.auth.exceptions import GoogleAuthError, RefreshError, TransportError
 
 from d7yfs.errors import AccessDenied, D7yfsError, OriginUnavailable
-from d7yfs.origins.refusal import Call, Vocabulary, refusal
-from d7yfs.origins.rest import Reply
+from d7yfs.origins.refusal import Call, Vocabulary, codes, refusal
+from d7yfs.origins.rest import ControlReply
 
 _NO_PAYER = "the bucket's requesters pay: set requester_pays = true, and billing_project to the project that does"
-_KMS = frozenset(
-    {"CloudKmsBadKey", "CloudKmsDisabledKey", "CloudKmsDecryptionKeyNotFound", "CloudKmsKeyLocationNotAllowed"}
-)
+_KMS = codes("CloudKmsBadKey CloudKmsDisabledKey CloudKmsDecryptionKeyNotFound CloudKmsKeyLocationNotAllowed")
 WORDS = Vocabulary(
-    no_such_bucket=frozenset({"NoSuchBucket"}),
-    no_such_key=frozenset({"NoSuchKey"}),
-    unknown_key_id=frozenset({"InvalidAccessKeyId", "InvalidSecurity"}),
-    bad_signature=frozenset({"SignatureDoesNotMatch"}),
-    expired=frozenset({"ExpiredToken", "authError"}),
-    skewed=frozenset({"RequestTimeTooSkewed"}),
-    throttled=frozenset({"SlowDown", "rateLimitExceeded", "userRateLimitExceeded"}),
-    barred=frozenset({"AccountProblem", "UserProjectAccountProblem", "accountDisabled"}),
+    no_such_bucket=codes("NoSuchBucket"),
+    no_such_key=codes("NoSuchKey"),
+    unknown_key_id=codes("InvalidAccessKeyId InvalidSecurity"),
+    bad_signature=codes("SignatureDoesNotMatch"),
+    expired=codes("ExpiredToken authError"),
+    skewed=codes("RequestTimeTooSkewed"),
+    throttled=codes("SlowDown rateLimitExceeded userRateLimitExceeded"),
+    barred=codes("AccountProblem UserProjectAccountProblem accountDisabled"),
     key_denied=_KMS,
     hints={
         "UserProjectMissing": _NO_PAYER,
@@ -41,8 +40,8 @@ PERMISSIONS = {
 }
 
 
-def refused(reply: Reply, call: Call, error_code: Callable[[Reply], str], *, listing: bool) -> D7yfsError:
-    """What a reply of Cloud Storage stands for that is no success."""
+def refused(reply: ControlReply, call: Call, error_code: Callable[[ControlReply], str], *, listing: bool) -> D7yfsError:
+    """The error for a reply of Cloud Storage that is no success."""
     code = error_code(reply)
     if reply.status == 400 and code == "required":
         code = "UserProjectMissing"  # the JSON API's only name for it
@@ -52,7 +51,7 @@ def refused(reply: Reply, call: Call, error_code: Callable[[Reply], str], *, lis
 
 
 def token_refused(error: GoogleAuthError, subject: str, credentials: str) -> D7yfsError:
-    """Why there is no token, in words of our own: google-auth's quote replies, which may hold one."""
+    """The error for a refused token, in our own words: google-auth's may quote a token."""
     where = f"{subject}: no token for the credentials ({credentials})"
     wrapped = error.args[0] if error.args else None
     if isinstance(error, TransportError) or isinstance(wrapped, TransportError) or error.retryable:

@@ -1,10 +1,12 @@
-"""V4 signatures of Google Cloud Storage: a GET signed in its query or in its headers. Pure; used by `gs` alone.
+"""V4 signatures of Google Cloud Storage: a GET signed in its query or in its headers. Pure.
 
-Owns the canonical request. With an HMAC key it signs by itself; for a service account it says what has to be signed, for the private key
-may be here, or with Google (signBlob).
+Owns the canonical request. An HMAC key signs here. For a service account the private key may be
+here, or with Google (signBlob), so the caller gets the text to sign.
 
-The algorithm: https://cloud.google.com/storage/docs/authentication/signatures and .../canonical-requests. Only `Host` is signed of a URL,
-so that one signature serves every range.
+HMAC keys: https://cloud.google.com/storage/docs/authentication/hmackeys. The algorithm:
+https://cloud.google.com/storage/docs/authentication/signatures and
+.../canonical-requests. Of the headers a signed URL covers only `Host`, so that one signature serves
+every range.
 """
 
 from __future__ import annotations
@@ -22,27 +24,27 @@ SIGNATURE_PARAMS = frozenset(
     f"X-Goog-{name}" for name in ("Algorithm", "Credential", "Date", "Expires", "Signature", "SignedHeaders")
 )
 SIGNATURE_LIFE_S = 900
-"""How long a signed request is valid: the clock skew that a signature in headers is granted."""
+"""How long a signed request is valid: the clock skew that Google grants a signature in headers."""
 
 _EMPTY_SHA256 = hashlib.sha256().hexdigest()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Unsigned:
-    """A URL that lacks its signature alone, and what has to be signed for it."""
+class UnsignedUrl:
+    """A URL that lacks only its signature, and the text to sign for it."""
 
     url: str
     text: str
 
-    def signed(self, signature: bytes) -> str:
-        """The URL, fit to be sent."""
+    def add_signature(self, signature: bytes) -> str:
+        """The whole URL."""
         return f"{self.url}&X-Goog-Signature={signature.hex()}"
 
 
-def unsigned(
+def unsigned_url(
     url: str, query: Mapping[str, str], *, algorithm: str, name: str, now: float, life_s: int = SIGNATURE_LIFE_S
-) -> Unsigned:
-    """A GET of `url`, which has no query yet, with `query`, that is to be good until `now + life_s` (time.time()).
+) -> UnsignedUrl:
+    """A GET of `url` (without a query) with `query`, valid until `now + life_s` (time.time()).
 
     `name` is a service account's e-mail address or an HMAC key's access id.
     """
@@ -59,22 +61,22 @@ def unsigned(
     )
     parts = urlsplit(url)
     canonical = canonical_request("GET", parts.path, sent, {"host": parts.netloc}, "UNSIGNED-PAYLOAD")
-    return Unsigned(f"{url}?{sent}", string_to_sign(algorithm, stamp, scope, canonical))
+    return UnsignedUrl(f"{url}?{sent}", string_to_sign(algorithm, stamp, scope, canonical))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class HmacKey:
-    """An HMAC key (https://cloud.google.com/storage/docs/authentication/hmackeys). Holds a secret: no repr."""
+    """An HMAC key of Cloud Storage. Holds a secret: no repr."""
 
     access_id: str
     secret: str
 
     def presign(self, url: str, query: Mapping[str, str], *, now: float) -> str:
-        """See `unsigned`."""
-        rest = unsigned(url, query, algorithm=HMAC, name=self.access_id, now=now)
-        return rest.signed(self._sign(_moment(now)[0], rest.text))
+        """A URL signed for SIGNATURE_LIFE_S; see `unsigned_url`."""
+        rest = unsigned_url(url, query, algorithm=HMAC, name=self.access_id, now=now)
+        return rest.add_signature(self._sign(_moment(now)[0], rest.text))
 
-    def headers(self, method: str, url: str, query: Mapping[str, str], *, now: float) -> dict[str, str]:
+    def sign_headers(self, method: str, url: str, query: Mapping[str, str], *, now: float) -> dict[str, str]:
         """The headers that authorize a request without a body, for SIGNATURE_LIFE_S."""
         stamp, scope = _moment(now)
         parts = urlsplit(url)
@@ -94,19 +96,19 @@ class HmacKey:
 
 
 def canonical_query(query: Mapping[str, str]) -> str:
-    """Sorted by name, everything but unreserved characters percent-encoded: also the form in which it is sent."""
+    """`query` sorted by name and percent-encoded, which is also the form sent."""
     pairs = sorted((quote(name, safe=""), quote(value, safe="")) for name, value in query.items())
     return "&".join(f"{name}={value}" for name, value in pairs)
 
 
 def canonical_request(method: str, path: str, query: str, headers: Mapping[str, str], payload: str) -> str:
-    """`headers` in lower case and sorted; `path` and `query` as they are sent."""
+    """The canonical request; `headers` in lower case and sorted, `path` and `query` as sent."""
     lines = [f"{name}:{value}" for name, value in headers.items()]
     return "\n".join([method, path, query, *lines, "", ";".join(headers), payload])
 
 
 def string_to_sign(algorithm: str, stamp: str, scope: str, canonical: str) -> str:
-    """What the key signs."""
+    """The text that the key signs."""
     return "\n".join([algorithm, stamp, scope, hashlib.sha256(canonical.encode()).hexdigest()])
 
 

@@ -1,10 +1,13 @@
-"""The signature that OSS calls V1 and OBS has as its own: HMAC-SHA1 over a few lines, in headers and in the URL. Pure; see `origin`.
+"""The signatures of OBS and of OSS's V1: HMAC-SHA1, in headers or in the URL. Pure.
 
 After OSS's "Include a V1 signature in the header" and "… in a URL"
-(https://www.alibabacloud.com/help/en/oss/developer-reference/include-signatures-in-the-authorization-header) and OBS's "Authentication of
-Signature in a Header" and "… in a URL" (https://support.huaweicloud.com/intl/en-us/api-obs/obs_04_0010.html and obs_04_0011.html). The
-providers' SDKs are not used for it: `oss_signing` says why for OSS; esdk-obs-python is published as source alone, brings a whole client
-and pycryptodome for one HMAC, and signs URLs by the wall clock.
+(https://www.alibabacloud.com/help/en/oss/developer-reference/include-signatures-in-the-authorization-header)
+and OBS's "Authentication of Signature in a Header" and "… in a URL"
+(https://support.huaweicloud.com/intl/en-us/api-obs/obs_04_0010.html and obs_04_0011.html).
+
+The providers' SDKs are not used for it. `oss_signing` says why for OSS. esdk-obs-python is
+published as source alone, brings a whole client and pycryptodome for one HMAC, and signs URLs by
+the wall clock.
 
 Neither the host nor `Range` and `If-*` are signed: one signature serves every range.
 """
@@ -13,85 +16,61 @@ from __future__ import annotations
 
 import base64
 import hmac
-from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from email.utils import formatdate
 from urllib.parse import quote
 
-from d7yfs.origins.rest_stores.access_keys import AccessKeys
+from d7yfs.origins.access_keys import AccessKeys, BucketRequest
 
 
+@dataclass(frozen=True)
 class HmacSha1Signer:
-    """See `origin.Signer`. `scheme` begins the Authorization, `header` the provider's header names; `subresources` are those
-    parameters that d7yfs sends and the provider signs, `quotes_keys` whether it signs a key as it stands in the URL."""
+    """An `access_keys.BucketSigner` by HMAC-SHA1."""
 
-    def __init__(
-        self,
-        scheme: str,
-        *,
-        header: str,
-        key_id_param: str,
-        token_param: str,
-        subresources: frozenset[str],
-        quotes_keys: bool,
-    ) -> None:
-        self.params = frozenset({key_id_param, "Expires", "Signature", token_param})
-        self._scheme = scheme
-        self._header = header
-        self._key_id_param = key_id_param
-        self._token_param = token_param
-        self._subresources = subresources
-        self._quotes_keys = quotes_keys
+    scheme: str
+    """The first word of the Authorization."""
+    header: str
+    """The prefix of the provider's header names."""
+    key_id_param: str
+    token_param: str
+    subresources: frozenset[str]
+    """The parameters that d7yfs sends and the provider signs."""
+    quotes_keys: bool
+    """True if it signs a key as it stands in the URL."""
 
-    def in_headers(
-        self,
-        method: str,
-        bucket: str,
-        key: str,
-        query: Mapping[str, str],
-        headers: Mapping[str, str],
-        keys: AccessKeys,
-        now: float,
-    ) -> dict[str, str]:
-        """`headers` with the signature, which is accepted for 15 minutes."""
-        signed = {"Date": formatdate(now, usegmt=True), **headers}
+    @property
+    def params(self) -> frozenset[str]:
+        """The names that `sign_query` may add."""
+        return frozenset({self.key_id_param, "Expires", "Signature", self.token_param})
+
+    def sign_headers(self, request: BucketRequest, keys: AccessKeys, now: float) -> dict[str, str]:
+        signed = {"Date": formatdate(now, usegmt=True), **request.headers}
         if keys.token:
-            signed[f"{self._header}security-token"] = keys.token
-        signature = self._signature(method, bucket, key, query, signed, signed["Date"], keys)
-        return {**signed, "Authorization": f"{self._scheme} {keys.key_id}:{signature}"}
+            signed[f"{self.header}security-token"] = keys.token
+        signature = self._signature(replace(request, headers=signed), signed["Date"], keys)
+        return {**signed, "Authorization": f"{self.scheme} {keys.key_id}:{signature}"}
 
-    def in_query(
+    def sign_query(
         self,
-        bucket: str,
-        key: str,
-        query: Mapping[str, str],
+        request: BucketRequest,
         keys: AccessKeys,
-        now: float,  # noqa: ARG002 - this signature names its end alone
+        now: float,  # noqa: ARG002 - this signature names only its end
         expires_at: float,
     ) -> dict[str, str]:
-        """`query` with the signature of a GET without headers."""
         expires = str(int(expires_at))
-        signed = {**query, self._key_id_param: keys.key_id, "Expires": expires}
+        signed = {**request.query, self.key_id_param: keys.key_id, "Expires": expires}
         if keys.token:
-            signed[self._token_param] = keys.token
-        return {**signed, "Signature": self._signature("GET", bucket, key, signed, {}, expires, keys)}
+            signed[self.token_param] = keys.token
+        return {**signed, "Signature": self._signature(replace(request, query=signed), expires, keys)}
 
-    def _signature(
-        self,
-        method: str,
-        bucket: str,
-        key: str,
-        query: Mapping[str, str],
-        headers: Mapping[str, str],
-        date: str,
-        keys: AccessKeys,
-    ) -> str:
-        named = {name.lower(): value for name, value in headers.items()}
-        own = "".join(f"{name}:{value}\n" for name, value in sorted(named.items()) if name.startswith(self._header))
-        pairs = sorted((name, value) for name, value in query.items() if name in self._subresources)
+    def _signature(self, request: BucketRequest, date: str, keys: AccessKeys) -> str:
+        named = {name.lower(): value for name, value in request.headers.items()}
+        own = "".join(f"{name}:{value}\n" for name, value in sorted(named.items()) if name.startswith(self.header))
+        pairs = sorted((name, value) for name, value in request.query.items() if name in self.subresources)
         subresources = "&".join(f"{name}={value}" if value else name for name, value in pairs)
-        resource = f"/{bucket}/{quote(key, safe='/') if self._quotes_keys else key}"
+        resource = f"/{request.bucket}/{quote(request.key, safe='/') if self.quotes_keys else request.key}"
         lines = [
-            method,
+            request.method,
             named.get("content-md5", ""),
             named.get("content-type", ""),
             date,

@@ -1,6 +1,6 @@
-"""Where `obs://` finds its access keys. Called by `obs` through a `renewal.Renewal`, which decides when to look again.
+"""The sources of `obs://`'s access keys. A `renewal.Renewal` decides when they are read again.
 
-Of the chain the first that has keys counts, whole:
+The first source of the chain that has keys supplies all of them:
 
     environment    OBS_ACCESS_KEY_ID, OBS_SECRET_ACCESS_KEY and OBS_SECURITY_TOKEN, as OBS's SDKs have them;
                    HUAWEICLOUD_SDK_AK, _SK and _SECURITY_TOKEN, as Huawei Cloud's other SDKs do; HW_ACCESS_KEY, HW_SECRET_KEY and
@@ -13,70 +13,50 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 
 import trio
 
-from d7yfs.config.schema import Anonymous, Credentials, ProviderChain, StaticKeys
-from d7yfs.errors import AccessDenied, BadReply, ConfigError, OriginUnavailable
+from d7yfs.errors import BadReply, OriginUnavailable
+from d7yfs.origins.access_keys import AccessKeys, from_environment
 from d7yfs.origins.rest import Rest
-from d7yfs.origins.rest_stores.access_keys import AccessKeys, from_environment, given
 
 METADATA_URL = "http://169.254.169.254"
 _METADATA_TIMEOUT_S = 3.0
-"""The metadata service is on the same machine; anywhere else nobody answers."""
+"""The metadata service is on the same machine; elsewhere nothing answers."""
 _ENVIRONMENTS = (
     ("OBS_ACCESS_KEY_ID", "OBS_SECRET_ACCESS_KEY", "OBS_SECURITY_TOKEN"),
     ("HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_SK", "HUAWEICLOUD_SDK_SECURITY_TOKEN"),
     ("HW_ACCESS_KEY", "HW_SECRET_KEY", "HW_SECURITY_TOKEN"),
 )
-_GIVE_CREDENTIALS = "set OBS_ACCESS_KEY_ID and OBS_SECRET_ACCESS_KEY, give the instance an agency, or read a public bucket with --anonymous"
+GIVE_CREDENTIALS = "set OBS_ACCESS_KEY_ID and OBS_SECRET_ACCESS_KEY, give the instance an agency, or read a public bucket with --anonymous"
 
 
+@dataclass(frozen=True)
 class ObsCredentials:
-    """Loads the keys that `source` means. `metadata_url` is the address of the instance's metadata service."""
+    """A `KeyFinder` in the environment and at `metadata_url`, the instance's metadata service."""
 
-    def __init__(
-        self,
-        source: Credentials,
-        *,
-        subject: str,
-        environ: Mapping[str, str] = os.environ,
-        metadata_url: str = METADATA_URL,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        """Raises ConfigError for a kind of credentials that OBS has not."""
-        if not isinstance(source, Anonymous | StaticKeys | ProviderChain):
-            raise ConfigError(f"{subject}: credentials of that kind ({source.describe()}) are not OBS's")
-        self._source = source
-        self._subject = subject
-        self._environ = environ
-        self._metadata_url = metadata_url
-        self._clock = clock
+    subject: str
+    environ: Mapping[str, str]
+    metadata_url: str
+    clock: Callable[[], float]
 
-    async def load(self, _held: AccessKeys | None = None) -> AccessKeys | None:
-        """The keys as they are now; None for anonymous. Raises AccessDenied, and OriginUnavailable while the metadata service fails."""
-        match self._source:
-            case StaticKeys() as keys:
-                return given(keys)
-            case ProviderChain(else_anonymous=else_anonymous):
-                found = from_environment(self._environ, _ENVIRONMENTS) or await self._from_agency()
-                if found is None and not else_anonymous:
-                    raise AccessDenied(f"{self._subject}: there are no credentials", hint=_GIVE_CREDENTIALS)
-                return found
-            case _:
-                return None
+    async def find(self, _profile: str, _held: AccessKeys | None) -> AccessKeys | None:
+        """The environment's keys, else the agency's.
+
+        Raises BadReply, and OriginUnavailable while the metadata service fails.
+        """
+        return from_environment(self.environ, _ENVIRONMENTS) or await self._from_agency()
 
     async def _from_agency(self) -> AccessKeys | None:
-        """None where there is no metadata service, or the instance has no agency."""
-        rest = Rest(context=False, clock=self._clock)  # plain http: no certificates to load
-        subject = f"{self._subject}: instance metadata"
+        """The agency's keys; None without a metadata service or without an agency."""
+        rest = Rest(context=False, clock=self.clock)  # plain http: no certificates to load
+        subject = f"{self.subject}: instance metadata"
         try:
             with trio.move_on_after(_METADATA_TIMEOUT_S) as limit:
-                url = f"{self._metadata_url}/openstack/latest/securitykey"
+                url = f"{self.metadata_url}/openstack/latest/securitykey"
                 reply = await rest.send("GET", url, {}, subject=subject)
         except (BadReply, OriginUnavailable):
             return None

@@ -1,6 +1,6 @@
-"""Where `oss://` finds its access keys. Called by `oss` through a `renewal.Renewal`, which decides when to look again.
+"""The sources of `oss://`'s access keys. A `renewal.Renewal` decides when they are read again.
 
-Of the chain the first that has keys counts, whole:
+The first source of the chain that has keys supplies all of them:
 
     environment    OSS_ACCESS_KEY_ID, _SECRET and OSS_SESSION_TOKEN; ALIBABA_CLOUD_ACCESS_KEY_ID, _SECRET and _SECURITY_TOKEN
     ossutil        ~/.ossutilconfig, ~/.oss
@@ -9,9 +9,10 @@ Of the chain the first that has keys counts, whole:
     URI            ALIBABA_CLOUD_CREDENTIALS_URI: the role of an instance on PAI
     ECS            the instance's RAM role, from its metadata
 
-What asks a service for keys is Alibaba's own SDK, one provider object for each loading, in a worker thread. Its default chain is not used:
-it forgets when keys end, reads files and environment once, and starts a thread of its own. When a refresh fails it writes the whole reply
-to a handler of its own, so its logger is silenced, and of its errors only the class is told.
+Alibaba's own SDK asks the services for keys, one provider object for each load, in a worker thread.
+Its default chain is not used: it forgets when keys expire, reads files and environment once, and
+starts a thread of its own. When a refresh fails, the SDK writes the whole reply to a handler of its
+own. So its logger is silenced, and messages name only the class of its errors.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from configparser import ConfigParser
 from configparser import Error as IniError
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -36,13 +37,12 @@ from alibabacloud_credentials.provider import (  # type: ignore[import-untyped]
     URLCredentialsProvider,
 )
 
-from d7yfs.config.schema import Anonymous, Credentials, Profile, ProviderChain, StaticKeys
 from d7yfs.errors import AccessDenied, ConfigError, D7yfsError
-from d7yfs.origins.rest_stores.access_keys import AccessKeys, from_environment, given
+from d7yfs.origins.access_keys import AccessKeys, from_environment
 
 _LOOK_AGAIN_S = 60.0
-"""How soon a file, or keys that name no end, are looked at again."""
-_GIVE_CREDENTIALS = (
+"""Seconds until a file, or keys without a known end, are read again."""
+GIVE_CREDENTIALS = (
     "set OSS_ACCESS_KEY_ID and OSS_ACCESS_KEY_SECRET, name a --profile, give the instance a RAM role, or read a public "
     "bucket with --anonymous"
 )
@@ -53,6 +53,20 @@ _ENVIRONMENTS = (
 _OSSUTIL_FILES = (".ossutilconfig", ".oss")
 _ALIBABA_FILES = (".alibabacloud/credentials.ini", ".alibabacloud/credentials")
 _CLI_FILE = ".aliyun/config.json"
+_INI_NAMES = {
+    "ram_role_arn": "role_arn",
+    "ram_session_name": "role_session_name",
+    "ram_role_name": "role_name",
+    "sts_token": "security_token",
+    "oidc_token_file": "oidc_token_file_path",
+}
+"""The INI file's names for fields of the CLI's."""
+_OIDC_VARIABLES = {
+    "role_arn": "ROLE_ARN",
+    "oidc_provider_arn": "OIDC_PROVIDER_ARN",
+    "oidc_token_file_path": "OIDC_TOKEN_FILE",
+    "role_session_name": "ROLE_SESSION_NAME",
+}
 
 _sdk_log = logging.getLogger("credentials")
 _sdk_log.handlers.clear()
@@ -61,62 +75,37 @@ _sdk_log.setLevel(logging.CRITICAL + 1)
 _Fields = Mapping[str, str]
 
 
+@dataclass(frozen=True)
 class OssCredentials:
-    """Loads the keys that `source` means. `proxy` carries what goes to services outside of the instance."""
+    """A `KeyFinder`; `proxy` carries requests to services outside of the instance."""
 
-    def __init__(
-        self,
-        source: Credentials,
-        *,
-        subject: str,
-        proxy: str = "",
-        environ: Mapping[str, str] = os.environ,
-        home: Path | None = None,
-    ) -> None:
-        """Raises ConfigError for a kind of credentials that OSS has not."""
-        self._subject = subject
-        self._proxy = proxy
-        self._environ = environ
-        self._home = home or Path(environ.get("HOME") or "/")
-        self._else_anonymous = False
-        self._find: Callable[[], AccessKeys | None]
-        match source:
-            case Anonymous():
-                self._find = lambda: None
-                self._else_anonymous = True
-            case StaticKeys():
-                keys = given(source)
-                self._find = lambda: keys
-            case Profile(name=name):
-                self._find = lambda: self._profile(name)
-            case ProviderChain(else_anonymous=else_anonymous):
-                self._find = self._chain
-                self._else_anonymous = else_anonymous
-            case _:
-                raise ConfigError(f"{subject}: credentials of that kind ({source.describe()}) are not OSS's")
+    subject: str
+    proxy: str
+    environ: Mapping[str, str]
 
-    async def load(self, _held: AccessKeys | None = None) -> AccessKeys | None:
-        """The keys as they are now; None for anonymous. Raises AccessDenied and ConfigError."""
-        keys = await trio.to_thread.run_sync(self._load, abandon_on_cancel=True)
-        if keys is None and not self._else_anonymous:
-            raise AccessDenied(f"{self._subject}: there are no credentials", hint=_GIVE_CREDENTIALS)
-        return keys
+    @property
+    def _home(self) -> Path:
+        return Path(self.environ.get("HOME") or "/")
 
-    def _load(self) -> AccessKeys | None:
+    async def find(self, profile: str, _held: AccessKeys | None) -> AccessKeys | None:
+        """The profile's keys, else the chain's. Raises AccessDenied and ConfigError."""
+        return await trio.to_thread.run_sync(self._find, profile, abandon_on_cancel=True)
+
+    def _find(self, profile: str) -> AccessKeys | None:
         try:
-            return self._find()
+            return self._profile(profile) if profile else self._chain()
         except D7yfsError:
             raise
         except Exception as error:
             kind = type(error).__name__
-        raise AccessDenied(f"{self._subject}: credentials could not be loaded ({kind})", hint=_GIVE_CREDENTIALS)
+        raise AccessDenied(f"{self.subject}: credentials could not be loaded ({kind})", hint=GIVE_CREDENTIALS)
 
     def _chain(self) -> AccessKeys | None:
-        """Blocks: the last three ask services."""
+        """The first keys of the chain. Blocks: its last three sources ask services."""
         return (
-            from_environment(self._environ, _ENVIRONMENTS)
+            from_environment(self.environ, _ENVIRONMENTS)
             or self._from_ossutil("default", "Credentials")
-            or self._from_alibaba(self._environ.get("ALIBABA_CLOUD_PROFILE", ""))
+            or self._from_alibaba(self.environ.get("ALIBABA_CLOUD_PROFILE", ""))
             or self._from_oidc()
             or self._from_uri()
             or self._from_ecs()
@@ -126,13 +115,13 @@ class OssCredentials:
         keys = self._from_alibaba(name) or self._from_ossutil(name, f"profile {name}")
         if keys is None:
             raise ConfigError(
-                f"{self._subject}: there is no profile {name!r} with credentials",
+                f"{self.subject}: there is no profile {name!r} with credentials",
                 hint=f"looked into ~/{_ALIBABA_FILES[0]}, ~/{_CLI_FILE} and ~/{_OSSUTIL_FILES[0]}",
             )
         return keys
 
     def _from_ossutil(self, *sections: str) -> AccessKeys | None:
-        named = self._environ.get("OSS_CONFIG_FILE", "")
+        named = self.environ.get("OSS_CONFIG_FILE", "")
         for path in [Path(named)] if named else [self._home / name for name in _OSSUTIL_FILES]:
             found = self._ini(path)
             for section in sections:
@@ -150,8 +139,8 @@ class OssCredentials:
         return None
 
     def _from_alibaba(self, profile: str) -> AccessKeys | None:
-        """The profile of that name; the default one for an empty name. The INI file before the command line tool's."""
-        named = self._environ.get("ALIBABA_CLOUD_CREDENTIALS_FILE", "")
+        """The profile of that name (empty: the default one), the INI file's before the CLI's."""
+        named = self.environ.get("ALIBABA_CLOUD_CREDENTIALS_FILE", "")
         for path in [Path(named)] if named else [self._home / name for name in _ALIBABA_FILES]:
             if fields := self._ini(path).get(profile or "default"):
                 return self._from_fields(fields.get("type", ""), fields, f"file {path}")
@@ -162,14 +151,15 @@ class OssCredentials:
                 return self._from_fields(entry.get("mode", ""), entry, f"file {path}")
         return None
 
-    def _from_fields(self, kind: str, fields: _Fields, source: str) -> AccessKeys:
-        """A profile of either file; the tools call the same things differently."""
+    def _from_fields(self, kind: str, named: _Fields, source: str) -> AccessKeys:
+        """The keys of a profile of either file, whose names for the same fields differ."""
+        fields = {_INI_NAMES.get(name, name): value for name, value in named.items()}
         match kind:
             case "access_key" | "AK" | "sts" | "StsToken":
                 return AccessKeys(
                     fields["access_key_id"],
                     fields["access_key_secret"],
-                    fields.get("security_token") or fields.get("sts_token") or "",
+                    fields.get("security_token", ""),
                     check_again_s=_LOOK_AGAIN_S,
                     source=source,
                 )
@@ -177,89 +167,87 @@ class OssCredentials:
                 provider = RamRoleArnCredentialsProvider(
                     access_key_id=fields["access_key_id"],
                     access_key_secret=fields["access_key_secret"],
-                    role_arn=fields.get("role_arn") or fields["ram_role_arn"],
-                    role_session_name=fields.get("role_session_name") or fields.get("ram_session_name"),
+                    role_arn=fields["role_arn"],
+                    role_session_name=fields.get("role_session_name"),
                     policy=fields.get("policy"),
                     sts_region_id=fields.get("sts_region"),
                     http_options=self._http_options(),
                 )
             case "oidc_role_arn" | "OIDC":
-                provider = OIDCRoleArnCredentialsProvider(
-                    role_arn=fields.get("role_arn") or fields["ram_role_arn"],
-                    oidc_provider_arn=fields["oidc_provider_arn"],
-                    oidc_token_file_path=fields.get("oidc_token_file_path") or fields["oidc_token_file"],
-                    role_session_name=fields.get("role_session_name"),
-                    sts_region_id=fields.get("sts_region"),
-                    http_options=self._http_options(),
-                )
+                provider = self._oidc(fields)
             case "ecs_ram_role" | "EcsRamRole":
-                role = fields.get("role_name") or fields.get("ram_role_name")
-                provider = EcsRamRoleCredentialsProvider(role_name=role, async_update_enabled=False)
+                provider = _ecs(fields.get("role_name"))
             case _:
                 raise ConfigError(
-                    f"{self._subject}: {source} has a profile of kind {kind!r}, which is not supported",
+                    f"{self.subject}: {source} has a profile of kind {kind!r}, which is not supported",
                     hint="AK, StsToken, RamRoleArn, OIDC and EcsRamRole are",
                 )
         return _ask(provider, f"{kind} of {source}")
 
     def _from_oidc(self) -> AccessKeys | None:
-        names = [f"ALIBABA_CLOUD_{name}" for name in ("ROLE_ARN", "OIDC_PROVIDER_ARN", "OIDC_TOKEN_FILE")]
-        role_arn, provider_arn, token_file = (self._environ.get(name, "") for name in names)
-        if not (role_arn and provider_arn and token_file):
+        variables = {field: self.environ.get(f"ALIBABA_CLOUD_{name}", "") for field, name in _OIDC_VARIABLES.items()}
+        fields = {field: value for field, value in variables.items() if value}
+        if not {"role_arn", "oidc_provider_arn", "oidc_token_file_path"} <= fields.keys():
             return None
-        provider = OIDCRoleArnCredentialsProvider(
-            role_arn=role_arn,
-            oidc_provider_arn=provider_arn,
-            oidc_token_file_path=token_file,
-            role_session_name=self._environ.get("ALIBABA_CLOUD_ROLE_SESSION_NAME"),
-            http_options=self._http_options(),
-        )
-        return _ask(provider, "a role for the service account (OIDC)")
+        return _ask(self._oidc(fields), "a role for the service account (OIDC)")
 
     def _from_uri(self) -> AccessKeys | None:
-        uri = self._environ.get("ALIBABA_CLOUD_CREDENTIALS_URI", "")
+        uri = self.environ.get("ALIBABA_CLOUD_CREDENTIALS_URI", "")
         if not uri:
             return None
         return _ask(URLCredentialsProvider(uri=uri, protocol=urlsplit(uri).scheme), "the credentials URI")
 
     def _from_ecs(self) -> AccessKeys | None:
-        """None where there is no instance, or it has no role."""
-        if self._environ.get("ALIBABA_CLOUD_ECS_METADATA_DISABLED", "").lower() == "true":
+        """The instance's keys; None off an instance, or when it has no role."""
+        if self.environ.get("ALIBABA_CLOUD_ECS_METADATA_DISABLED", "").lower() == "true":
             return None
-        role = self._environ.get("ALIBABA_CLOUD_ECS_METADATA")
         try:
-            return _ask(EcsRamRoleCredentialsProvider(role_name=role, async_update_enabled=False), "instance metadata")
-        except Exception:  # the SDK's errors and those of requests
+            return _ask(_ecs(self.environ.get("ALIBABA_CLOUD_ECS_METADATA")), "instance metadata")
+        except Exception:  # errors of the SDK and of requests
             return None
+
+    def _oidc(self, fields: _Fields) -> Any:
+        return OIDCRoleArnCredentialsProvider(
+            role_arn=fields["role_arn"],
+            oidc_provider_arn=fields["oidc_provider_arn"],
+            oidc_token_file_path=fields["oidc_token_file_path"],
+            role_session_name=fields.get("role_session_name"),
+            sts_region_id=fields.get("sts_region"),
+            http_options=self._http_options(),
+        )
 
     def _http_options(self) -> Any:
-        return HttpOptions(proxy=self._proxy or None)
+        return HttpOptions(proxy=self.proxy or None)
 
     def _ini(self, path: Path) -> Mapping[str, _Fields]:
-        """By section; empty for a file that is not there."""
+        """The fields of an INI file by section; empty for an absent file."""
         parser = ConfigParser(interpolation=None, default_section="", inline_comment_prefixes=("#",))
         try:
             parser.read_string(self._text(path))
         except IniError:
-            raise ConfigError(f"{self._subject}: {path} is not an INI file") from None
+            raise ConfigError(f"{self.subject}: {path} is not an INI file") from None
         return {section: dict(parser[section]) for section in parser.sections()}
 
     def _json(self, path: Path) -> Any:
         try:
             return json.loads(self._text(path) or "{}")
         except ValueError:
-            raise ConfigError(f"{self._subject}: {path} is not a JSON file") from None
+            raise ConfigError(f"{self.subject}: {path} is not a JSON file") from None
 
     def _text(self, path: Path) -> str:
         try:
             return path.read_text() if path.is_file() else ""
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not text"
-            raise ConfigError(f"{self._subject}: {path} cannot be read: {reason}") from None
+            raise ConfigError(f"{self.subject}: {path} cannot be read: {reason}") from None
+
+
+def _ecs(role: str | None) -> Any:
+    return EcsRamRoleCredentialsProvider(role_name=role, async_update_enabled=False)
 
 
 def _ask(provider: Any, source: str) -> AccessKeys:
-    """Blocks on the network. Raises what the SDK raises."""
+    """The keys that `provider` gives. Blocks on the network. Raises what the SDK raises."""
     found = provider.get_credentials()
     expiration = found.get_expiration()
     return AccessKeys(

@@ -1,9 +1,10 @@
-"""OSS's signature V4 (OSS4-HMAC-SHA256), in headers and in the URL. Pure; called by `origin` for `oss`. V1 is in `hmac_sha1_signing`.
+"""OSS's signature V4 (OSS4-HMAC-SHA256), in headers or in the URL. Pure.
 
-After the documentation, "Include V4 signatures in the Authorization header" and "Include a V4 signature in a URL"
-(https://www.alibabacloud.com/help/en/oss/developer-reference/add-signatures-to-urls), and tested against the vectors of Alibaba's SDKs.
-alibabacloud-oss-v2 has signers, but they cannot be imported without its whole client (28 MiB), and its V1 sends the token of temporary keys
-outside of what it signs.
+After the documentation, "Include V4 signatures in the Authorization header" and "Include a V4
+signature in a URL"
+(https://www.alibabacloud.com/help/en/oss/developer-reference/add-signatures-to-urls), and tested
+against the vectors of Alibaba's SDKs. alibabacloud-oss-v2 has signers, but they cannot be imported
+without its whole client (28 MiB), and its V1 leaves the token of temporary keys unsigned.
 
 Neither the host nor `Range` and `If-*` are signed: one signature serves every range.
 """
@@ -13,18 +14,18 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
-from collections.abc import Mapping
+from dataclasses import replace
 from urllib.parse import quote
 
-from d7yfs.origins.rest_stores.access_keys import AccessKeys
-from d7yfs.origins.rest_stores.origin import encoded_query
+from d7yfs.origins.access_keys import AccessKeys, BucketRequest
+from d7yfs.origins.bucket import encoded_query
 
 _ALGORITHM = "OSS4-HMAC-SHA256"
 _UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
 
 
-class SignerV4:
-    """Signs for one region, such as `cn-hangzhou`."""
+class OssSignerV4:
+    """An `access_keys.BucketSigner` for one region of OSS, such as `cn-hangzhou`."""
 
     params = frozenset(
         {
@@ -40,32 +41,19 @@ class SignerV4:
     def __init__(self, region: str) -> None:
         self._region = region
 
-    def in_headers(
-        self,
-        method: str,
-        bucket: str,
-        key: str,
-        query: Mapping[str, str],
-        headers: Mapping[str, str],
-        keys: AccessKeys,
-        now: float,
-    ) -> dict[str, str]:
-        """`headers` with the signature; OSS accepts it for 15 minutes."""
+    def sign_headers(self, request: BucketRequest, keys: AccessKeys, now: float) -> dict[str, str]:
         moment = _moment(now)
-        signed = {**headers, "x-oss-content-sha256": _UNSIGNED_PAYLOAD, "x-oss-date": moment}
+        signed = {**request.headers, "x-oss-content-sha256": _UNSIGNED_PAYLOAD, "x-oss-date": moment}
         if keys.token:
             signed["x-oss-security-token"] = keys.token
-        signature = self._signature(method, bucket, key, query, signed, keys, moment)
+        signature = self._signature(replace(request, headers=signed), keys, moment)
         signed["Authorization"] = f"{_ALGORITHM} Credential={keys.key_id}/{self._scope(moment)},Signature={signature}"
         return signed
 
-    def in_query(
-        self, bucket: str, key: str, query: Mapping[str, str], keys: AccessKeys, now: float, expires_at: float
-    ) -> dict[str, str]:
-        """`query` with the signature of a GET without headers."""
+    def sign_query(self, request: BucketRequest, keys: AccessKeys, now: float, expires_at: float) -> dict[str, str]:
         moment = _moment(now)
         signed = {
-            **query,
+            **request.query,
             "x-oss-signature-version": _ALGORITHM,
             "x-oss-date": moment,
             "x-oss-expires": str(max(1, int(expires_at - now))),
@@ -73,28 +61,19 @@ class SignerV4:
         }
         if keys.token:
             signed["x-oss-security-token"] = keys.token
-        signed["x-oss-signature"] = self._signature("GET", bucket, key, signed, {}, keys, moment)
+        signed["x-oss-signature"] = self._signature(replace(request, query=signed), keys, moment)
         return signed
 
     def _scope(self, moment: str) -> str:
         return f"{moment[:8]}/{self._region}/oss/aliyun_v4_request"
 
-    def _signature(
-        self,
-        method: str,
-        bucket: str,
-        key: str,
-        query: Mapping[str, str],
-        headers: Mapping[str, str],
-        keys: AccessKeys,
-        moment: str,
-    ) -> str:
-        named = sorted((name.lower(), value) for name, value in headers.items())
+    def _signature(self, request: BucketRequest, keys: AccessKeys, moment: str) -> str:
+        named = sorted((name.lower(), value) for name, value in request.headers.items())
         canonical_request = "\n".join(
             [
-                method,
-                quote(f"/{bucket}/{key}", safe="/"),
-                "&".join(sorted(encoded_query(query).split("&"), key=lambda pair: pair.partition("="))),
+                request.method,
+                quote(f"/{request.bucket}/{request.key}", safe="/"),
+                "&".join(sorted(encoded_query(request.query).split("&"), key=lambda pair: pair.partition("="))),
                 "".join(f"{name}:{value}\n" for name, value in named if _is_signed(name)),
                 "",  # no additional headers
                 _UNSIGNED_PAYLOAD,

@@ -1,0 +1,99 @@
+"""The blocks that are in memory because the disk has no room for them, of all versions of one
+cache. Trio thread only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+
+from d7yfs.cache.disk import write_whole
+from d7yfs.objects import BLOCK_BYTES
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class MemoryBudget:
+    """The limit on the memory files of one cache: old blocks that no reader awaits go first."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self._blocks: dict[tuple[MemoryFile, int], None] = {}
+        """Oldest first."""
+
+    def add(self, file: MemoryFile, index: int) -> None:
+        """Account for a block that begins to fill, and drop old ones until the limit holds."""
+        assert (file, index) not in self._blocks
+        self._blocks[file, index] = None
+        self.used_bytes += BLOCK_BYTES
+        for owner, old in list(self._blocks) if self.used_bytes > self.limit_bytes else ():
+            if not owner.is_wanted(old) and (owner is not file or old != index):
+                owner.drop(old)
+            if self.used_bytes <= self.limit_bytes:
+                return
+
+    def remove(self, file: MemoryFile, index: int) -> None:
+        """Forget a block that is gone."""
+        if (file, index) in self._blocks:
+            del self._blocks[file, index]
+            self.used_bytes -= BLOCK_BYTES
+
+    def remove_all(self, file: MemoryFile) -> None:
+        """Forget all blocks of `file`."""
+        for owner, index in list(self._blocks):
+            if owner is file:
+                self.remove(file, index)
+
+
+class MemoryFile:
+    """The blocks of one version that are in memory, as a file of this process (memfd_create(2)).
+
+    `is_wanted(index)` is True if a reader waits for that block. `on_drop(index)` is told of blocks
+    that the budget takes away.
+    """
+
+    def __init__(
+        self, budget: MemoryBudget, *, is_wanted: Callable[[int], bool], on_drop: Callable[[int], None]
+    ) -> None:
+        self.is_wanted = is_wanted
+        self.fd = -1
+        """-1 before the first block."""
+        self._budget = budget
+        self._on_drop = on_drop
+
+    def add(self, index: int) -> None:
+        """Make room for a block that begins to fill."""
+        self._budget.add(self, index)
+
+    def write(self, data: memoryview, position: int) -> None:
+        """Write all of `data`."""
+        if self.fd < 0:
+            self.fd = os.memfd_create("d7yfs-uncached", os.MFD_CLOEXEC)
+        write_whole(self.fd, data, position)
+
+    def drop(self, index: int) -> None:
+        """Give up a block, present or arriving."""
+        self._on_drop(index)
+        self.free(index)
+
+    def free(self, index: int) -> None:
+        """Give back the memory of a block that is gone."""
+        self._budget.remove(self, index)
+        # A memfd is this process's own: no other can have read its map.
+        if self.fd >= 0:
+            _punch_hole(self.fd, index * BLOCK_BYTES, BLOCK_BYTES)
+
+    def close(self) -> None:
+        """Give back all blocks and the file."""
+        self._budget.remove_all(self)
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _punch_hole(fd: int, offset: int, size_bytes: int) -> None:
+    """fallocate(2) with FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, which `os` does not offer."""
+    if _libc.fallocate(fd, 0x03, ctypes.c_int64(offset), ctypes.c_int64(size_bytes)):
+        raise OSError(ctypes.get_errno(), "fallocate failed on a memory file")

@@ -1,0 +1,448 @@
+"""The blocks of one object version: which of them are there, and the files that hold them.
+
+- `Presence` is the block table in memory. Readable are whole blocks, and the landed head of arriving
+  blocks. It is pure.
+- `VersionFiles` is the pair on disk: the data, and the map of its blocks. dfdaemon's file may be
+  linked next to them, and has such a map of its own.
+- `Leases` tell which daemon on the directory brings which block.
+
+A map is a header of HEADER_BYTES and an entry of 8 bytes for each block. The header names the
+object and binds the map to one data file by st_dev and st_ino. An entry is CRC32C in the upper
+half, the tag of the boot in which it was written in the lower; 0 is an absent block.
+
+Invariants, on which the rest of the cache leans:
+
+- A block becomes *present* only through `set_present` (all its bytes are written) or by a stored
+  entry of this boot.
+- Bytes of an arriving block are readable from its start up to what has landed. There are no holes:
+  every transfer writes contiguously from a block's start, and two transfers of one block write the
+  same bytes.
+- A present block never becomes absent, except by `set_absent` (a memory block that was reused, or a
+  checksum that failed).
+
+A lease on block i is a lock on the eight bytes of its entry, the stream's lease one on the first
+byte of the header. They are open file description locks (fcntl(2), F_OFD_SETLK): they belong to
+each daemon's descriptor of the map, and the kernel releases them when the daemon ends. They know
+nothing of the `flock` that openers hold on the same file. A lease saves bytes and guards nothing:
+two daemons that bring the same block write the same bytes. So where the file system has no such
+locks every daemon gets every lease, and a lease may be passed over.
+
+Used by the modules of the cache; leases by fillers, through `CachedVersion.leases`. Functions on
+files may wait for the disk; leases never do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import secrets
+import struct
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from d7yfs.cache.disk import Disk, Lane
+from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion, StoreIdentity
+
+if TYPE_CHECKING:
+    from d7yfs.cache.linked import LinkedStore
+
+log = logging.getLogger(__name__)
+
+MAGIC = b"d7yfsmap"
+HEADER = struct.Struct("<8sIIQQQI")
+"""Magic, header bytes, block bytes, object size, the data file's st_dev and st_ino, length of the
+identity that follows."""
+HEADER_BYTES = 4096
+ENTRY_BYTES = 8
+INCOMING = "incoming"
+"""The directory of links that are being made."""
+_FLOCK = struct.Struct("hhqqi")
+"""struct flock on 64-bit Linux: l_type, l_whence (SEEK_SET), l_start, l_len, l_pid (0 for such
+locks)."""
+
+
+class Block(IntEnum):
+    """The state of one block; one byte each in `Presence`."""
+
+    ABSENT = 0
+    DISK = 1
+    MEMORY = 2
+    UNVERIFIED = 3
+    """On disk since before the last boot: compared with its checksum before its first use."""
+    LINKED = 4
+    """In dfdaemon's file, which is linked next to ours."""
+    UNVERIFIED_LINK = 5
+    """In dfdaemon's file since before the machine's last boot: as UNVERIFIED."""
+
+
+LINKED = frozenset({Block.LINKED, Block.UNVERIFIED_LINK})
+ON_DISK = LINKED | {Block.DISK, Block.UNVERIFIED}
+_READABLE = frozenset({Block.DISK, Block.MEMORY, Block.LINKED})
+_UNVERIFIED = frozenset({Block.UNVERIFIED, Block.UNVERIFIED_LINK})
+
+
+@dataclass(slots=True)
+class Arriving:
+    """A block of which the first `landed_bytes` are written; `crc` is their CRC32C."""
+
+    landed_bytes: int
+    crc: int
+    in_memory: bool
+
+
+class Presence:
+    """The block table of one object version of `size_bytes`."""
+
+    __slots__ = ("absent_count", "arriving", "blocks", "size_bytes")
+
+    def __init__(self, size_bytes: int, blocks: Iterable[int] = ()) -> None:
+        self.size_bytes = size_bytes
+        count = block_count(size_bytes)
+        self.blocks = bytearray(blocks) or bytearray(count)
+        if len(self.blocks) != count:
+            raise ValueError(f"{len(self.blocks)} blocks do not make an object of {size_bytes} bytes")
+        self.arriving: dict[int, Arriving] = {}
+        self.absent_count = self.blocks.count(Block.ABSENT)
+        """0 when every block is present (some perhaps not yet verified)."""
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of the present blocks."""
+        present_bytes = (len(self.blocks) - self.absent_count) * BLOCK_BYTES
+        if present_bytes and self.blocks[-1] != Block.ABSENT:
+            return present_bytes - (-self.size_bytes % BLOCK_BYTES)
+        return present_bytes
+
+    def first_unreadable(self, wanted: ByteRange) -> int | None:
+        """First byte of `wanted` that cannot be read (absent or unverified); None when all can."""
+        for index in blocks_of(wanted):
+            state = self.blocks[index]
+            if state in _READABLE:
+                continue
+            start = index * BLOCK_BYTES
+            arriving = self.arriving.get(index)
+            readable_to = start + arriving.landed_bytes if arriving else start
+            if readable_to < min(wanted.stop, start + BLOCK_BYTES):
+                return max(readable_to, wanted.start)
+        return None
+
+    def missing(self, wanted: ByteRange) -> list[ByteRange]:
+        """Runs of absent or arriving blocks that `wanted` touches, block-aligned and in order."""
+        runs: list[ByteRange] = []
+        indexes = blocks_of(wanted) if self.absent_count else range(0)
+        first, stop = indexes.start, indexes.stop
+        while (first := self.blocks.find(Block.ABSENT, first, stop)) >= 0:
+            end = first + 1
+            while end < stop and self.blocks[end] == Block.ABSENT:
+                end += 1
+            runs.append(ByteRange(first * BLOCK_BYTES, min(end * BLOCK_BYTES, self.size_bytes)))
+            first = end
+        return runs
+
+    def unverified(self, wanted: ByteRange) -> list[int]:
+        """Indexes of the blocks in `wanted` that must be verified before they are read."""
+        return [index for index in blocks_of(wanted) if self.blocks[index] in _UNVERIFIED]
+
+    def set_present(self, index: int, state: Block) -> None:
+        """Mark block `index`, wholly written or verified, as readable from now on."""
+        if self.blocks[index] == Block.ABSENT:
+            self.absent_count -= 1
+        self.blocks[index] = state
+        self.arriving.pop(index, None)
+
+    def set_absent(self, index: int) -> None:
+        """Mark block `index` as no longer there."""
+        if self.blocks[index] != Block.ABSENT:
+            self.absent_count += 1
+        self.blocks[index] = Block.ABSENT
+        self.arriving.pop(index, None)
+
+
+def block_count(size_bytes: int) -> int:
+    """Number of blocks of an object of `size_bytes`; 0 when it is empty."""
+    return -(-size_bytes // BLOCK_BYTES)
+
+
+def blocks_of(wanted: ByteRange) -> range:
+    """Indexes of the blocks that `wanted` touches; none if it is empty."""
+    stop = -(-wanted.stop // BLOCK_BYTES) if wanted.stop > wanted.start else 0
+    return range(wanted.start // BLOCK_BYTES, stop)
+
+
+def block_range(index: int, size_bytes: int) -> ByteRange:
+    """The bytes of block `index` in an object of `size_bytes`."""
+    return ByteRange(index * BLOCK_BYTES, min((index + 1) * BLOCK_BYTES, size_bytes))
+
+
+@dataclass(slots=True)
+class VersionFiles:
+    """The open pair of one version. `entries[i]` is block i's stored entry."""
+
+    data_fd: int
+    map_fd: int
+    entries: array[int]
+    on_tmpfs: bool
+    """True if the data lies in memory (tmpfs), where RWF_NOWAIT fails."""
+    map_path: Path
+    identity: bytes
+    """The version's identity as in the map's header."""
+    made_bytes: int = 0
+    """Bytes of a pair that was made by this open, to be taken account of on the trio thread."""
+    linked: LinkedStore | None = None
+    """dfdaemon's file of this version, if one was linked."""
+
+    @property
+    def link_path(self) -> Path:
+        """The path of dfdaemon's file of this version, and …"""
+        return self.map_path.with_suffix(".link")
+
+    @property
+    def link_map_path(self) -> Path:
+        """… of the map of that file."""
+        return self.map_path.with_suffix(".linkmap")
+
+    @property
+    def incoming(self) -> Path:
+        """A new path on this file system, for a link that is being made."""
+        return self.map_path.parent.parent / INCOMING / secrets.token_hex(8)
+
+    def touch(self) -> None:
+        """Mark the version as used just now: eviction goes by this time."""
+        with contextlib.suppress(OSError):
+            os.utime(self.map_fd)
+
+    def close(self) -> None:
+        """Release all descriptors, and with the map's the shared lock. For a worker thread."""
+        if self.linked is not None:
+            self.linked.close()
+        self.touch()
+        os.close(self.data_fd)
+        os.close(self.map_fd)
+
+
+def identity_of(store: StoreIdentity, version: ObjectVersion) -> bytes:
+    """The identity of `version` as a map's header holds it."""
+    fields = {
+        "scheme": store.scheme,
+        "endpoint": store.endpoint,
+        "account": store.account,
+        "bucket": store.bucket,
+        "key": version.key,
+        "validator": version.validator,
+        "size": version.size_bytes,
+    }
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode(errors="surrogatepass")
+
+
+def map_header(data: os.stat_result, identity: bytes, size_bytes: int) -> bytes:
+    """The first HEADER_BYTES of a map of `data`. Raises OSError when the identity does not fit."""
+    head = HEADER.pack(MAGIC, HEADER_BYTES, BLOCK_BYTES, size_bytes, data.st_dev, data.st_ino, len(identity)) + identity
+    if len(head) > HEADER_BYTES:
+        raise OSError(errno.ENAMETOOLONG, "the object's key is too long for the cache's map")
+    return head.ljust(HEADER_BYTES, b"\0")
+
+
+def parse_header(stored: bytes) -> tuple[bytes, int, tuple[int, int]] | None:
+    """Identity and size of the object, st_dev and st_ino of the data file; None when `stored`
+    begins no map of ours.
+    """
+    if len(stored) < HEADER_BYTES:
+        return None
+    magic, header_bytes, block_bytes, size_bytes, device, inode, length = HEADER.unpack_from(stored)
+    if (magic, header_bytes, block_bytes) != (MAGIC, HEADER_BYTES, BLOCK_BYTES):
+        return None
+    return stored[HEADER.size : HEADER.size + length], size_bytes, (device, inode)
+
+
+def read_map(map_fd: int, data_path: Path, identity: bytes, size_bytes: int) -> array[int] | None:
+    """The stored entries; None unless the map is whole and is of this object and this data."""
+    count = block_count(size_bytes)
+    stored = os.pread(map_fd, HEADER_BYTES + count * ENTRY_BYTES + 1, 0)
+    if len(stored) != HEADER_BYTES + count * ENTRY_BYTES:
+        return None
+    try:
+        data = data_path.stat()
+    except FileNotFoundError:
+        return None
+    if data.st_size != size_bytes or stored[:HEADER_BYTES] != map_header(data, identity, size_bytes):
+        return None
+    return array("Q", stored[HEADER_BYTES:])
+
+
+def stored_states(entries: array[int], boot: int) -> list[Block]:
+    """The states of the blocks of a pair whose map has `entries`, in the boot of tag `boot`."""
+    tags = (entry & 0xFFFFFFFF for entry in entries)
+    return [Block.ABSENT if not tag else Block.DISK if tag == boot else Block.UNVERIFIED for tag in tags]
+
+
+def read_entries(map_fd: int, run: ByteRange, disk: Disk) -> array[int]:
+    """Read the entries of the blocks of `run` once more, without waiting; none that cannot be had."""
+    offset, size_bytes = _entries(run)
+    stored = bytearray(size_bytes)
+    # The map was read whole when it was opened.
+    read_bytes = disk.read_fresh(map_fd, offset, memoryview(stored))
+    return array("Q", bytes(stored[: read_bytes // ENTRY_BYTES * ENTRY_BYTES]))
+
+
+def write_entries(map_fd: int, first: int, entries: array[int], name: str) -> None:
+    """Write `entries` from block `first` on into the map of `name`. A failure is logged: this
+    process knows the blocks.
+    """
+    try:
+        os.pwrite(map_fd, entries.tobytes(), HEADER_BYTES + first * ENTRY_BYTES)
+    except OSError as error:
+        log.warning("cache: presence of a block of %s could not be recorded: %s", name, error.strerror)
+
+
+def make_pair(map_path: Path, map_fd: int, identity: bytes, size_bytes: int) -> int:
+    """Make the data file anew and, in the empty map, its header; returns the data's descriptor.
+
+    The caller holds the map's lock exclusively. Raises OSError when not even an empty pair fits,
+    and leaves nothing then.
+    """
+    data_path = map_path.with_suffix(".data")
+    data_path.unlink(missing_ok=True)
+    data_fd = os.open(data_path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(data_fd, size_bytes)
+        # Zeros rather than a hole: the disk is full now or never, and a reader of the entries finds
+        # them in memory.
+        entries = bytes(block_count(size_bytes) * ENTRY_BYTES)
+        whole = map_header(os.fstat(data_fd), identity, size_bytes) + entries
+        if os.pwrite(map_fd, whole, 0) < len(whole):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except BaseException:
+        os.close(data_fd)
+        data_path.unlink(missing_ok=True)
+        map_path.unlink(missing_ok=True)
+        raise
+    return data_fd
+
+
+@contextlib.contextmanager
+def opened(path: Path, flags: int) -> Iterator[int]:
+    """Open `path` for as long as the block lasts. Raises OSError."""
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def lock(fd: int, kind: int) -> bool:
+    """Take flock(2) `kind` at once. False if another process's lock stands in the way."""
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def same_file(path: Path, fd: int) -> bool:
+    """True if `path` still names the file that `fd` is."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+class Leases:
+    """The leases of one open version; without `files`, or while `keeps` says no, all are free.
+
+    `missing(wanted)` tells what is absent, after a look at what other daemons have written.
+    """
+
+    def __init__(
+        self,
+        files: VersionFiles | None,
+        lane: Lane,
+        *,
+        keeps: Callable[[], bool],
+        missing: Callable[[ByteRange], list[ByteRange]],
+    ) -> None:
+        self._files = files
+        self._lane = lane
+        self._keeps = keeps
+        self._missing = missing
+
+    def take(self, wanted: ByteRange, *, anyway: bool = False) -> tuple[list[ByteRange], list[ByteRange]]:
+        """Lease what is missing of `wanted`, in whole blocks; returns the runs for us to bring, and
+        those that another daemon brings.
+
+        With `anyway` all of it is ours, leased or not. Ends with `release` of (at least) `wanted`.
+        """
+        if self._files is None or not self._keeps() or self._lock(wanted) or anyway:
+            return self._missing(wanted), []
+        ours: list[ByteRange] = []
+        theirs: list[ByteRange] = []
+        for run in self._missing(wanted):
+            for block in run.split(BLOCK_BYTES):
+                append_block(ours if self._lock(block) else theirs, block)
+        # A block that another daemon has ended between our look and our lock is there now.
+        return [run for each in ours for run in self._missing(each)], theirs
+
+    def release(self, wanted: ByteRange) -> None:
+        """End our leases on the blocks of `wanted`."""
+        if self._files is not None:
+            _set_lock(self._files.map_fd, fcntl.F_UNLCK, *_entries(wanted))
+
+    def take_stream(self) -> bool:
+        """Lease the stream of the whole object. False while another daemon has one under way."""
+        if self._files is None or not self._keeps():
+            return True
+        return _set_lock(self._files.map_fd, fcntl.F_WRLCK, 0, 1)
+
+    def release_stream(self) -> None:
+        """End the stream's lease."""
+        if self._files is not None:
+            _set_lock(self._files.map_fd, fcntl.F_UNLCK, 0, 1)
+
+    async def written_to(self, offset: int) -> int:
+        """The offset of the data file's next hole from `offset` on.
+
+        It moves while another daemon writes there, long before a block is whole. lseek(2),
+        SEEK_HOLE; a file system that knows no holes answers with the end of the file.
+        """
+        if self._files is None:
+            return offset
+        try:
+            # In a thread: it waits for a write to the same file in which another daemon is stuck.
+            return await self._lane.read(partial(os.lseek, self._files.data_fd, offset, os.SEEK_HOLE))
+        except OSError:
+            return offset
+
+    def _lock(self, blocks: ByteRange) -> bool:
+        assert self._files is not None
+        return _set_lock(self._files.map_fd, fcntl.F_WRLCK, *_entries(blocks))
+
+
+def append_block(runs: list[ByteRange], block: ByteRange) -> None:
+    """Append a block to ascending `runs`; it makes the last one longer if it follows that."""
+    if runs and runs[-1].stop == block.start:
+        runs[-1] = ByteRange(runs[-1].start, block.stop)
+    else:
+        runs.append(block)
+
+
+def _entries(wanted: ByteRange) -> tuple[int, int]:
+    """Offset and size of the entries of the blocks that `wanted` touches."""
+    indexes = blocks_of(wanted)
+    return HEADER_BYTES + indexes.start * ENTRY_BYTES, len(indexes) * ENTRY_BYTES
+
+
+def _set_lock(fd: int, kind: int, start: int, size_bytes: int) -> bool:
+    """Set or clear a lock. False if another descriptor's lock stands in the way."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, 0, start, size_bytes, 0))
+    except OSError as error:
+        return error.errno not in (errno.EAGAIN, errno.EACCES)
+    return True

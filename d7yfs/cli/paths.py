@@ -1,0 +1,172 @@
+"""The commands about paths in mounts: `d7yfs warm` fetches whole files into the cache, with
+progress, `refresh` lists again now, and `stat` shows the daemon's knowledge of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from d7yfs.cli import daemons, end_with
+from d7yfs.cli.as_json import print_line, print_object
+from d7yfs.cli.daemons import UntouchedPath
+from d7yfs.cli.status import describe_warm_up, show_size_roughly
+from d7yfs.control import control_socket
+from d7yfs.errors import D7yfsError, MountError
+from d7yfs.host import mount_table
+from d7yfs.stats.status import WarmUpStatus, parse
+
+_SHOWN = 20
+"""Most changed paths of a kind that `refresh` shows; `--json` has more."""
+
+_paths = click.argument("paths", nargs=-1, required=True, type=UntouchedPath(), metavar="PATH...")
+
+
+@click.command()
+@_paths
+@click.option("--background", is_flag=True, help="Return when the files are counted; the daemon goes on by itself.")
+@click.option("--json", "as_json", is_flag=True, help="Print reports as they come, one JSON object per line.")
+def warm(paths: tuple[Path, ...], background: bool, as_json: bool) -> None:
+    """Fetch whole files, and all files below directories, into the cache of the mount that they are
+    in.
+
+    Cached bytes are not fetched again: a warm-up that was stopped (Ctrl-C) goes on where it was.
+    Exit status 1 if a file could not be brought, or not all of them fit into the cache; other
+    mounts are warmed all the same.
+    """
+    _on_each_mount(paths, lambda point, below: _warm(point, below, background=background, as_json=as_json))
+
+
+def _on_each_mount(paths: tuple[Path, ...], work: Callable[[Path, list[str]], bool]) -> None:
+    """Do `work` at each mount point with the paths below it, after a failure too. Raises MountError
+    for a path in no mount, SystemExit for a failure and if one `work` says False."""
+    found: dict[Path, list[str]] = {}
+    for path in paths:
+        point, below = mount_table.containing(path)
+        found.setdefault(point, []).append(below)
+    is_whole = True
+    failures: list[D7yfsError] = []
+    for point, belows in found.items():
+        try:
+            with daemons.naming(point):
+                is_whole = work(point, belows) and is_whole
+        except D7yfsError as error:
+            failures.append(error)
+    end_with(failures)
+    if not is_whole:
+        raise SystemExit(1)
+
+
+def _warm(point: Path, paths: list[str], *, background: bool, as_json: bool) -> bool:
+    """Warm one mount; True if all files were brought."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    columns = (BarColumn(bar_width=30), TextColumn("{task.description}"))
+    report: WarmUpStatus
+    told = False
+    with (
+        closing(
+            control_socket.follow(control_socket.socket_path(point), "warm", paths=paths, background=background)
+        ) as answers,
+        Progress(*columns, console=console, transient=True, disable=as_json or not console.is_terminal) as bar,
+    ):
+        task = bar.add_task("counting files", total=None)
+        for answer in answers:
+            report = parse(WarmUpStatus, answer)
+            if as_json:
+                print_line({"mountpoint": str(point), **answer})
+            elif report.state != "planning":
+                if not told and not report.fits:
+                    console.print(f"d7yfs: warning: {warn_of_size(report)}", style="yellow")
+                told = True
+                bar.update(
+                    task,
+                    description=describe_warm_up(report),
+                    completed=report.fetched_bytes,
+                    total=max(report.missing_bytes, 1),
+                )
+    if not as_json:
+        click.echo(summarize_warm_up(report))
+    for path, reason in report.failures.items():
+        click.echo(f"d7yfs: error: {point / path}: {reason}", err=True)
+    if (unnamed := report.files_failed - len(report.failures)) > 0:
+        click.echo(f"d7yfs: error: {unnamed} files more failed; the log names them", err=True)
+    if report.state in ("planning", "running") and not background:
+        raise MountError(f"the daemon behind {point} ended before the warm-up did", hint="d7yfs status, and its log")
+    return not report.files_failed and not report.files_left_out
+
+
+def warn_of_size(report: WarmUpStatus) -> str:
+    """The warning before a warm-up that does not fit."""
+    return (
+        f"{show_size_roughly(report.size_bytes)} in {report.files} files is more than the cache keeps at once "
+        f"({show_size_roughly(report.room_bytes)}): what comes first is brought, the rest is left out; raise --cache-size "
+        "or name fewer paths"
+    )
+
+
+def summarize_warm_up(report: WarmUpStatus) -> str:
+    """The last line about a warm-up."""
+    size, cached = show_size_roughly(report.size_bytes), report.size_bytes - report.missing_bytes
+    known = f"{report.files} files, {size}, of which {show_size_roughly(cached)} was cached"
+    if report.state == "running":
+        return f"warming in the background: {known}; d7yfs status shows how far it is"
+    fetched = f"{show_size_roughly(report.fetched_bytes)} fetched in {timedelta(seconds=round(report.elapsed_s))}"
+    if report.files_done == report.files:
+        return f"warm: {known}; {fetched}"
+    return f"{report.files_done} of {known}; {fetched}; {report.files_failed} failed, {report.files_left_out} left out"
+
+
+@click.command()
+@_paths
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per mount, each on a line.")
+def refresh(paths: tuple[Path, ...], as_json: bool) -> None:
+    """See now what has changed in the store.
+
+    A directory is listed again with all that is known below it, even if it is fresh. A file stands
+    for its directory, and a path that does not exist for the nearest directory that does. When the
+    command returns, readers see what the store had when it was asked. Open files stay as they are.
+    Exit status 1 if a store could not be asked; other mounts are refreshed all the same.
+    """
+    _on_each_mount(paths, lambda point, below: _refresh(point, below, as_json=as_json))
+
+
+def _refresh(point: Path, paths: list[str], *, as_json: bool) -> bool:
+    outcome = control_socket.run_to_end(control_socket.socket_path(point), "refresh", paths=paths)
+    if as_json:
+        print_line({"mountpoint": str(point), "state": "done", **outcome})
+    else:
+        click.echo(summarize_refresh(point, outcome))
+    return True
+
+
+def summarize_refresh(point: Path, outcome: dict[str, Any]) -> str:
+    """The lines for a person: a summary, and some changed paths."""
+    counted = ", ".join(f"{outcome[kind]} {kind}" for kind in outcome["names"])
+    lines = [f"{point}: {outcome['directories']} directories refreshed: {counted}"]
+    for kind, names in outcome["names"].items():
+        lines += [f"  {kind:<9} {name}" for name in names[:_SHOWN]]
+        if (more := outcome[kind] - len(names[:_SHOWN])) > 0:
+            lines.append(f"  {kind:<9} {more} more")
+    return "\n".join(lines)
+
+
+@click.command()
+@click.argument("path", type=UntouchedPath())
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def stat(path: Path, as_json: bool) -> None:
+    """Show URL, ETag, version, cached bytes, route and Dragonfly's task of a path in a mount."""
+    point, below = mount_table.containing(path)
+    with daemons.naming(point):
+        answer = control_socket.ask(control_socket.socket_path(point), "stat", path=below)
+    if as_json:
+        print_object(answer)
+    else:
+        for name, value in answer.items():
+            if name != "schema":
+                click.echo(f"{name + ':':<14}{value}")

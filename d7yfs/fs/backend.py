@@ -1,0 +1,35 @@
+"""The part of one repository that the file system needs, in plain values and functions."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from d7yfs.cache.filler import NewFiller
+from d7yfs.objects import ObjectVersion, StoreIdentity
+from d7yfs.stats.models import Models
+from d7yfs.tree.lister import LIMIT
+from d7yfs.tree.source import ListingMode, ListingSource
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryBackend:
+    """The store, the filler and the options of one repository, for the file system."""
+
+    url: str
+    """The bucket's name for people, without secrets."""
+    identity: StoreIdentity
+    """The store's part of every cache key."""
+    listings: ListingSource
+    new_filler: NewFiller
+    listing: ListingMode = ListingMode.AUTO
+    listing_limit: int = LIMIT
+    revalidates: Callable[[str], bool] | None = None
+    """True for a path below the repository that is asked for at every use; None: no path is."""
+    route: Callable[[ObjectVersion], str] = lambda _: "origin"
+    """The way by which a version came, or would come, in a word."""
+    task_id: Callable[[ObjectVersion], Awaitable[str]] | None = None
+    """The id of Dragonfly's task for a version, empty without one; None if Dragonfly has no
+    part. Raises D7yfsError."""
+    models: Models = field(default_factory=Models)
+    """The counters of the bytes that readers of each model were given."""

@@ -1,0 +1,157 @@
+"""Reports how a running mount is: pages for Prometheus and for probes, `d7yfs health`, systemd's
+watchdog.
+
+Nothing here may hold up or end the mount. A port that is taken is told in the log and in `status`;
+the mount goes on without it and tries again, because its holder may be a mount that is about to
+end.
+
+- /healthz: 200 while the daemon answers its mount (statfs), else 503. A restart repairs it.
+- /readyz: 200 while the root of the mount can be read, and a store answers or its old listing is
+  served.
+- systemd's watchdog is fed while the daemon answers its mount, even if its stores fail: a kill
+  costs every reader of the mount.
+
+A mount that cannot be asked from here (`/dev/fd/N`, or no room for a process) counts as well, and
+`mount_answers` is null. Every minute the log is told how many lines were left out of it.
+
+Built and run by `daemon`; `commands` asks it for the health.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+import trio
+
+from d7yfs import logs
+from d7yfs.errors import MountError
+from d7yfs.host.launch import Readiness
+from d7yfs.monitor import http_listener
+from d7yfs.monitor.http_listener import HttpPage
+from d7yfs.monitor.probe import Probe
+from d7yfs.stats.repository_status import REACHABLE, UNREACHABLE
+from d7yfs.stats.status import HealthStatus, MountStatus, as_json
+
+log = logging.getLogger(__name__)
+
+_FEEDINGS = 4
+"""Feedings within the watchdog's time."""
+_STATUS_PERIOD_S = 30.0
+"""Pause between two notices to systemd where there is no watchdog."""
+LISTEN_RETRY_S = 30.0
+"""Pause before a port that is taken is tried again."""
+
+
+class Reporter:
+    """The reports of one mount to its monitors. `snapshot` gives its account, and must not wait."""
+
+    def __init__(self, snapshot: Callable[[], MountStatus], probe: Probe, readiness: Readiness) -> None:
+        self._snapshot = snapshot
+        self._probe = probe
+        self._readiness = readiness
+        self._runs = False
+        """False before the mount is made: then its mount point is an ordinary directory, which
+        answers too."""
+        self._try_now = trio.Event()
+        self.listens_on = ""
+        """Empty while nothing is listened on."""
+        self.trouble = ""
+        """Why it does not listen although it should."""
+
+    async def run(self, address: str) -> None:
+        """Serve pages on `address` (`IP:PORT`, or empty) and notify systemd, until cancelled."""
+        self._runs = True
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._tell_left_out)
+            if self._readiness.is_notified:
+                nursery.start_soon(self._tell_systemd)
+            if address:
+                nursery.start_soon(self._serve, address)
+
+    def listen_now(self) -> None:
+        """Try a port that was taken again now."""
+        self._try_now.set()
+
+    async def check_health(self) -> HealthStatus:
+        """Tell whether the mount is `alive` and `ready`, as the pages do. Takes at most 15 s."""
+        if not self._runs:
+            return HealthStatus(alive=False, ready=False, mount_answers=False, repositories=self._states())
+        health = await self._check_ready()
+        return replace(health, alive=health.mount_answers or await self._probe.answers() is not False)
+
+    async def _serve(self, address: str) -> None:
+        listener = await self._listen(address)
+        # Late, because importing takes some 40 ms, which would delay the mount.
+        from d7yfs.monitor import metrics
+
+        async def show_metrics() -> HttpPage:
+            return HttpPage(200, metrics.CONTENT_TYPE, await trio.to_thread.run_sync(metrics.render, self._snapshot()))
+
+        pages = {"/metrics": show_metrics, "/healthz": self._healthz, "/readyz": self._readyz}
+        name = listener.socket.getsockname()
+        self.listens_on = f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+        log.info("metrics are at http://%s/metrics", self.listens_on)
+        await http_listener.serve(listener, pages)
+
+    async def _listen(self, address: str) -> trio.SocketListener:
+        while True:
+            try:
+                listener = http_listener.listen(address)
+            except MountError as error:
+                if error.message != self.trouble:
+                    log.warning("%s; tried again every %.0f s", error, LISTEN_RETRY_S)
+                self.trouble = error.message
+            else:
+                self.trouble = ""
+                return listener
+            self._try_now = trio.Event()
+            with trio.move_on_after(LISTEN_RETRY_S):
+                await self._try_now.wait()
+
+    async def _healthz(self) -> HttpPage:
+        answers = await self._probe.answers()
+        alive = answers is not False
+        return HttpPage.of_json(200 if alive else 503, {"alive": alive, "mount_answers": answers})
+
+    async def _readyz(self) -> HttpPage:
+        health = await self._check_ready()
+        return HttpPage.of_json(200 if health.ready else 503, as_json(health))
+
+    async def _check_ready(self) -> HealthStatus:
+        serves, states = await self._probe.serves(), self._states()
+        ready = serves is not False and any(state != UNREACHABLE for state in states.values())
+        return HealthStatus(ready=ready, mount_answers=serves, repositories=states)
+
+    def _states(self) -> dict[str, str]:
+        return {each.label: each.state for each in self._snapshot().repositories}
+
+    async def _tell_left_out(self) -> None:
+        while True:
+            await trio.sleep(logs.PERIOD_S)
+            logs.tell_left_out()
+
+    async def _tell_systemd(self) -> None:
+        watchdog_s = self._readiness.watchdog_s
+        while True:
+            await trio.sleep(watchdog_s / _FEEDINGS if watchdog_s else _STATUS_PERIOD_S)
+            if not watchdog_s or await self._probe.answers() is not False:
+                self._readiness.notify(f"WATCHDOG=1\nSTATUS={summarize(self._snapshot())}")
+            else:
+                log.error("the mount does not answer: systemd will end this daemon if that lasts for %g s", watchdog_s)
+
+
+def summarize(status: MountStatus) -> str:
+    """One line about a mount, for `systemctl status`. Pure."""
+    where = ", ".join(each.url for each in status.repositories)
+    said = f"{where} on {status.mountpoint}: {status.fuse.open_files} files open, {_gib(status.fuse.read_bytes)} read, "
+    said += f"cache {_gib(status.cache.used_bytes)} of {_gib(status.cache.limit_bytes)}"
+    bad = [f"{each.label} is {each.state}" for each in status.repositories if each.state != REACHABLE]
+    if status.last_reload and status.last_reload.error:
+        bad.append("its settings could not be read again")
+    return "; ".join([said, *bad])
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 30):.1f} GiB"

@@ -1,0 +1,360 @@
+"""The account of one mount, in types: `commands` builds it; `d7yfs status`, scrapes and systemd are
+told from it. Pure.
+
+The fields are a promise: their names, order and docstrings are docs/status.md and its schema (`make
+reference`). The owner of a number counts in the type of the account, or builds it: parts that are
+not frozen begin as `blank`, and the account has copies of them. An account is JSON on the control
+socket alone: `as_json` writes it there, and `parse` reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import cache, partial
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from d7yfs.errors import MountError
+from d7yfs.stats.repository_status import OMITTED, RepositoryStatus
+
+T = TypeVar("T")
+
+_ABSENT = object()
+_hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsStatus:
+    """The listener for scrapes and probes."""
+
+    listens_on: str
+    """`IP:PORT`; empty when there is none."""
+    error: str
+    """Why there is none, although one is configured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheStatus:
+    """The cache directory and its reads."""
+
+    directory: str
+    used_bytes: int
+    """Bytes that the directory takes on disk."""
+    limit_bytes: int
+    memory_bytes: int
+    """Data that found no room on disk and is in memory."""
+    memory_limit_bytes: int
+    open_versions: int
+    """Object versions in use."""
+    hits: int
+    """Reads that found all their bytes in the cache."""
+    misses: int
+    """Reads that waited for bytes."""
+    disk_bytes_written: int
+    taken_over_blocks: int
+    """Blocks that other daemons on the directory brought."""
+    evicted_files: int
+    """Files that were deleted to make room."""
+    corrupt_blocks: int
+    """Blocks that did not match their checksum and were fetched again."""
+    checksum_mismatches: int
+    """Whole files that did not match the store's checksum and were fetched again."""
+    uncached_opens: int
+    """Files that could not be kept on disk when they were opened."""
+    disk_stalled_s: float = 0.0
+    """For how long the disk has not answered; 0 while it does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeStatus:
+    """The files and directories that are known now."""
+
+    inodes: int
+    """Files and directories."""
+    inodes_limit: int
+    """Most that are kept, apart from those in use (`--max-inodes`)."""
+    directories: int
+    directories_listed: int
+    """Directories of which all entries are known."""
+    files: int
+    remembered: int
+    """Inodes that the kernel or an open handle holds."""
+    unlinked: int
+    """Inodes that are held and are no entries any more."""
+    hidden_keys: int
+    """Keys that cannot be shown as files."""
+    stale_listings_total: int
+    """Listings that failed while an older one was served."""
+    stale_answers_total: int
+    """Lookups that were answered from such an older listing."""
+    dropped_inodes_total: int
+    """Inodes and known absences that were dropped to stay below the limit."""
+    unmatched_forgets_total: int
+    """Forgets of the kernel for more than it held."""
+
+
+@dataclass(slots=True, kw_only=True)
+class NoticesStatus:
+    """The notices to the kernel about changed entries."""
+
+    notices: int
+    """Entries that the kernel was told to forget."""
+    known: int
+    """Of these, entries that it had."""
+    overflow: int
+    """Entries for which there was no room in the queue."""
+
+
+@dataclass(slots=True, kw_only=True)
+class WarmUpStatus:
+    """One warm-up: its files, and its progress."""
+
+    id: int
+    """Its number in `d7yfs status` and in the log."""
+    paths: tuple[str, ...]
+    """Below the mount, without those that lie below another; the first hundred."""
+    background: bool
+    """True if it goes on without the command."""
+    state: str
+    """`planning`, `running`, and in the end `done` or `stopped`."""
+    files: int
+    """Files to bring."""
+    files_done: int
+    """Files that are whole in the cache, by this warm-up or by others."""
+    size_bytes: int
+    """Size of all these files."""
+    missing_bytes: int
+    """How much of them was not cached at the beginning."""
+    fetched_bytes: int
+    """Bytes that have come."""
+    fits: bool
+    """True if the cache can keep all of it at once."""
+    room_bytes: int
+    """How much the cache can keep."""
+    files_left_out: int
+    """For want of room, or because it was stopped; 0 before its end."""
+    files_failed: int
+    """Files that could not be brought."""
+    failures: dict[str, str]
+    """Why, by path: the first hundred."""
+    elapsed_s: float
+    rate_bytes_s: float
+    eta_s: float | None
+    """Null while nothing has come from which to judge."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LatencyStatus:
+    """The durations of one operation's requests."""
+
+    counts: list[int]
+    """Requests by bucket of `latency_bounds_s`; the last bucket has no bound."""
+    sum_s: float
+    """All durations, added up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FuseStatus:
+    """The requests of the kernel."""
+
+    calls: Mapping[str, int]
+    """Requests by operation."""
+    errors: Mapping[str, int]
+    """Requests that were answered with an error, by operation."""
+    in_flight: int
+    """Requests that are not answered yet."""
+    oldest_request_s: float
+    """For how long the oldest of these has waited; 0 if there is none."""
+    latency_bounds_s: tuple[float, ...]
+    """Upper bounds of the buckets."""
+    latency: Mapping[str, LatencyStatus]
+    """Durations by operation."""
+    open_files: int
+    """Files of the mount that are open."""
+    read_bytes: int
+    """Bytes that readers got, of all repositories."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingStatus:
+    """One setting of the mount."""
+
+    value: str
+    """In words."""
+    from_: str
+    """The source of the value, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReloadStatus:
+    """The outcome of reading the settings again."""
+
+    at: float
+    """When that was."""
+    changed: Mapping[str, str] = field(default_factory=dict)
+    """Options that have effect from now on, with their values in words."""
+    later: tuple[str, ...] = ()
+    """Settings that have effect at the next mount."""
+    credentials: tuple[str, ...] = ()
+    """Repositories, by name, whose credentials come from elsewhere now; all were looked for
+    anew."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Why credentials could not be had, by repository."""
+    warnings: tuple[str, ...] = ()
+    """About settings, in words."""
+    error: str = ""
+    """Why nothing has changed; empty if the settings could be read."""
+    hint: str = ""
+    """The way to repair the error."""
+
+    @property
+    def succeeded(self) -> bool:
+        """True if everything could be read, credentials too."""
+        return not self.error and not self.refused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthStatus:
+    """The health of one mount, for probes."""
+
+    alive: bool | None = field(default=None, metadata=OMITTED)
+    """True if the daemon answers its mount, as in `/healthz`."""
+    ready: bool
+    """True if the mount can be read, as in `/readyz`."""
+    mount_answers: bool | None
+    """True if the root could be read; null if it cannot be asked from there."""
+    repositories: Mapping[str, str]
+    """The `state` of each repository by its name, or URL."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountStatus:
+    """One mount and its daemon."""
+
+    schema: int
+    """The number of this schema: 1."""
+    mountpoint: str
+    pid: int
+    version: str
+    """The version of d7yfs."""
+    started_at: float
+    uptime_s: float
+    rss_bytes: int
+    """Resident memory of the daemon."""
+    log: str
+    """Where the log goes, in words."""
+    log_level: str
+    """From which level on is logged."""
+    metrics: MetricsStatus = MetricsStatus(listens_on="", error="known to newer daemons only")
+    """The listener for scrapes and probes."""
+    repositories: tuple[RepositoryStatus, ...]
+    """In the order of the configuration."""
+    cache: CacheStatus
+    """The cache directory, and the outcome of reads."""
+    tree: TreeStatus
+    """The files and directories that are known now."""
+    kernel_notices: NoticesStatus
+    """Notices to the kernel about changed entries."""
+    warm_ups: tuple[WarmUpStatus, ...]
+    """The warm-ups that run, as `d7yfs warm --json` reports them."""
+    fuse: FuseStatus
+    """The requests of the kernel."""
+    settings: Mapping[str, SettingStatus]
+    """Each setting with its source."""
+    last_reload: ReloadStatus | None = None
+    """The last outcome of reading the settings again, as `d7yfs reload --json` has it; null
+    before."""
+    warnings: tuple[str, ...]
+    """About settings, in words."""
+
+    @property
+    def warm_ups_running(self) -> int:
+        return len(self.warm_ups)
+
+    @property
+    def warm_ups_rest_bytes(self) -> int:
+        """Bytes that the warm-ups have still to bring."""
+        return sum(max(0, each.missing_bytes - each.fetched_bytes) for each in self.warm_ups)
+
+    @property
+    def warm_ups_failed_files(self) -> int:
+        return sum(each.files_failed for each in self.warm_ups)
+
+
+def as_json(part: object) -> Any:
+    """An account, or a part of it, as JSON; optional fields without a value are left out."""
+    if is_dataclass(part):
+        shown = ((each, getattr(part, each.name)) for each in fields(part))
+        return {
+            key_of(each.name): as_json(value)
+            for each, value in shown
+            if value is not None or not each.metadata.get("omitted")
+        }
+    if isinstance(part, Mapping):
+        return {key: as_json(value) for key, value in part.items()}
+    return [as_json(each) for each in part] if isinstance(part, tuple) else part
+
+
+def parse(kind: type[T], document: object) -> T:
+    """The part `kind` of an account, from JSON or from an object with its fields; unknown fields
+    are ignored.
+
+    Raises MountError for a field that is missing and has no default, as in the answer of an older
+    daemon.
+    """
+    get = document.get if isinstance(document, Mapping) else partial(getattr, document)
+    values = {}
+    for name, read, has_default in _readers(kind):  # type: ignore[arg-type]  # a class is hashable
+        value = get(key_of(name), _ABSENT)
+        if value is not _ABSENT:
+            values[name] = read(value)
+        elif not has_default:
+            raise MountError(
+                f"the daemon's answer lacks {key_of(name)!r} of {kind.__name__}",
+                hint="it is of another version: see d7yfs status --json",
+            )
+    return kind(**values)
+
+
+def blank(kind: type[T], **values: Any) -> T:
+    """The part `kind` of an account before anything was counted, but for `values`."""
+    hints = {name: hint for name, hint in _hints(kind).items() if name not in values}
+    return kind(**values, **{name: _empty(hint) for name, hint in hints.items()})
+
+
+def key_of(field_name: str) -> str:
+    """The name of a field in JSON."""
+    return field_name.rstrip("_")
+
+
+@cache
+def _readers(kind: type) -> list[tuple[str, Callable[[Any], Any], bool]]:
+    """The fields of a part: name, reader of a JSON value, and whether there is a default."""
+    hints = _hints(kind)
+    return [
+        (each.name, _reader(hints[each.name]), (each.default, each.default_factory) != (MISSING, MISSING))
+        for each in fields(kind)
+    ]
+
+
+def _empty(hint: Any) -> Any:
+    if isinstance(hint, type) and is_dataclass(hint):
+        return blank(hint)
+    kind = get_origin(hint) or hint
+    return None if type(None) in get_args(hint) else {} if kind is Mapping else kind()
+
+
+def _reader(hint: Any) -> Callable[[Any], Any]:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if isinstance(hint, type) and is_dataclass(hint):
+        return partial(parse, hint)
+    if origin in (tuple, list):
+        item = _reader(arguments[0])
+        return lambda value: origin(map(item, value))
+    if origin in (dict, Mapping):
+        item = _reader(arguments[1])
+        return lambda value: {key: item(each) for key, each in value.items()}
+    if type(None) in arguments:
+        item = _reader(arguments[0])
+        return lambda value: None if value is None else item(value)
+    return lambda value: value
