@@ -10,11 +10,10 @@ Called by the command line, in the process that becomes the daemon.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import logging
-import resource
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -33,18 +32,21 @@ from d7yfs.control.commands import Commands
 from d7yfs.control.refresh import Refreshes
 from d7yfs.control.reload import Reloader
 from d7yfs.control.warm import WarmUps
-from d7yfs.errors import D7yfsError, MountError, Stopped
+from d7yfs.errors import ConfigError, D7yfsError, MountError, Stopped
 from d7yfs.fill.verification import Verifier
 from d7yfs.fs.backend import RepositoryBackend
 from d7yfs.fs.filesystem import Filesystem
+from d7yfs.fs.rights import Rights
 from d7yfs.fuse.adapter import Adapter, Appearance
 from d7yfs.fuse.notices import Invalidator
-from d7yfs.host import mount_table
+from d7yfs.fuse.openers import MAX_OPEN_FILES, Openers
+from d7yfs.host import mount_table, process
 from d7yfs.host.fuse_helper import HandedMount
 from d7yfs.host.launch import Readiness
 from d7yfs.monitor.probe import Probe
 from d7yfs.monitor.reporter import Reporter
 from d7yfs.objects import ObjectVersion
+from d7yfs.origins.origin import SESSION
 from d7yfs.repository import latecomer
 from d7yfs.repository.latecomer import Latecomer
 from d7yfs.repository.repository import Repository, open_repositories
@@ -55,8 +57,6 @@ from d7yfs.tree.source import ListingMode
 
 log = logging.getLogger(__name__)
 
-OOM_SCORE_ADJ = -800
-"""The same as in the systemd unit; proc_pid_oom_score_adj(5)."""
 _BUSY_RETRY_S = 0.2
 _LAST_NOTICE_S = 1.0
 _SETTLE_S = 1.0
@@ -78,6 +78,11 @@ async def run(
     config = settings.config
     mountpoint = settings.require_mountpoint()
     is_handed = config.fuse_helper is not None or HandedMount.from_path(mountpoint) is not None
+    if is_handed and config.noexec:
+        raise ConfigError(
+            "--noexec has no effect on a mount that another program makes",
+            hint="give --noexec to d7yfs fuse-helper, or to that program",
+        )
     is_abandoned = partial(control_socket.is_abandoned, control_socket.socket_path(mountpoint))
     if not is_handed and await trio.to_thread.run_sync(mount_table.prepare_mountpoint, mountpoint, is_abandoned):
         log.warning("%s was a dead mount; cleaned up", mountpoint)
@@ -85,8 +90,10 @@ async def run(
         config.cache_dir, size_limit_bytes=config.cache_size_bytes, min_free_bytes=config.cache_min_free_bytes
     )
     directory.prepare()
-    _raise_descriptor_limit()
-    ask_to_be_spared()
+    directory.take_grant_key()
+    process.raise_descriptor_limit()
+    process.forbid_core_dumps()
+    process.ask_to_be_spared()
     for warning in settings.warnings:
         log.warning("%s", warning)
     repositories = open_repositories(settings)
@@ -116,21 +123,12 @@ def _spare_collector() -> None:
     gc.set_threshold(_GARBAGE_THRESHOLD)
 
 
-def ask_to_be_spared(path: Path = Path("/proc/self/oom_score_adj")) -> None:
-    """Ask the kernel to kill this process late when memory is short: every reader of the mount
-    depends on it.
-
-    A value that systemd, the kubelet or choom(1) has set is kept.
+def _most_open_files(config: Config) -> int:
+    """Half of the descriptors is for open files: each has one, and two more for a file that
+    dfdaemon hands over.
     """
-    with contextlib.suppress(OSError):
-        if path.read_text().strip() == "0":
-            path.write_text(str(OOM_SCORE_ADJ))
-
-
-def _raise_descriptor_limit() -> None:
-    """Raise the limit of descriptors as far as allowed: an open file of the mount takes two."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    handed_over = any(each.dfdaemon_socket for each in config.repositories)
+    return min(MAX_OPEN_FILES, process.descriptor_limit() // 2 // (3 if handed_over else 1))
 
 
 class _Mount:
@@ -158,6 +156,8 @@ class _Mount:
         self._stderr = stderr
         self._unmounted = False
         self._handed: HandedMount | None = None
+        self._rights: dict[str, Rights] = {}
+        """By repository; none where the cache is shared."""
         self._session_scope = trio.CancelScope()
         self._reloader = Reloader(mountpoint, settings, read_again, self._apply, readiness)
         probe = Probe(mountpoint if HandedMount.from_path(mountpoint) is None else None)
@@ -176,7 +176,13 @@ class _Mount:
         )
         refreshers = self._filesystem.refreshers
         appearance = Appearance(config.uid, config.gid, config.file_mode, config.dir_mode, config.xattr)
-        self._adapter = Adapter(self._filesystem, self._invalidator, appearance, deadline_s=config.read_timeout_s)
+        self._adapter = Adapter(
+            self._filesystem,
+            self._invalidator,
+            appearance,
+            deadline_s=config.read_timeout_s,
+            openers=Openers(_most_open_files(config)),
+        )
         self._commands = Commands(
             mountpoint=mountpoint,
             reloader=self._reloader,
@@ -239,18 +245,31 @@ class _Mount:
     def _make_backend(self, repository: Repository) -> RepositoryBackend:
         nursery = self._nursery
         full = self._config.verify == "full"
-        verifier = Verifier(repository.fetcher, nursery, full=full, forget_pages=self._forget_pages)
+        required = repository.config.p2p_verify == "required"
+        verifier = Verifier(repository.fetcher, nursery, full=full, required=required, forget_pages=self._forget_pages)
         repository.fetcher.on_retracted = lambda version: nursery.start_soon(self._forget_pages, version)
+        rights = None
+        if self._config.cache_trust == "credentials":
+            rights = Rights(
+                repository.prove,
+                lambda: repository.origin.principal,
+                self._cache.digest,
+                is_session=lambda principal: principal.startswith(SESSION),
+            )
+            self._rights[repository.config.name] = rights
+            repository.fetcher.on_granted = rights.grant
         return RepositoryBackend(
             repository.origin.url,
             repository.origin.identity,
             repository.shown,
-            repository.make_fillers(nursery, verifier.compare if self._config.verify != "off" else None),
+            repository.make_fillers(nursery, verifier.compare if self._config.verify != "off" or required else None),
             listing=ListingMode(repository.config.listing),
             listing_limit=repository.config.listing_limit,
             revalidates=revalidated.match if (revalidated := repository.config.revalidate_on_open) else None,
             route=repository.route,
+            proof=lambda version: repository.fetcher.proofs.of(version) or "",
             task_id=repository.task_id,
+            rights=rights,
             models=repository.fetcher.models,
         )
 
@@ -288,7 +307,7 @@ class _Mount:
         source = ";".join(f"{each.config.name}={each.config.url}".removeprefix("=") for each, _ in self._repositories)
         escaped = source.replace("\\", "\\\\").replace(",", "\\,")
         options = [f"fsname={escaped}", "subtype=d7yfs", "ro", "nosuid", "nodev", "default_permissions"]
-        return [*options, "allow_other"] if self._config.allow_other else options
+        return options + [name for name in ("allow_other", "noexec") if getattr(self._config, name)]
 
     async def _serve_kernel(self) -> None:
         await self._adapter.serve()
@@ -310,7 +329,13 @@ class _Mount:
         names = ", ".join(str(each.config.url) for each, _ in self._repositories)
         log.info("%s is mounted on %s", names, self._mountpoint)
         missing = [f"{name} is empty for now: {late.failure}" for name, late in self._late.items() if late.failure]
-        self._readiness.tell_ready(f"{names} mounted on {self._mountpoint}", missing, self._stderr)
+        if self._handed is not None:
+            readers = "for the users that its maker chose"
+        else:
+            readers = (
+                "for all users" if self._config.allow_other else f"for uid {os.geteuid()} alone (see --allow-other)"
+            )
+        self._readiness.tell_ready(f"{names} mounted on {self._mountpoint}, {readers}", missing, self._stderr)
 
     async def _until_signalled(self) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -344,12 +369,17 @@ class _Mount:
         refused: dict[str, str] = {}
 
         async def renew(repository: Repository, name: str) -> None:
+            rights, known = self._rights.get(name), repository.origin.principal
             try:
                 if name in found.credentials:
                     await repository.replace_credentials(settings.credentials[name])
+                    if rights is not None:  # before the next reader
+                        rights.begin_anew()
                 await repository.fetcher.renew_credentials()
             except D7yfsError as error:
                 refused[name] = str(error)
+            if rights is not None and repository.origin.principal != known:
+                rights.begin_anew()
 
         async with trio.open_nursery() as nursery:
             for repository, _ in self._repositories:

@@ -138,8 +138,26 @@ class HandoverUnavailable(ProxyUnavailable):
     """dfdaemon's socket or its links into the cache fail; its proxy may work."""
 
 
+class TokenWithheld(D7yfsError):
+    """A request for dfdaemon carries a bearer token, which it may not have."""
+
+    errno = errno.EACCES
+
+
 class ReadTimeout(D7yfsError):
     """No byte that the reader waits for has come for `read_timeout` seconds."""
+
+
+class TooManyReads(D7yfsError):
+    """So many reads of one user wait that more of them would hold up other users."""
+
+    errno = errno.EAGAIN
+
+
+class TooManyOpenFiles(D7yfsError):
+    """A user has his share of the open files, or the daemon's descriptors are used up."""
+
+    errno = errno.EMFILE
 
 
 class Stopped(D7yfsError):

@@ -23,15 +23,19 @@ import logging
 import logging.handlers
 import math
 import os
+import stat
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
 from contextvars import Context, ContextVar
+from io import TextIOWrapper
 from pathlib import Path
+from typing import Any
 
 from d7yfs.errors import D7yfsError
+from d7yfs.objects import printable
 
 SYSTEM_LOG = Path("/dev/log")
 REQUEST: ContextVar[int] = ContextVar("request", default=0)
@@ -67,21 +71,43 @@ class JsonFormatter(logging.Formatter):
             "time": f"{moment}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": printable(record.getMessage()),
             **({"request": request} if (request := REQUEST.get()) else {}),
             **getattr(record, _FIELDS, {}),
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+        return json.dumps(line)  # ASCII alone: nothing in it drives a terminal
 
 
 class TextFormatter(logging.Formatter):
-    """A formatter of lines for people, with the request's number."""
+    """A formatter of lines for people, with the request's number.
+
+    A message is one line, and a traceback is indented, so no name of an object can forge a line.
+    """
+
+    def formatException(self, ei: Any) -> str:  # logging's name
+        return "\n".join(f"    {printable(line)}" for line in super().formatException(ei).split("\n"))
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # logging's name
+        record.message = printable(record.message)
         said = super().formatMessage(record)
         return f"{said} [request {request}]" if (request := REQUEST.get()) else said
+
+
+class _LogFile(logging.handlers.RotatingFileHandler):
+    """A log file that this process made, or that belongs to its user or to root; mode 0600."""
+
+    def _open(self) -> TextIOWrapper:
+        """Raises OSError, also if another user could have put a link or a file there."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(self.baseFilename, flags, 0o600)
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()):
+            os.close(fd)
+            raise OSError(errno.EPERM, "is no regular file of this user", self.baseFilename)
+        os.fchmod(fd, 0o600)
+        return TextIOWrapper(os.fdopen(fd, "ab"), encoding=self.encoding, errors=self.errors, line_buffering=True)
 
 
 class JournalFormatter(logging.Formatter):
@@ -189,7 +215,7 @@ def configure(level: str, log_format: str, log_file: Path | None, *, background:
         path = log_file or background
         assert path is not None
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        handler = logging.handlers.RotatingFileHandler(path, maxBytes=_ROTATE_BYTES, backupCount=_ROTATE_KEEP)
+        handler = _LogFile(path, maxBytes=_ROTATE_BYTES, backupCount=_ROTATE_KEEP)
     elif background is not None:
         handler = logging.handlers.SysLogHandler(str(SYSTEM_LOG))
         handler.ident = "d7yfs: "

@@ -7,6 +7,7 @@ is another `ObjectVersion`.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -17,6 +18,20 @@ BLOCK_BYTES = 1 << 20
 PART_BYTES = 8 << 20
 """Unit of a direct fetch: large enough that a request's latency is small against its transfer,
 small enough that several in flight share a link. A multiple of BLOCK_BYTES."""
+
+
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters (C0, C1), line separators, bidirectional controls (Unicode Standard Annex 9),
+and halves of surrogates, which no encoding takes."""
+
+
+def printable(text: str) -> str:
+    """`text` as it may be shown in a terminal or in a line of a log, escaped as in Python.
+
+    The names in a store are chosen by whoever can upload. Unescaped they could forge lines of the
+    log and drive the terminal of an administrator.
+    """
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +136,8 @@ class ObjectVersion:
     """The storage class, if the object must be restored before it can be read; else empty."""
     encoding: str = ""
     """The stored Content-Encoding, if the listing has it; stored bytes are never decoded."""
+    fault: str = ""
+    """The reason why a listed object cannot be shown, in words; it has no size and no time then."""
 
     @property
     def identity(self) -> tuple[str, str, int]:

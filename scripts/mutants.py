@@ -58,6 +58,21 @@ MUTANTS = (
         "with trio.fail_after(1e9) as scope:",
         "fuse/test_deadlines.py",
     ),
+    # --- who may read the cache ---
+    Mutant(
+        "a record is believed of credentials that the store has not accepted",
+        "fs",
+        "self._accepted = False",
+        "self._accepted = True",
+        "fs/test_rights.py",
+    ),
+    Mutant(
+        "a refusal leaves the grant's record",
+        "fs",
+        "cached.grants.strike(grantee)",
+        "pass",
+        "fs/test_rights.py",
+    ),
     # --- a range by HTTP ---
     Mutant(
         "a reply with another version's ETag is used",
@@ -191,7 +206,7 @@ MUTANTS = (
     Mutant(
         "a map of another object or file is believed",
         "cache",
-        "if data.st_size != size_bytes or stored[:HEADER_BYTES] != map_header(data, identity, size_bytes):",
+        "if data.st_size != size_bytes or not header.startswith(map_header(data, identity, size_bytes)[:TIMES_OFFSET]):",
         "if False:",
         "cache/test_directory.py",
     ),
@@ -226,8 +241,8 @@ MUTANTS = (
     Mutant(
         "a lease is not released",
         "cache",
-        "_set_lock(self._files.map_fd, fcntl.F_UNLCK, *_entries(wanted))",
-        "_entries(wanted)",
+        "_set_lock(self._files.map_fd, fcntl.F_UNLCK, *extent_of_entries(wanted))",
+        "extent_of_entries(wanted)",
         "cache/test_leases.py",
     ),
     Mutant(

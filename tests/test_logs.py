@@ -235,3 +235,60 @@ for _ in range(10):
 """
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "log")], check=True, timeout=60)
     assert (tmp_path / "log").read_text().splitlines()[-1].endswith("left out 7 like this: the same")
+
+
+# --- attackers ---
+
+EVIL = "models/\n2026-01-01 00:00:00,000 ERROR   forged \x1b[2J\u202e"
+
+
+@pytest.mark.parametrize("formatter", [logs.TextFormatter(logs._TEXT), logs.JsonFormatter()])
+def test_no_name_forges_a_line_or_drives_a_terminal(formatter: logging.Formatter) -> None:
+    made = record("cannot read %s", EVIL)
+    try:
+        raise ValueError(EVIL)
+    except ValueError:
+        made.exc_info = sys.exc_info()
+    first, *traceback = formatter.format(made).split("\n")
+    assert "forged" in first
+    assert all(line.startswith("    ") for line in traceback)
+    assert not {"\x1b", "\u202e"} & set(formatter.format(made))
+
+
+@pytest.fixture
+def log_file(tmp_path: Path) -> Iterator[Path]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers[:] = []
+    yield tmp_path / "d7yfs.log"
+    for made in root.handlers:
+        made.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_a_log_file_is_its_users_alone(log_file: Path) -> None:
+    log_file.write_text("earlier\n")
+    log_file.chmod(0o644)
+    logs.configure("info", "text", log_file)
+    logging.getLogger("d7yfs").warning("later")
+    assert log_file.read_text().splitlines()[0] == "earlier"
+    assert "later" in log_file.read_text()
+    assert log_file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file to another user")
+@pytest.mark.parametrize("attack", ["link", "fifo", "owner"])
+def test_a_log_file_that_another_user_placed_is_refused(log_file: Path, tmp_path: Path, attack: str) -> None:
+    target = tmp_path / "target"
+    target.write_text("precious")
+    if attack == "link":
+        log_file.symlink_to(target)
+    elif attack == "fifo":
+        os.mkfifo(log_file)
+    else:
+        log_file.touch()
+        os.chown(log_file, 54321, -1)
+    with pytest.raises(OSError):  # noqa: PT011  # each attack has an errno of its own
+        logs.configure("info", "text", log_file)
+    assert target.read_text() == "precious"

@@ -14,7 +14,7 @@ import yaml
 from click.testing import CliRunner
 
 from d7yfs.cli import main
-from d7yfs.config.schema import OPTIONS
+from d7yfs.config.schema import METRICS_ADDRESS, OPTIONS
 from d7yfs.config.sources import MOUNTPOINT_VARIABLE, SOURCE_VARIABLE
 
 KUBERNETES = Path(__file__).parent.parent / "deploy" / "kubernetes"
@@ -103,17 +103,33 @@ def test_what_is_run_exists() -> None:
             assert all(word.split("=")[0] in shown.output for word in rest if word.startswith("--")), path
 
 
-@pytest.mark.parametrize("probe", ["startupProbe", "readinessProbe", "livenessProbe"])
+@pytest.mark.parametrize("probe", ["startupProbe", "readinessProbe"])
 def test_probes_are_asked_where_the_mount_answers(probe: str) -> None:
     asked = [(path, each[probe]) for path, each in containers() if "httpGet" in each.get(probe, {})]
     assert asked
-    wanted = "/healthz" if probe == "livenessProbe" else "/readyz"
     for path, each in asked:
-        assert each["httpGet"] == {"path": wanted, "port": "d7yfs"}, path
-        # A probe's child has 5 s, or 10 s (d7yfs.monitor.probe).
-        assert each["timeoutSeconds"] >= (15 if probe == "livenessProbe" else 10), path
+        assert each["httpGet"] == {"path": "/readyz", "port": "d7yfs"}, path
+        # A probe's child has 5 s, or 10 (d7yfs.monitor.probe).
+        assert each["timeoutSeconds"] >= 10, path
     ports = {each["containerPort"] for _, container in containers() for each in container.get("ports", ())}
-    assert ports == {int(OPTIONS["metrics_listen"].default.rpartition(":")[2])}
+    assert ports == {int(METRICS_ADDRESS.rpartition(":")[2])}
+
+
+def test_liveness_needs_no_port_that_others_can_fill() -> None:
+    asked = [(path, each["livenessProbe"]) for path, each in containers() if "livenessProbe" in each]
+    assert len(asked) == 4
+    for path, each in asked:
+        assert each["exec"] == {"command": ["d7yfs", "health", "--alive"]}, path
+        assert each["timeoutSeconds"] >= 15, path
+
+
+def test_only_monitoring_reaches_the_metrics() -> None:
+    (policy,) = read("components/networkpolicy/networkpolicy.yaml")
+    metrics, others = policy["spec"]["ingress"]
+    port = int(METRICS_ADDRESS.rpartition(":")[2])
+    assert [each["port"] for each in metrics["ports"]] == [port]
+    assert metrics["from"]
+    assert not any(each["port"] <= port <= each["endPort"] for each in others["ports"] if each["protocol"] == "TCP")
 
 
 def test_readers_are_given_time_to_end() -> None:

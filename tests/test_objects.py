@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from d7yfs.objects import BLOCK_BYTES, PART_BYTES, ByteRange, ObjectVersion
+from d7yfs.objects import BLOCK_BYTES, PART_BYTES, ByteRange, ObjectVersion, printable
 
 ranges = st.tuples(st.integers(0, 300), st.integers(0, 300)).map(lambda pair: ByteRange(min(pair), max(pair)))
 units = st.integers(1, 40)
@@ -84,3 +84,20 @@ def test_identity_is_key_validator_and_size_alone() -> None:
     for other in (ObjectVersion("b", 3, '"e"', 1), ObjectVersion("a", 4, '"e"', 1), ObjectVersion("a", 3, '"f"', 1)):
         assert other.identity != version.identity
     assert version.whole == ByteRange(0, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("model/1/weights-ü-模型.bin", "model/1/weights-ü-模型.bin"),
+        ("a\nERROR forged", "a\\nERROR forged"),
+        ("\x1b]0;owned\x07\x1b[2J", "\\x1b]0;owned\\x07\\x1b[2J"),
+        ("\x9b31m", "\\x9b31m"),
+        ("a\u202egnp.exe", "a\\u202egnp.exe"),
+        ("a\u2028b\u2067c", "a\\u2028b\\u2067c"),
+        ("half\udc80", "half\\udc80"),
+    ],
+)
+def test_names_of_an_attacker_are_printable(name: str, shown: str) -> None:
+    assert printable(name) == shown
+    assert printable(name).encode()

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from d7yfs.cli import main
 from d7yfs.config.schema import OPTIONS
-from d7yfs.daemon import OOM_SCORE_ADJ, ask_to_be_spared
+from d7yfs.host.process import OOM_SCORE_ADJ
 
 ROOT = Path(__file__).parent.parent
 UNIT = ROOT / "systemd" / "d7yfs@.service"
@@ -123,12 +123,4 @@ def test_it_is_watched_and_told_to_reread_its_settings(service: configparser.Sec
     assert float(service["WatchdogSec"]) >= 60
     assert service["WatchdogSignal"] == "SIGKILL", "a daemon that hangs reacts to no other signal"
     assert int(service["OOMScoreAdjust"]) == OOM_SCORE_ADJ
-
-
-def test_a_daemon_without_a_unit_asks_to_be_spared_itself(tmp_path: Path) -> None:
-    path = tmp_path / "oom_score_adj"
-    for before, after in (("0\n", str(OOM_SCORE_ADJ)), ("-900\n", "-900\n"), ("300\n", "300\n")):
-        path.write_text(before)
-        ask_to_be_spared(path)
-        assert path.read_text() == after
-    ask_to_be_spared(tmp_path / "absent")
+    assert service["LimitCORE"] == "0"

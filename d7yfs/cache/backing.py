@@ -13,7 +13,6 @@ Used by `CachedVersion` only.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from array import array
@@ -24,8 +23,8 @@ from pathlib import Path
 
 import crc32c
 
-from d7yfs.cache.disk import DiskStalled, Landing, Lane, read_cached, read_whole
-from d7yfs.cache.linked import LinkedStore, LinkFailed, read_link
+from d7yfs.cache.disk import DiskStalled, Landing, Lane, read_cached
+from d7yfs.cache.linked import Cold, LinkChanged, LinkedStore, LinkFailed, Times, forget_blocks, read_cold, times_of
 from d7yfs.cache.memory import MemoryBudget, MemoryFile
 from d7yfs.cache.pair import (
     HEADER_BYTES,
@@ -45,8 +44,6 @@ from d7yfs.checksum import crc32c_of_blocks
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 
 log = logging.getLogger(__name__)
-Cold = list[tuple[int, int, memoryview]]
-"""The pieces that are still to be read from a disk: descriptor, offset, destination."""
 
 
 class BackingFile:
@@ -54,8 +51,7 @@ class BackingFile:
 
     Calls that may wait for the disk go by `lane`. `take_room(n)` reserves room for n more bytes on
     disk, if there is any; `room_left()` only looks. `is_wanted(index)` is True if a reader waits
-    for that block. `counts` are all versions' together.
-    """
+    for that block. `counts` are all versions' together."""
 
     def __init__(
         self,
@@ -80,15 +76,18 @@ class BackingFile:
         self.counts = counts
         self.taken_over_blocks = 0
         """Blocks of this version that other daemons have brought while it was open here."""
-        self.presence = Presence(version.size_bytes, stored_states(files.entries, boot_tag) if files else ())
+        stored = stored_states(files.entries, boot_tag) if files and not files.made_bytes else None
+        self.presence = Presence(version.size_bytes, stored)
         self._budget = budget
         self._is_wanted = is_wanted
         self._memory: MemoryFile | None = None
         """None until a block goes there."""
         self.linked = files.linked if files else None
         """dfdaemon's file, if one was linked."""
-        for index, state in enumerate(self.linked.blocks if self.linked else ()):
-            if state != Block.ABSENT and self.presence.blocks[index] == Block.ABSENT:
+        self.link_is_wrong = False
+        """True if dfdaemon's file had other bytes than before: it is not linked again."""
+        for index, state in self.linked.known() if self.linked else ():
+            if self.presence.blocks[index] == Block.ABSENT:
                 self.presence.set_present(index, state)
 
     @property
@@ -101,8 +100,7 @@ class BackingFile:
         written since.
 
         Only entries of this boot count. Another entry of an absent block is one that we have found
-        corrupt and could not strike out.
-        """
+        corrupt and could not strike out."""
         runs = self.presence.missing(wanted)
         if self._files is None or self._disk_refused:
             return runs
@@ -158,7 +156,7 @@ class BackingFile:
         """Write `landings` to disk. For any thread: an error is kept for `finish_write`."""
         if (files := self._files) is not None:  # else the version was closed: no reader waited any more
             for landing in landings:
-                landing.store(files.data_fd)
+                landing.store(files)
 
     def finish_write(self, landings: list[Landing]) -> None:
         """Make readable what `store` has written, if its block is still arriving."""
@@ -219,9 +217,10 @@ class BackingFile:
 
         False if the head is lost: then the block is given up.
         """
-        assert self._files is not None
-        head = memoryview(bytearray(arriving.landed_bytes))
-        if self._lane.disk.read_fresh(self._files.data_fd, index * BLOCK_BYTES, head) < len(head):
+        files, head = self._files, memoryview(bytearray(arriving.landed_bytes))
+        assert files is not None
+        # Asleep: it cannot be opened now, or the bytes had been written.
+        if files.is_asleep or self._lane.disk.read_fresh(files.data_fd, index * BLOCK_BYTES, head) < len(head):
             self.presence.set_absent(index)
             return False
         self._memory_file().write(head, index * BLOCK_BYTES)
@@ -240,8 +239,7 @@ class BackingFile:
         Returns the buffer, and the pieces of it that are on a disk: `finish_read` fills those, in a
         worker thread. Memory blocks are always read here, before they can be dropped.
         """
-        buffer = bytearray(wanted.stop - wanted.start)
-        cold: Cold = []
+        buffer, cold = bytearray(wanted.stop - wanted.start), Cold()
         memory_fd = self._memory.fd if self._memory is not None else -1
         on_tmpfs = self._files is not None and self._files.on_tmpfs
         for start, stop, fd in self._extents(wanted):
@@ -249,29 +247,29 @@ class BackingFile:
             if fd == memory_fd:
                 count = os.preadv(fd, [view], start)
                 assert count == len(view)
-            elif (hot_bytes := read_cached(fd, start, view, on_tmpfs=on_tmpfs)) < len(view):
-                cold.append((fd, start + hot_bytes, view[hot_bytes:]))
+                continue
+            hot_bytes = read_cached(fd, start, view, on_tmpfs=on_tmpfs)
+            times = self.link_times if self.linked and fd == self.linked.fd else None
+            if times and hot_bytes and times_of(fd) != times:
+                hot_bytes = 0  # `finish_read` says so
+            if hot_bytes < len(view):
+                cold.append((fd, start + hot_bytes, view[hot_bytes:], times))
         return buffer, cold
 
     def finish_read(self, cold: Cold) -> None:
-        """Fill the pieces that `begin_read` left. For a worker thread.
-
-        Raises OSError when the disk fails or the file is cut off.
+        """Fill the pieces that `begin_read` left. For a worker thread. Raises OSError, of dfdaemon's
+        file LinkFailed.
         """
-        files = self._files
-        assert files is not None
-        for fd, start, view in cold:
-            (read_whole if fd == files.data_fd else read_link)(fd, start, view)
+        assert self._files is not None
+        read_cold(cold, self._files.data_fd)
 
     def _extents(self, wanted: ByteRange) -> list[tuple[int, int, int]]:
         """Cut `wanted` between our file, dfdaemon's and memory: (start, stop, descriptor)."""
         extents: list[tuple[int, int, int]] = []
         for piece in wanted.split(BLOCK_BYTES):
             fd = self._where(piece.start // BLOCK_BYTES)
-            if extents and extents[-1][2] == fd:
-                extents[-1] = (extents[-1][0], piece.stop, fd)
-            else:
-                extents.append((piece.start, piece.stop, fd))
+            start = extents.pop()[0] if extents and extents[-1][2] == fd else piece.start
+            extents.append((start, piece.stop, fd))
         return extents
 
     def _where(self, index: int) -> int:
@@ -300,11 +298,16 @@ class BackingFile:
         taken = await self._lane.run(partial(linked.take, incoming), late=linked.leave)
         if taken is not None:
             linked.adopt(taken)
-            self._drop_linked_blocks()
+            forget_blocks(self.presence)
+        else:
+            linked.doubt(self.presence)
+        linked.begin_writes()
 
-    def clear_link_path(self, incoming: Path) -> None:
-        """Delete the file at a `new_link_path`, if it is still there."""
-        self._lane.disk.run_behind(partial(_unlink, incoming))
+    def end_link(self, incoming: Path) -> None:
+        """End a hand-over to the `new_link_path`: dfdaemon writes no more."""
+        if self.linked is not None:
+            self.linked.end_writes()
+        self._lane.disk.run_behind(partial(incoming.unlink, missing_ok=True))
 
     def land_linked(self, piece: ByteRange, crcs: list[int]) -> None:
         """Make `piece` of the adopted file readable."""
@@ -320,12 +323,7 @@ class BackingFile:
         """Give up the adopted file, which is wrong: its blocks are missing again."""
         if self.linked is not None:
             self.linked.remove()
-            self._drop_linked_blocks()
-
-    def _drop_linked_blocks(self) -> None:
-        for index, state in enumerate(self.presence.blocks):
-            if state in LINKED:
-                self.presence.set_absent(index)
+            forget_blocks(self.presence)
 
     def matches_checksum(self, index: int) -> bool:
         """True if an unverified block is what was once written. For a worker thread."""
@@ -354,19 +352,26 @@ class BackingFile:
         log.warning("cache: block %d of %s does not match its checksum; fetched again", index, self.version.key)
         self.counts["corrupt_blocks"] += 1
         self.presence.set_absent(index)
+        if self.linked and self.linked.was_doubted and state == Block.UNVERIFIED_LINK:
+            self.link_is_wrong = True
+            self.drop_link()
+
+    @property
+    def link_times(self) -> Times | None:
+        """The times that prove dfdaemon's file unchanged."""
+        return self.linked.times if self.linked else None
 
     @property
     def is_whole(self) -> bool:
         """True if all of it is on disk."""
-        presence = self.presence
-        return self._files is not None and not presence.absent_count and Block.MEMORY not in presence.blocks
+        return self._files is not None and self.presence.all_on_disk
 
     def whole_crc32c(self) -> int | None:
         """CRC32C of the object on disk, None unless it is whole. For a thread, while held."""
         if self._files is None or not self.is_whole:
             return None
         crcs = [entry >> 32 for entry in self._files.entries]
-        for index, state in enumerate(self.presence.blocks):
+        for index, state in self.presence.known():
             if state in LINKED and self.linked:
                 crcs[index] = self.linked.crc32c(index) or self.linked.block_crc32c(index)
         return crc32c_of_blocks(crcs, self.version.size_bytes)
@@ -374,10 +379,8 @@ class BackingFile:
     def read_back(self, piece: ByteRange) -> bytearray:
         """Bytes that lie on disk. For a worker thread, while held. Raises OSError."""
         buffer = bytearray(piece.size)
-        view = memoryview(buffer)
-        self.finish_read(
-            [(fd, start, view[start - piece.start : stop - piece.start]) for start, stop, fd in self._extents(piece)]
-        )
+        for start, stop, fd in self._extents(piece):
+            self.finish_read([(fd, start, memoryview(buffer)[start - piece.start : stop - piece.start], None)])
         return buffer
 
     def retract(self, wanted: ByteRange) -> int:
@@ -401,7 +404,7 @@ class BackingFile:
         if self._files is None:
             return
         self.drop_link()
-        for index, state in enumerate(self.presence.blocks):
+        for index, state in self.presence.known():
             if state in (Block.DISK, Block.UNVERIFIED):
                 self._files.entries[index] = 0
                 self.presence.set_absent(index)
@@ -418,11 +421,12 @@ class BackingFile:
 
     def leave_disk(self, error: OSError) -> None:
         """Leave the disk, which failed under this version: its blocks are fetched again, into
-        memory.
-
-        If dfdaemon's file failed, only that is left.
+        memory. If dfdaemon's file failed, only that is left.
         """
         if self._files is None:
+            return
+        if isinstance(error, LinkChanged) and self.linked:
+            self.linked.doubt(self.presence)
             return
         if isinstance(error, LinkFailed):
             log.warning("cache: %s: dfdaemon's file of it is left: %s", self.version.key, error.strerror)
@@ -430,10 +434,11 @@ class BackingFile:
             return
         log.warning("cache: %s: %s; reading on uncached", self.version.key, error.strerror or error)
         self._disk_refused = True
-        for index, state in enumerate(self.presence.blocks):
-            arriving = self.presence.arriving.get(index)
-            if state in ON_DISK or (arriving is not None and not arriving.in_memory):
+        for index, state in self.presence.known():
+            if state in ON_DISK:
                 self.presence.set_absent(index)
+        for index in [index for index, arriving in self.presence.arriving.items() if not arriving.in_memory]:
+            self.presence.set_absent(index)
 
     def close(self) -> None:
         """Release memory, and descriptors once no thread uses them. The last call."""
@@ -442,8 +447,3 @@ class BackingFile:
         if self._files is not None:
             self._lane.close(self._files.close)
             self._files = None
-
-
-def _unlink(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink()

@@ -25,13 +25,18 @@ import trio
 
 from d7yfs.cache import earlier
 from d7yfs.cache.backing import BackingFile
+from d7yfs.cache.data_file import SHORTAGE
+from d7yfs.cache.descriptors import DataUse, Descriptors
 from d7yfs.cache.directory import TRIES, CacheDirectory, Locked
 from d7yfs.cache.disk import STALL_S, Disk, Lane
 from d7yfs.cache.filler import NewFiller
+from d7yfs.cache.grants import RecordedGrants, digest, read_grants
+from d7yfs.cache.leases import Leases
 from d7yfs.cache.linked import LinkedStore, shed_copies
 from d7yfs.cache.memory import MemoryBudget
-from d7yfs.cache.pair import Leases, VersionFiles
+from d7yfs.cache.pair import VersionFiles
 from d7yfs.cache.version import CachedVersion
+from d7yfs.errors import TooManyOpenFiles
 from d7yfs.objects import BLOCK_BYTES, ObjectVersion, StoreIdentity
 from d7yfs.stats.status import CacheStatus
 
@@ -68,10 +73,12 @@ class Cache:
         memory_buffer_bytes: int,
         read_timeout_s: float,
         disk: Disk | None = None,
+        descriptors: Descriptors | None = None,
     ) -> None:
         self._directory = directory
         # A client that waits for an open has a deadline, and is to have its file before.
         self._disk = disk or Disk(patience_s=min(STALL_S, read_timeout_s / 2))
+        self._descriptors = descriptors or Descriptors()
         self._budget = MemoryBudget(memory_buffer_bytes)
         self._read_timeout_s = read_timeout_s
         self._boot_tag = boot_tag()
@@ -87,7 +94,7 @@ class Cache:
         """Open `version`, held once for the caller, who must `drop` it.
 
         Never fails when there is no disk: without one, or when it does not answer within its
-        patience, the version is uncached.
+        patience, the version is uncached. Raises TooManyOpenFiles when descriptors are short.
         """
         key = (store, *version.identity)
         while (cached := self._open.get(key)) is None:
@@ -107,12 +114,14 @@ class Cache:
         self, key: _Key, version: ObjectVersion, files: VersionFiles | None, new_filler: NewFiller
     ) -> CachedVersion:
         lane = Lane(self._disk)
+        use = DataUse(version.key, files, lane, self._descriptors)
         cached = CachedVersion(
             version,
             new_filler=new_filler,
             read_timeout_s=self._read_timeout_s,
             lane=lane,
-            on_last_drop=lambda closing: self._close(key, closing),
+            use=use,
+            on_last_drop=lambda closing: self._close(key, closing, use),
         )
         cached.backing = backing = BackingFile(
             version,
@@ -126,7 +135,12 @@ class Cache:
             counts=self._counts,
         )
         cached.leases = Leases(files, lane, keeps=lambda: backing.keeps, missing=cached.missing)
+        cached.grants = RecordedGrants(files, self._disk)
         return cached
+
+    def digest(self, principal: str) -> str:
+        """The name of the records of grants to `principal` in this directory."""
+        return digest(self._directory.grant_key, principal)
 
     def open_bytes(self, store: StoreIdentity, version: ObjectVersion) -> int | None:
         """Cached bytes of `version` if it is open, else None."""
@@ -166,10 +180,15 @@ class Cache:
             if files is None:
                 files = await self._open_when_unlocked(partial(self._open_pair, store, version))
         except OSError as error:
+            if error.errno in SHORTAGE:
+                raise _descriptors_are_short(version) from error
             log.warning("cache: %s cannot be kept: %s; reading it uncached", version.key, error.strerror or error)
             self._uncached_opens += 1
             return None
         self._directory.take(files.made_bytes)
+        if self._descriptors.are_short(files.map_fd):
+            self._disk.run_soon(files.close)
+            raise _descriptors_are_short(version)
         # Not waited for: a frozen file system opens what it has, and can be read.
         self._disk.run_soon(partial(self._disk.prove_with, files.touch))
         return files
@@ -197,14 +216,17 @@ class Cache:
 
     def _open_pair(self, store: StoreIdentity, version: ObjectVersion, tries: int = TRIES) -> VersionFiles:
         files = self._directory.open(store, version, tries=tries)
+        if not files.made_bytes:
+            files.grants = read_grants(files.map_fd)
         if files.link_map_path.exists():
             files.linked = LinkedStore(files, version.size_bytes, self._boot_tag, self._disk)
             with contextlib.suppress(OSError):
                 files.linked.open()
         return files
 
-    def _close(self, key: _Key, cached: CachedVersion) -> None:
+    def _close(self, key: _Key, cached: CachedVersion, use: DataUse) -> None:
         del self._open[key]
+        use.close()
         cached.backing.close()
 
     @property
@@ -298,6 +320,13 @@ class Cache:
             corrupt_blocks=counts["corrupt_blocks"],
             checksum_mismatches=counts["checksum_mismatches"],
         )
+
+
+def _descriptors_are_short(version: ObjectVersion) -> TooManyOpenFiles:
+    return TooManyOpenFiles(
+        f"{version.key}: the daemon's file descriptors are used up",
+        hint="close files, or raise the limit on open files of the daemon (LimitNOFILE of systemd, ulimit -Hn)",
+    )
 
 
 def boot_tag() -> int:

@@ -6,6 +6,7 @@ files):
 
     CACHE_DIR/v2/a/abcdef….data    sparse, as long as the object: the bytes
     CACHE_DIR/v2/a/abcdef….map     header (identity; st_dev, st_ino of data), 8 bytes a block
+    CACHE_DIR/v2/grants.key        the key of the digests in `d7yfs.cache.grants`
 
 dfdaemon's file of the same version may be hard-linked next to a pair (`d7yfs.cache.linked`). While
 dfdaemon has it too, it takes none of our room and deleting it frees none: only a link that is the
@@ -34,14 +35,14 @@ import hashlib
 import logging
 import os
 import random
-import stat
+import secrets
 import time
-from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from d7yfs.cache import private_directory
+from d7yfs.cache.grants import KEY_BYTES, load_key
 from d7yfs.cache.pair import (
-    ENTRY_BYTES,
     HEADER_BYTES,
     INCOMING,
     Presence,
@@ -54,6 +55,7 @@ from d7yfs.cache.pair import (
     read_map,
     same_file,
 )
+from d7yfs.cache.table import ENTRY_BYTES, Entries, blank_entries, nonzero, states_of
 from d7yfs.errors import CacheUnusable
 from d7yfs.host.mount_table import mount_table
 from d7yfs.objects import ObjectVersion, StoreIdentity
@@ -105,19 +107,15 @@ class CacheDirectory:
         self._looked = False
         self._root = path / FORMAT
         self._on_tmpfs = False
+        self.grant_key = secrets.token_bytes(KEY_BYTES)
+        """The key of `grants.digest`; of this process alone until `take_grant_key`."""
 
     def prepare(self) -> None:
-        """Create the directory (0700) or check that it is ours. Raises CacheUnusable."""
+        """Create the directory (0700) or check that it is ours alone. Raises CacheUnusable."""
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _check_owner(self.path, self.path.stat())
-            if all(entry.name in (FORMAT, *EARLIER_FORMATS) for entry in self.path.iterdir()):
-                _close_to_others(self.path)
-            # Else it holds files that are not ours (root may name /tmp): closing it would break
-            # their users. Our files lie in FORMAT.
+            private_directory.prepare(self.path, ours=(FORMAT, *EARLIER_FORMATS))
             self._root.mkdir(mode=0o700, exist_ok=True)
-            _check_owner(self._root, self._root.lstat())
-            _close_to_others(self._root)
+            private_directory.prepare(self._root)
             probe = self._root / f".probe-{os.getpid()}"
             probe.write_bytes(b"")
             probe.unlink()
@@ -132,6 +130,12 @@ class CacheDirectory:
                 f"cache directory {self.path} cannot be used: {error.strerror}",
                 hint="make it a writable directory on a local disk, or name another with --cache-dir",
             ) from error
+
+    def take_grant_key(self) -> None:
+        """Use the directory's key for records of grants; make it at first. After `prepare`."""
+        # On a disk that is full, records of this process count for it alone.
+        with contextlib.suppress(OSError):
+            self.grant_key = load_key(self._root / "grants.key")
 
     def open(self, store: StoreIdentity, version: ObjectVersion, *, tries: int = TRIES) -> VersionFiles:
         """Open the pair of `version`, made anew when it is absent or damaged.
@@ -169,11 +173,11 @@ class CacheDirectory:
         if entries is None:
             return 0
         link_map, link = map_path.with_suffix(".linkmap"), map_path.with_suffix(".link")
-        for index, entry in enumerate(_stored_entries(link_map, link, identity, version.size_bytes) or ()):
+        linked = _stored_entries(link_map, link, identity, version.size_bytes)
+        for index, entry in nonzero(linked) if linked is not None else ():
             entries[index] |= entry
-        # True is Block.DISK. An eighth of what a generator would take, which is 16 ms for an object
-        # of 100 GiB.
-        return Presence(version.size_bytes, map(bool, entries)).cached_bytes
+        # True is Block.DISK.
+        return Presence(version.size_bytes, states_of(entries, lambda run: bytes(map(bool, run)))).cached_bytes
 
     def _map_path(self, identity: bytes) -> Path:
         digest = hashlib.sha256(identity).hexdigest()
@@ -190,7 +194,7 @@ class CacheDirectory:
         if entries is not None:
             try:
                 data_fd = os.open(data_path, os.O_RDWR | os.O_CLOEXEC)
-                return VersionFiles(data_fd, map_fd, entries, self._on_tmpfs, map_path, identity)
+                return VersionFiles(data_fd, map_path, map_fd, entries, self._on_tmpfs, identity)
             except FileNotFoundError:
                 return None
         if not lock(map_fd, fcntl.LOCK_EX):
@@ -210,9 +214,9 @@ class CacheDirectory:
         if not lock(map_fd, fcntl.LOCK_SH) or not same_file(map_path, map_fd):
             os.close(data_fd)
             return None
-        entries = array("Q", bytes(block_count(size_bytes) * ENTRY_BYTES))
-        made_bytes = HEADER_BYTES + len(entries) * ENTRY_BYTES
-        return VersionFiles(data_fd, map_fd, entries, self._on_tmpfs, map_path, identity, made_bytes)
+        entries = blank_entries(block_count(size_bytes))
+        made_bytes = os.fstat(map_fd).st_blocks * 512 or HEADER_BYTES
+        return VersionFiles(data_fd, map_path, map_fd, entries, self._on_tmpfs, identity, made_bytes)
 
     @property
     def used_bytes(self) -> int:
@@ -314,21 +318,7 @@ def footprint_bytes(size_bytes: int) -> int:
     )
 
 
-def _check_owner(path: Path, status: os.stat_result) -> None:
-    if status.st_uid != os.geteuid():
-        raise CacheUnusable(
-            f"cache directory {path} belongs to uid {status.st_uid}, not to uid {os.geteuid()} that runs d7yfs",
-            hint="name another with --cache-dir, or change its owner",
-        )
-
-
-def _close_to_others(path: Path) -> None:
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & 0o077:
-        path.chmod(mode & 0o700)
-
-
-def _stored_entries(map_path: Path, data_path: Path, identity: bytes, size_bytes: int) -> array[int] | None:
+def _stored_entries(map_path: Path, data_path: Path, identity: bytes, size_bytes: int) -> Entries | None:
     """The entries of the map at `map_path`; None unless it is whole and of this object and data."""
     with contextlib.suppress(OSError), opened(map_path, os.O_RDONLY) as map_fd:
         return read_map(map_fd, data_path, identity, size_bytes)

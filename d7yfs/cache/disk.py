@@ -42,7 +42,7 @@ import crc32c
 import trio
 
 if TYPE_CHECKING:
-    from d7yfs.cache.pair import Arriving
+    from d7yfs.cache.pair import Arriving, VersionFiles
 
 log = logging.getLogger(__name__)
 
@@ -100,10 +100,10 @@ class Landing:
         """Copy the bytes: lent ones may change before a disk that stalls has taken them."""
         self.data = memoryview(bytes(self.data))
 
-    def store(self, fd: int) -> None:
-        """Write the bytes to `fd`, and keep an error. For any thread."""
+    def store(self, files: VersionFiles) -> None:
+        """Write the bytes to the data of `files`, and keep an error. For any thread."""
         try:
-            write_whole(fd, self.data, self.start)
+            write_whole(files.data_fd, self.data, self.start)
         except OSError as error:
             self.error = error
         self.crc = crc32c.crc32c(self.data, self.crc)
@@ -352,7 +352,7 @@ class Lane:
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
-        self._calls = 0
+        self.under_way = 0
         self._close: Callable[[], object] | None = None
 
     async def run(self, call: Callable[[], T], *, late: Callable[[T], None] | None = None) -> T:
@@ -370,12 +370,12 @@ class Lane:
         return await self._run(call, self.disk._reads, None)
 
     async def _run(self, call: Callable[[], T], limiter: trio.CapacityLimiter, late: Callable[[T], None] | None) -> T:
-        self._calls += 1
+        self.under_way += 1
         return await self.disk._run(call, _Call(late, self, limiter))
 
     def end_call(self) -> None:
         """Count a call that has ended, or was never made."""
-        self._calls -= 1
+        self.under_way -= 1
         self._close_if_idle()
 
     def close(self, close: Callable[[], object]) -> None:
@@ -384,7 +384,7 @@ class Lane:
         self._close_if_idle()
 
     def _close_if_idle(self) -> None:
-        if self._close is not None and not self._calls:
+        if self._close is not None and not self.under_way:
             close, self._close = self._close, None
             # Earlier calls may use the same descriptors, and are done before it.
             self.disk.run_soon(close)

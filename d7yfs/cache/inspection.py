@@ -32,7 +32,6 @@ import crc32c
 
 from d7yfs.cache.directory import FORMAT, delete_orphans, delete_pair, linked_bytes
 from d7yfs.cache.pair import (
-    ENTRY_BYTES,
     HEADER_BYTES,
     Block,
     Presence,
@@ -43,6 +42,7 @@ from d7yfs.cache.pair import (
     parse_header,
     same_file,
 )
+from d7yfs.cache.table import ENTRY_BYTES
 from d7yfs.checksum import plain_md5
 from d7yfs.config.place import Place
 from d7yfs.errors import CacheUnusable
@@ -210,7 +210,7 @@ def _look(map_path: Path) -> Stored | None:
         with contextlib.suppress(OSError, ValueError), _opened_link(map_path, found, os.O_RDONLY) as (link_map_fd, _):
             linked = _entries(link_map_fd, 0, count)
         there = (own or link for own, link in zip_longest(entries, linked, fillvalue=0))
-        present = Presence(found.size_bytes, (Block.DISK if entry else Block.ABSENT for entry in there))
+        present = Presence(found.size_bytes, bytearray(Block.DISK if entry else Block.ABSENT for entry in there))
         status = os.fstat(map_fd)
         return Stored(
             map_path=map_path,

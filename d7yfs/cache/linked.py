@@ -15,6 +15,10 @@ Invariants:
 - A block's CRC32C is taken when its piece is checked, in the same pass, and stored in its entry.
   Blocks of a piece that is not checked have none: they are believed until the machine's next boot,
   and then fetched again.
+- dfdaemon can write the file after its check. So mtime and ctime of the link are looked at after
+  each read of it. When they have moved, each block is compared with its CRC32C before its next use.
+  Blocks without one are fetched again if the mtime has moved. While a hand-over runs, dfdaemon
+  itself moves the times, and nothing follows from them.
 - The map is removed before the link is replaced and made after it, so that no map ever speaks of a
   file that took an old one's inode.
 - Once the link has all of the object, compared, the pair's own blocks are waste: `shed_copies`
@@ -38,7 +42,7 @@ import os
 import stat
 import threading
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -47,9 +51,12 @@ import crc32c
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.disk import Disk, read_whole
 from d7yfs.cache.pair import (
-    ENTRY_BYTES,
     HEADER_BYTES,
+    LINKED,
+    TIMES,
+    TIMES_OFFSET,
     Block,
+    Presence,
     VersionFiles,
     block_count,
     block_range,
@@ -62,6 +69,7 @@ from d7yfs.cache.pair import (
     same_file,
     write_entries,
 )
+from d7yfs.cache.table import blank_entries, nonzero, write_blank
 from d7yfs.objects import ByteRange
 
 try:
@@ -75,10 +83,19 @@ _CHUNK_BYTES = 256 << 10
 _scratch = threading.local()
 Taken = tuple[int, int]
 """The descriptors of a new link and of its map."""
+Times = tuple[int, int]
+"""mtime and ctime of a link, in ns."""
+Cold = list[tuple[int, int, memoryview, Times | None]]
+"""Pieces that are still to be read from a disk: descriptor, offset, destination, and the times that
+prove a link unchanged."""
 
 
 class LinkFailed(OSError):
-    """The linked file could not be read, or has changed: its blocks are to be had elsewhere."""
+    """The linked file could not be read, or is cut off: its blocks are to be had elsewhere."""
+
+
+class LinkChanged(LinkFailed):
+    """The linked file was written since it was checked: its blocks are to be compared anew."""
 
 
 class LinkedStore:
@@ -90,18 +107,22 @@ class LinkedStore:
         self._size_bytes = size_bytes
         self._boot_tag = boot_tag
         self._fd = self._map_fd = -1
-        self._entries = array("Q")
+        self._entries = blank_entries(0)
         self._replaced: list[int] = []
+        self.times: Times | None = None
+        """The times of the link that prove it unchanged; None while dfdaemon writes it."""
+        self.was_doubted = False
+        """True if the times have moved since its blocks were checked."""
 
     @property
     def fd(self) -> int:
         """The descriptor of the link; -1 when there is none."""
         return self._fd
 
-    @property
-    def blocks(self) -> list[Block]:
-        """The state of each block by the link's map; empty when there is no link."""
-        return [self._stored_state(entry) for entry in self._entries]
+    def known(self) -> Iterator[tuple[int, Block]]:
+        """The index and state of the blocks that the link has, by its map."""
+        states = ((index, self._stored_state(entry)) for index, entry in nonzero(self._entries))
+        return ((index, state) for index, state in states if state != Block.ABSENT)
 
     def _stored_state(self, entry: int) -> Block:
         if entry & 0xFFFFFFFF == self._boot_tag:
@@ -125,6 +146,12 @@ class LinkedStore:
             os.close(fd)
             return
         self._fd, self._map_fd, self._entries = fd, map_fd, entries
+        mtime, ctime = TIMES.unpack(os.pread(map_fd, TIMES.size, TIMES_OFFSET))
+        self.times = mtime, ctime
+        if self.times != times_of(fd):
+            self._doubt()
+            write_entries(map_fd, 0, entries, link.name)
+            _write_times(map_fd, self.times)
 
     def take(self, incoming: Path) -> Taken | None:
         """Make the file at `incoming` the version's link, for `adopt`; None when it is the link
@@ -155,7 +182,7 @@ class LinkedStore:
         header = map_header(status, self._files.identity, self._size_bytes)
         try:
             # Written whole, as the pair's: a map that is cut off is not believed.
-            os.pwrite(map_fd, header + bytes(block_count(self._size_bytes) * ENTRY_BYTES), 0)
+            write_blank(map_fd, header, block_count(self._size_bytes))
         except OSError as error:
             log.warning("cache: a link cannot be recorded, and is gone with this process: %s", error.strerror)
         return fd, map_fd
@@ -170,7 +197,46 @@ class LinkedStore:
         """Use the result of `take` as the link from now on; none of its blocks is there yet."""
         self.drop()
         self._fd, self._map_fd = taken
-        self._entries = array("Q", bytes(block_count(self._size_bytes) * ENTRY_BYTES))
+        self._entries = blank_entries(block_count(self._size_bytes))
+
+    def begin_writes(self) -> None:
+        """Let the times move from now on, as dfdaemon writes the file; until `end_writes`."""
+        self._store_times(None)
+
+    def end_writes(self) -> None:
+        """Hold the link to the times that it has now."""
+        if self._fd >= 0:
+            self._store_times(times_of(self._fd))
+
+    def doubt(self, presence: Presence) -> None:
+        """Have each block compared before its next use, as the times of the link have moved.
+
+        A change of its names moves the ctime alone. That says nothing against blocks that were
+        never compared.
+        """
+        if self._fd < 0:
+            return
+        self._doubt()
+        # First the entries: a process that ends between the two leaves the times that tell of it.
+        self._write_entries(0, len(self._entries))
+        self._store_times(self.times)
+        for index, known in presence.known():
+            if known == Block.LINKED:
+                state = self._stored_state(self._entries[index])
+                presence.set_present(index, state) if state else presence.set_absent(index)
+
+    def _doubt(self) -> None:
+        times = times_of(self._fd)
+        was_written = self.times is None or times[0] != self.times[0]
+        for index, entry in nonzero(self._entries):
+            if was_written or entry >> 32:
+                self._entries[index] = entry >> 32 << 32
+        self.times = times
+        self.was_doubted = True
+
+    def _store_times(self, times: Times | None) -> None:
+        self.times = times
+        self._disk.run_soon(partial(_write_times, self._map_fd, times or (0, 0)))
 
     def check(self, piece: ByteRange, crc32_said: int | None) -> list[int] | None:
         """The CRC32C of each block of `piece` (cut at the object's end), whose CRC32 must be
@@ -225,7 +291,9 @@ class LinkedStore:
 
     def _write_entries(self, first: int, stop: int) -> None:
         self._disk.run_soon(
-            partial(write_entries, self._map_fd, first, self._entries[first:stop], self._files.link_path.name)
+            partial(
+                write_entries, self._map_fd, first, array("Q", self._entries[first:stop]), self._files.link_path.name
+            )
         )
 
     def drop(self) -> None:
@@ -233,7 +301,9 @@ class LinkedStore:
         if self._fd >= 0:
             self._replaced += [self._fd, self._map_fd]
             self._fd = self._map_fd = -1
-            self._entries = array("Q")
+            self._entries = blank_entries(0)
+        self.times = None
+        self.was_doubted = False
 
     def remove(self) -> None:
         """Forget the link, and delete it unless another daemon has replaced it since."""
@@ -300,12 +370,43 @@ def _scratch_buffer() -> memoryview:
     return buffer
 
 
-def read_link(fd: int, start: int, view: memoryview) -> None:
-    """Fill `view` from the link. Raises LinkFailed."""
+def read_link(fd: int, start: int, view: memoryview, times: Times | None = None) -> None:
+    """Fill `view` from the link, which must have `times` then. Raises LinkFailed."""
     try:
         read_whole(fd, start, view)
     except OSError as error:
         raise LinkFailed(error.errno, error.strerror) from error
+    if times is not None and times_of(fd) != times:
+        raise LinkChanged(errno.ESTALE, "it was written after its check")
+
+
+def forget_blocks(presence: Presence) -> None:
+    """Make the blocks of a link that is left absent."""
+    for index, state in presence.known():
+        if state in LINKED:
+            presence.set_absent(index)
+
+
+def read_cold(cold: Cold, data_fd: int) -> None:
+    """Fill pieces of links, and of the file of our own at `data_fd`. Raises OSError, of links
+    LinkFailed.
+    """
+    for fd, start, view, times in cold:
+        if fd == data_fd:
+            read_whole(fd, start, view)
+        else:
+            read_link(fd, start, view, times)
+
+
+def times_of(fd: int) -> Times:
+    """The times of an open link now; the kernel has them in memory."""
+    status = os.fstat(fd)
+    return status.st_mtime_ns, status.st_ctime_ns
+
+
+def _write_times(map_fd: int, times: Times) -> None:
+    with contextlib.suppress(OSError):  # then the next process compares
+        os.pwrite(map_fd, TIMES.pack(*times), TIMES_OFFSET)
 
 
 def _open_link(path: Path) -> int:

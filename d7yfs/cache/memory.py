@@ -34,11 +34,13 @@ class MemoryBudget:
             if self.used_bytes <= self.limit_bytes:
                 return
 
-    def remove(self, file: MemoryFile, index: int) -> None:
-        """Forget a block that is gone."""
-        if (file, index) in self._blocks:
-            del self._blocks[file, index]
-            self.used_bytes -= BLOCK_BYTES
+    def remove(self, file: MemoryFile, index: int) -> bool:
+        """Forget a block that is gone; False if it was not known."""
+        if (file, index) not in self._blocks:
+            return False
+        del self._blocks[file, index]
+        self.used_bytes -= BLOCK_BYTES
+        return True
 
     def remove_all(self, file: MemoryFile) -> None:
         """Forget all blocks of `file`."""
@@ -59,12 +61,14 @@ class MemoryFile:
     ) -> None:
         self.is_wanted = is_wanted
         self.fd = -1
-        """-1 before the first block."""
+        """-1 while there is no block."""
         self._budget = budget
         self._on_drop = on_drop
+        self._blocks = 0
 
     def add(self, index: int) -> None:
         """Make room for a block that begins to fill."""
+        self._blocks += 1
         self._budget.add(self, index)
 
     def write(self, data: memoryview, position: int) -> None:
@@ -80,7 +84,10 @@ class MemoryFile:
 
     def free(self, index: int) -> None:
         """Give back the memory of a block that is gone."""
-        self._budget.remove(self, index)
+        self._blocks -= self._budget.remove(self, index)
+        if not self._blocks:
+            # So that there are no more such files than the budget has blocks.
+            self._close()
         # A memfd is this process's own: no other can have read its map.
         if self.fd >= 0:
             _punch_hole(self.fd, index * BLOCK_BYTES, BLOCK_BYTES)
@@ -88,6 +95,10 @@ class MemoryFile:
     def close(self) -> None:
         """Give back all blocks and the file."""
         self._budget.remove_all(self)
+        self._blocks = 0
+        self._close()
+
+    def _close(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

@@ -4,7 +4,6 @@
   blocks. It is pure.
 - `VersionFiles` is the pair on disk: the data, and the map of its blocks. dfdaemon's file may be
   linked next to them, and has such a map of its own.
-- `Leases` tell which daemon on the directory brings which block.
 
 A map is a header of HEADER_BYTES and an entry of 8 bytes for each block. The header names the
 object and binds the map to one data file by st_dev and st_ino. An entry is CRC32C in the upper
@@ -20,15 +19,7 @@ Invariants, on which the rest of the cache leans:
 - A present block never becomes absent, except by `set_absent` (a memory block that was reused, or a
   checksum that failed).
 
-A lease on block i is a lock on the eight bytes of its entry, the stream's lease one on the first
-byte of the header. They are open file description locks (fcntl(2), F_OFD_SETLK): they belong to
-each daemon's descriptor of the map, and the kernel releases them when the daemon ends. They know
-nothing of the `flock` that openers hold on the same file. A lease saves bytes and guards nothing:
-two daemons that bring the same block write the same bytes. So where the file system has no such
-locks every daemon gets every lease, and a lease may be passed over.
-
-Used by the modules of the cache; leases by fillers, through `CachedVersion.leases`. Functions on
-files may wait for the disk; leases never do.
+Used by the modules of the cache. Functions on files may wait for the disk.
 """
 
 from __future__ import annotations
@@ -42,14 +33,27 @@ import os
 import secrets
 import struct
 from array import array
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from d7yfs.cache.disk import Disk, Lane
+from d7yfs.cache.data_file import DataFile
+from d7yfs.cache.disk import Disk
+from d7yfs.cache.table import (
+    DENSE_BLOCKS,
+    ENTRY_BYTES,
+    Entries,
+    States,
+    blank_states,
+    count_zeros,
+    nonzero_states,
+    read_entries_at,
+    states_of,
+    write_blank,
+    zeros_until,
+)
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion, StoreIdentity
 
 if TYPE_CHECKING:
@@ -62,12 +66,11 @@ HEADER = struct.Struct("<8sIIQQQI")
 """Magic, header bytes, block bytes, object size, the data file's st_dev and st_ino, length of the
 identity that follows."""
 HEADER_BYTES = 4096
-ENTRY_BYTES = 8
+TIMES = struct.Struct("<QQ")  # at the end of the header: zeros, and in a link's map its mtime and ctime in ns
+TIMES_OFFSET = HEADER_BYTES - TIMES.size
 INCOMING = "incoming"
 """The directory of links that are being made."""
-_FLOCK = struct.Struct("hhqqi")
-"""struct flock on 64-bit Linux: l_type, l_whence (SEEK_SET), l_start, l_len, l_pid (0 for such
-locks)."""
+_LOOK_BYTES = DENSE_BLOCKS * BLOCK_BYTES
 
 
 class Block(IntEnum):
@@ -86,6 +89,7 @@ class Block(IntEnum):
 
 LINKED = frozenset({Block.LINKED, Block.UNVERIFIED_LINK})
 ON_DISK = LINKED | {Block.DISK, Block.UNVERIFIED}
+_ABSENT, _MEMORY = bytes([Block.ABSENT]), bytes([Block.MEMORY])
 _READABLE = frozenset({Block.DISK, Block.MEMORY, Block.LINKED})
 _UNVERIFIED = frozenset({Block.UNVERIFIED, Block.UNVERIFIED_LINK})
 
@@ -104,14 +108,15 @@ class Presence:
 
     __slots__ = ("absent_count", "arriving", "blocks", "size_bytes")
 
-    def __init__(self, size_bytes: int, blocks: Iterable[int] = ()) -> None:
+    def __init__(self, size_bytes: int, blocks: States | None = None) -> None:
+        """`blocks` are their states; without them all are absent."""
         self.size_bytes = size_bytes
         count = block_count(size_bytes)
-        self.blocks = bytearray(blocks) or bytearray(count)
+        self.blocks = blank_states(count) if blocks is None else blocks
         if len(self.blocks) != count:
             raise ValueError(f"{len(self.blocks)} blocks do not make an object of {size_bytes} bytes")
         self.arriving: dict[int, Arriving] = {}
-        self.absent_count = self.blocks.count(Block.ABSENT)
+        self.absent_count = count_zeros(self.blocks)
         """0 when every block is present (some perhaps not yet verified)."""
 
     @property
@@ -140,10 +145,8 @@ class Presence:
         runs: list[ByteRange] = []
         indexes = blocks_of(wanted) if self.absent_count else range(0)
         first, stop = indexes.start, indexes.stop
-        while (first := self.blocks.find(Block.ABSENT, first, stop)) >= 0:
-            end = first + 1
-            while end < stop and self.blocks[end] == Block.ABSENT:
-                end += 1
+        while (first := self.blocks.find(_ABSENT, first, stop)) >= 0:
+            end = zeros_until(self.blocks, first + 1, stop)
             runs.append(ByteRange(first * BLOCK_BYTES, min(end * BLOCK_BYTES, self.size_bytes)))
             first = end
         return runs
@@ -151,6 +154,15 @@ class Presence:
     def unverified(self, wanted: ByteRange) -> list[int]:
         """Indexes of the blocks in `wanted` that must be verified before they are read."""
         return [index for index in blocks_of(wanted) if self.blocks[index] in _UNVERIFIED]
+
+    def known(self) -> Iterator[tuple[int, int]]:
+        """Index and state of each block that is not absent; the caller may change them."""
+        return nonzero_states(self.blocks)
+
+    @property
+    def all_on_disk(self) -> bool:
+        """True if every block is present, and none in memory."""
+        return not self.absent_count and self.blocks.find(_MEMORY) < 0
 
     def set_present(self, index: int, state: Block) -> None:
         """Mark block `index`, wholly written or verified, as readable from now on."""
@@ -174,8 +186,7 @@ def block_count(size_bytes: int) -> int:
 
 def blocks_of(wanted: ByteRange) -> range:
     """Indexes of the blocks that `wanted` touches; none if it is empty."""
-    stop = -(-wanted.stop // BLOCK_BYTES) if wanted.stop > wanted.start else 0
-    return range(wanted.start // BLOCK_BYTES, stop)
+    return range(wanted.start // BLOCK_BYTES, -(-wanted.stop // BLOCK_BYTES) if wanted else 0)
 
 
 def block_range(index: int, size_bytes: int) -> ByteRange:
@@ -184,21 +195,21 @@ def block_range(index: int, size_bytes: int) -> ByteRange:
 
 
 @dataclass(slots=True)
-class VersionFiles:
+class VersionFiles(DataFile):
     """The open pair of one version. `entries[i]` is block i's stored entry."""
 
-    data_fd: int
     map_fd: int
-    entries: array[int]
+    entries: Entries
     on_tmpfs: bool
     """True if the data lies in memory (tmpfs), where RWF_NOWAIT fails."""
-    map_path: Path
     identity: bytes
     """The version's identity as in the map's header."""
     made_bytes: int = 0
     """Bytes of a pair that was made by this open, to be taken account of on the trio thread."""
     linked: LinkedStore | None = None
     """dfdaemon's file of this version, if one was linked."""
+    grants: dict[str, float] = field(default_factory=dict)
+    """See `grants.read_grants`."""
 
     @property
     def link_path(self) -> Path:
@@ -225,7 +236,8 @@ class VersionFiles:
         if self.linked is not None:
             self.linked.close()
         self.touch()
-        os.close(self.data_fd)
+        if not self.is_asleep:
+            os.close(self.data_fd)
         os.close(self.map_fd)
 
 
@@ -246,7 +258,7 @@ def identity_of(store: StoreIdentity, version: ObjectVersion) -> bytes:
 def map_header(data: os.stat_result, identity: bytes, size_bytes: int) -> bytes:
     """The first HEADER_BYTES of a map of `data`. Raises OSError when the identity does not fit."""
     head = HEADER.pack(MAGIC, HEADER_BYTES, BLOCK_BYTES, size_bytes, data.st_dev, data.st_ino, len(identity)) + identity
-    if len(head) > HEADER_BYTES:
+    if len(head) > TIMES_OFFSET:
         raise OSError(errno.ENAMETOOLONG, "the object's key is too long for the cache's map")
     return head.ljust(HEADER_BYTES, b"\0")
 
@@ -263,37 +275,44 @@ def parse_header(stored: bytes) -> tuple[bytes, int, tuple[int, int]] | None:
     return stored[HEADER.size : HEADER.size + length], size_bytes, (device, inode)
 
 
-def read_map(map_fd: int, data_path: Path, identity: bytes, size_bytes: int) -> array[int] | None:
+def read_map(map_fd: int, data_path: Path, identity: bytes, size_bytes: int) -> Entries | None:
     """The stored entries; None unless the map is whole and is of this object and this data."""
     count = block_count(size_bytes)
-    stored = os.pread(map_fd, HEADER_BYTES + count * ENTRY_BYTES + 1, 0)
-    if len(stored) != HEADER_BYTES + count * ENTRY_BYTES:
+    if os.fstat(map_fd).st_size != HEADER_BYTES + count * ENTRY_BYTES:
         return None
+    header = os.pread(map_fd, HEADER_BYTES, 0)
     try:
         data = data_path.stat()
     except FileNotFoundError:
         return None
-    if data.st_size != size_bytes or stored[:HEADER_BYTES] != map_header(data, identity, size_bytes):
+    if data.st_size != size_bytes or not header.startswith(map_header(data, identity, size_bytes)[:TIMES_OFFSET]):
         return None
-    return array("Q", stored[HEADER_BYTES:])
+    return read_entries_at(map_fd, HEADER_BYTES, count)
 
 
-def stored_states(entries: array[int], boot: int) -> list[Block]:
+def stored_states(entries: Entries, boot: int) -> States:
     """The states of the blocks of a pair whose map has `entries`, in the boot of tag `boot`."""
-    tags = (entry & 0xFFFFFFFF for entry in entries)
-    return [Block.ABSENT if not tag else Block.DISK if tag == boot else Block.UNVERIFIED for tag in tags]
+
+    def derive(run: Entries) -> bytes:
+        tags = (entry & 0xFFFFFFFF for entry in run)
+        return bytes([Block.ABSENT if not tag else Block.DISK if tag == boot else Block.UNVERIFIED for tag in tags])
+
+    return states_of(entries, derive)
 
 
 def read_entries(map_fd: int, run: ByteRange, disk: Disk) -> array[int]:
-    """Read the entries of the blocks of `run` once more, without waiting; none that cannot be had."""
-    offset, size_bytes = _entries(run)
+    """Read the entries of the blocks of `run` once more, without waiting; none that cannot be had.
+
+    Of a long run only the beginning is read.
+    """
+    offset, size_bytes = extent_of_entries(run.clip(run.start + _LOOK_BYTES))
     stored = bytearray(size_bytes)
     # The map was read whole when it was opened.
     read_bytes = disk.read_fresh(map_fd, offset, memoryview(stored))
     return array("Q", bytes(stored[: read_bytes // ENTRY_BYTES * ENTRY_BYTES]))
 
 
-def write_entries(map_fd: int, first: int, entries: array[int], name: str) -> None:
+def write_entries(map_fd: int, first: int, entries: Entries, name: str) -> None:
     """Write `entries` from block `first` on into the map of `name`. A failure is logged: this
     process knows the blocks.
     """
@@ -314,11 +333,8 @@ def make_pair(map_path: Path, map_fd: int, identity: bytes, size_bytes: int) -> 
     data_fd = os.open(data_path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.ftruncate(data_fd, size_bytes)
-        # Zeros rather than a hole: the disk is full now or never, and a reader of the entries finds
-        # them in memory.
-        entries = bytes(block_count(size_bytes) * ENTRY_BYTES)
-        whole = map_header(os.fstat(data_fd), identity, size_bytes) + entries
-        if os.pwrite(map_fd, whole, 0) < len(whole):
+        header = map_header(os.fstat(data_fd), identity, size_bytes)
+        if not write_blank(map_fd, header, block_count(size_bytes)):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except BaseException:
         os.close(data_fd)
@@ -355,94 +371,7 @@ def same_file(path: Path, fd: int) -> bool:
         return False
 
 
-class Leases:
-    """The leases of one open version; without `files`, or while `keeps` says no, all are free.
-
-    `missing(wanted)` tells what is absent, after a look at what other daemons have written.
-    """
-
-    def __init__(
-        self,
-        files: VersionFiles | None,
-        lane: Lane,
-        *,
-        keeps: Callable[[], bool],
-        missing: Callable[[ByteRange], list[ByteRange]],
-    ) -> None:
-        self._files = files
-        self._lane = lane
-        self._keeps = keeps
-        self._missing = missing
-
-    def take(self, wanted: ByteRange, *, anyway: bool = False) -> tuple[list[ByteRange], list[ByteRange]]:
-        """Lease what is missing of `wanted`, in whole blocks; returns the runs for us to bring, and
-        those that another daemon brings.
-
-        With `anyway` all of it is ours, leased or not. Ends with `release` of (at least) `wanted`.
-        """
-        if self._files is None or not self._keeps() or self._lock(wanted) or anyway:
-            return self._missing(wanted), []
-        ours: list[ByteRange] = []
-        theirs: list[ByteRange] = []
-        for run in self._missing(wanted):
-            for block in run.split(BLOCK_BYTES):
-                append_block(ours if self._lock(block) else theirs, block)
-        # A block that another daemon has ended between our look and our lock is there now.
-        return [run for each in ours for run in self._missing(each)], theirs
-
-    def release(self, wanted: ByteRange) -> None:
-        """End our leases on the blocks of `wanted`."""
-        if self._files is not None:
-            _set_lock(self._files.map_fd, fcntl.F_UNLCK, *_entries(wanted))
-
-    def take_stream(self) -> bool:
-        """Lease the stream of the whole object. False while another daemon has one under way."""
-        if self._files is None or not self._keeps():
-            return True
-        return _set_lock(self._files.map_fd, fcntl.F_WRLCK, 0, 1)
-
-    def release_stream(self) -> None:
-        """End the stream's lease."""
-        if self._files is not None:
-            _set_lock(self._files.map_fd, fcntl.F_UNLCK, 0, 1)
-
-    async def written_to(self, offset: int) -> int:
-        """The offset of the data file's next hole from `offset` on.
-
-        It moves while another daemon writes there, long before a block is whole. lseek(2),
-        SEEK_HOLE; a file system that knows no holes answers with the end of the file.
-        """
-        if self._files is None:
-            return offset
-        try:
-            # In a thread: it waits for a write to the same file in which another daemon is stuck.
-            return await self._lane.read(partial(os.lseek, self._files.data_fd, offset, os.SEEK_HOLE))
-        except OSError:
-            return offset
-
-    def _lock(self, blocks: ByteRange) -> bool:
-        assert self._files is not None
-        return _set_lock(self._files.map_fd, fcntl.F_WRLCK, *_entries(blocks))
-
-
-def append_block(runs: list[ByteRange], block: ByteRange) -> None:
-    """Append a block to ascending `runs`; it makes the last one longer if it follows that."""
-    if runs and runs[-1].stop == block.start:
-        runs[-1] = ByteRange(runs[-1].start, block.stop)
-    else:
-        runs.append(block)
-
-
-def _entries(wanted: ByteRange) -> tuple[int, int]:
+def extent_of_entries(wanted: ByteRange) -> tuple[int, int]:
     """Offset and size of the entries of the blocks that `wanted` touches."""
     indexes = blocks_of(wanted)
     return HEADER_BYTES + indexes.start * ENTRY_BYTES, len(indexes) * ENTRY_BYTES
-
-
-def _set_lock(fd: int, kind: int, start: int, size_bytes: int) -> bool:
-    """Set or clear a lock. False if another descriptor's lock stands in the way."""
-    try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, 0, start, size_bytes, 0))
-    except OSError as error:
-        return error.errno not in (errno.EAGAIN, errno.EACCES)
-    return True

@@ -8,7 +8,8 @@ Invariants:
   memory pressure drops a moment later has done its work.
 - A cancelled or timed out reader removes its waiter and nothing else: transfers belong to the
   filler.
-- The version stays open while a handle, a running read or a transfer holds it.
+- The version stays open while a handle, a running read or a transfer holds it. Its data file may
+  be closed while only handles do, and is opened again for the next read.
 
 Called by `Filesystem` (through `Cache.open`) and by fillers, which also ask its `backing`. Trio
 thread only.
@@ -21,10 +22,13 @@ from functools import partial
 
 import trio
 
-from d7yfs.cache.backing import BackingFile, Cold
+from d7yfs.cache.backing import BackingFile
+from d7yfs.cache.descriptors import DataUse
 from d7yfs.cache.disk import DiskStalled, Landing, Lane
 from d7yfs.cache.filler import Filler, NewFiller
-from d7yfs.cache.pair import Leases
+from d7yfs.cache.grants import RecordedGrants
+from d7yfs.cache.leases import Leases
+from d7yfs.cache.linked import Cold, LinkChanged
 from d7yfs.errors import CacheFull, OriginUnavailable, ProxyUnavailable, ReadTimeout
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 
@@ -35,6 +39,8 @@ thread must read from the disk."""
 
 _RETRY_S = 0.5
 """Seconds before a new request after a transfer gave up, which had made many tries of its own."""
+_MAX_CHANGES = 3
+"""How often one read compares a file of dfdaemon's that is written again and again."""
 _WATCHED_BYTES = 64 << 20
 """How much of a version that is filled whole is watched at a time: each relevant write looks
 through it."""
@@ -42,8 +48,7 @@ through it."""
 
 class _Waiter:
     """A read that waits: `needs` is the first byte it cannot read yet. A watcher wants no bytes and
-    hurries no transfer.
-    """
+    hurries no transfer."""
 
     __slots__ = ("error", "event", "needs", "served", "wanted", "watches")
 
@@ -66,10 +71,12 @@ class CachedVersion:
         new_filler: NewFiller,
         read_timeout_s: float,
         lane: Lane,
+        use: DataUse,
         on_last_drop: Callable[[CachedVersion], None],
     ) -> None:
         self.version = version
         self.holds = 0
+        self._use = use
         self._waiters: set[_Waiter] = set()
         self._read_timeout_s = read_timeout_s
         self._lane = lane
@@ -85,15 +92,32 @@ class CachedVersion:
         self.backing: BackingFile
         self.leases: Leases
         """Set by `Cache.open`, as `backing` is: they need this object's methods."""
+        self.grants: RecordedGrants
 
     def hold(self) -> None:
-        """Keep the version open after its last reader has left; balanced by `drop`."""
+        """Keep the version open for a handle; balanced by `drop`."""
         self.holds += 1
 
     def drop(self) -> None:
         self.holds -= 1
         if not self.holds:
             self._on_last_drop(self)
+
+    def begin_work(self) -> bool:
+        """Keep the version and its data file open while bytes are read or written; balanced by
+        `end_work`. True if the file is closed now."""
+        self.holds += 1
+        return self._use.begin()
+
+    def end_work(self) -> None:
+        self._use.end()
+        self.drop()
+
+    async def _wake(self) -> None:
+        try:
+            await self._use.wake(self._deadline(trio.current_time()))
+        except OSError as error:
+            self._leave_disk(error)
 
     @property
     def window_bytes(self) -> int:
@@ -112,11 +136,12 @@ class CachedVersion:
 
         Raises what the filler reports (VersionGone, AccessDenied, OriginUnavailable, …),
         ReadTimeout when the filler gives up again and again, and CacheFull when no room is left.
-        When cancelled, the filler stops as well, unless another caller wants all of it too.
-        """
-        self.hold()
+        When cancelled, the filler stops as well, unless another caller wants all of it too."""
+        is_asleep = self.begin_work()
         self._fills += 1
         try:
+            if is_asleep:
+                await self._wake()
             if self.backing.presence.absent_count:
                 for watched in self.version.whole.split(_WATCHED_BYTES):
                     await self._watch(watched)
@@ -126,7 +151,7 @@ class CachedVersion:
             self._fills -= 1
             if not self._fills and not self._wanted_whole:
                 self._filler.stop_filling()
-            self.drop()
+            self.end_work()
 
     def _full(self) -> CacheFull:
         hint = "free space on its disk, or raise --cache-size"
@@ -168,10 +193,11 @@ class CachedVersion:
         """Read exactly the bytes of `wanted`, which lies inside the object.
 
         Raises what the filler reports (VersionGone, AccessDenied, OriginUnavailable, …), and
-        ReadTimeout when nothing of this version has come for the read timeout.
-        """
-        self.hold()
+        ReadTimeout when nothing of this version has come for the read timeout."""
+        is_asleep = self.begin_work()
         try:
+            if is_asleep:
+                await self._wake()
             readable = self.has(wanted)
             if not readable:
                 await self._verify(wanted)
@@ -181,27 +207,35 @@ class CachedVersion:
                 self._filler.prefetch(ahead)
             return await self._read(wanted, None if readable else ahead)
         finally:
-            self.drop()
+            self.end_work()
 
     def has(self, wanted: ByteRange) -> bool:
         """True if `read` would return `wanted` at once."""
         return self.backing.presence.first_unreadable(wanted) is None
 
     async def _verify(self, wanted: ByteRange) -> None:
-        """Take over blocks that other daemons have brought, and verify those of an earlier boot."""
+        """Take over blocks that other daemons have brought, and verify those of an earlier boot, or
+        of a file that has changed."""
         self.missing(wanted)
         for index in self.backing.presence.unverified(wanted):
-            try:
-                good = await self._lane.read(partial(self.backing.matches_checksum, index))
-            except DiskStalled as error:
-                self._leave_disk(error)
-                return
+            compared = False
+            while not compared:
+                times = self.backing.link_times
+                try:
+                    good = await self._lane.read(partial(self.backing.matches_checksum, index))
+                except DiskStalled as error:
+                    self._leave_disk(error)
+                    return
+                compared = times == self.backing.link_times  # else it may have been another file's
             self.backing.apply_verdict(index, good=good)
 
     async def _read(self, wanted: ByteRange, ahead: ByteRange | None) -> bytearray:
-        asked_at = trio.current_time()
+        asked_at, changes = trio.current_time(), 0
         while True:
             needs = self.backing.presence.first_unreadable(wanted)
+            if needs is not None and self.backing.presence.unverified(wanted):
+                await self._verify(wanted)  # dfdaemon's file has changed, or the reader is a late one
+                needs = self.backing.presence.first_unreadable(wanted)
             if needs is None:
                 served = self.backing.begin_read(wanted)
             elif (answer := await self._wait_for(_Waiter(wanted, needs), ahead, asked_at)) is not None:
@@ -215,6 +249,9 @@ class CachedVersion:
             try:
                 await self._lane.read(partial(self.backing.finish_read, cold))
             except OSError as error:
+                changes += isinstance(error, LinkChanged)
+                if changes > _MAX_CHANGES:
+                    self.backing.drop_link()
                 self._leave_disk(error)
                 asked_at = trio.current_time()
             else:
@@ -226,8 +263,7 @@ class CachedVersion:
 
     async def _wait_for(self, waiter: _Waiter, ahead: ByteRange | None, asked_at: float) -> _Served | None:
         """Ask the filler and wait: returns the result of `BackingFile.begin_read`, or None when it
-        must be asked again.
-        """
+        must be asked again."""
         self._waiters.add(waiter)
         try:
             self._filler.request(waiter.wanted, ahead)
@@ -271,8 +307,7 @@ class CachedVersion:
     @property
     def keeps(self) -> bool:
         """True if bytes that no reader waits for are kept (the disk has room). Else a filler brings
-        only what is asked for.
-        """
+        only what is asked for."""
         return self.backing.keeps
 
     @property
@@ -287,8 +322,7 @@ class CachedVersion:
 
     def missing(self, wanted: ByteRange) -> list[ByteRange]:
         """Block-aligned runs in (and around) `wanted` that are absent, arriving ones included, for
-        other daemons too.
-        """
+        other daemons too."""
         known = self.backing.taken_over_blocks
         runs = self.backing.missing(wanted)
         if self.backing.taken_over_blocks != known:
@@ -383,6 +417,9 @@ class CachedVersion:
         needs = self.backing.presence.first_unreadable(waiter.wanted)
         if needs is None:
             self._answer(waiter, served=(bytearray(), []) if waiter.watches else self.backing.begin_read(waiter.wanted))
+            return
+        if self.backing.presence.unverified(waiter.wanted):
+            self._answer(waiter)  # it compares them itself
             return
         known, waiter.needs = waiter.needs, needs
         if waiter.watches:

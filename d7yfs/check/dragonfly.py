@@ -26,7 +26,7 @@ from d7yfs.cache.filler import Filler
 from d7yfs.cache.version import CachedVersion
 from d7yfs.check.findings import Finding, failed, ok, warning
 from d7yfs.config.schema import Config
-from d7yfs.errors import CacheUnusable, D7yfsError, VersionUnbound
+from d7yfs.errors import CacheUnusable, D7yfsError, TokenWithheld, VersionUnbound
 from d7yfs.fetch.dragonfly_proxy import HEALTH_PORT, Proxies, Proxy, address_meant_instead
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fill.handover import Handover
@@ -65,6 +65,9 @@ async def check_dragonfly(
         said = f"{repository.config.url}: none configured, reads go directly to {repository.origin.url}"
         yield ok("proxy", said)
         return
+    if (finding := await _tokens(repository, version)) is not None:
+        yield finding
+        return
     if handover is not None:
         yield await _hand_over(repository, handover, small, config)
     if proxies is not None:
@@ -72,6 +75,23 @@ async def check_dragonfly(
             yield await _stream(repository, proxies, proxy, version)
     if repository.origin.describe().get("endpoint", "").startswith("https:"):
         yield _tls(repository, config)
+
+
+async def _tokens(repository: Repository, version: ObjectVersion) -> Finding | None:
+    """The reason why dfdaemon gets no request; None if it gets them."""
+    tokens = repository.fetcher.tokens
+    try:
+        tokens.judge(
+            await repository.origin.read_request(version, presigned=True),
+            str(repository.config.url),
+            trio.current_time(),
+        )
+    except TokenWithheld as error:
+        trouble = warning if tokens.is_direct(trio.current_time()) else failed
+        return trouble("tokens", error.message, error.hint)
+    except D7yfsError:
+        pass  # the probes tell
+    return None
 
 
 def _tls(repository: Repository, config: Config) -> Finding:
@@ -91,6 +111,7 @@ async def _stream(repository: Repository, proxies: Proxies, proxy: Proxy, versio
         proxy=Proxies([alone], required=False, options=proxies.options),
         read_timeout_s=repository.fetcher.read_timeout_s,
         max_connections=1,
+        tokens=repository.fetcher.tokens,
     )
     wanted = ByteRange(0, min(_PROBE_BYTES, version.size_bytes))
     health = await _health(proxy)

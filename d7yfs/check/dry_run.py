@@ -124,7 +124,8 @@ async def _sample(repository: Repository, prefix: str) -> tuple[list[ObjectVersi
     if prefix and not prefix.endswith("/"):
         return [await repository.origin.stat(prefix)], True
     pages = await _first(list_all(repository.origin, prefix, delimiter=""), _SAMPLE_PAGES)
-    return [version for page in pages for version in page.objects], not (pages and pages[-1].next_token)
+    found = [version for page in pages for version in page.objects if not version.fault]
+    return found, not (pages and pages[-1].next_token)
 
 
 async def _first(pages: AsyncGenerator[ListingPage, None], count: int) -> list[ListingPage]:

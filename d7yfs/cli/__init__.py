@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from d7yfs.cli.terminal import say
 from d7yfs.errors import D7yfsError, UsageError
 
 COMMANDS = {
@@ -73,9 +74,9 @@ class LazyGroup(click.Group):
 
 def report(error: D7yfsError) -> int:
     """Tell the user on stderr what failed and what to do; return the exit status."""
-    click.echo(f"d7yfs: error: {error.message}", err=True)
+    say(f"d7yfs: error: {error.message}", err=True)
     if error.hint:
-        click.echo(f"hint: {error.hint}", err=True)
+        say(f"hint: {error.hint}", err=True)
     return exit_status(error)
 
 

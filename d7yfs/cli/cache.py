@@ -18,6 +18,7 @@ from d7yfs.cache.inspection import CheckedVersion, Stored
 from d7yfs.cli import daemons
 from d7yfs.cli.as_json import print_list, print_object
 from d7yfs.cli.status import show_size_roughly
+from d7yfs.cli.terminal import say
 from d7yfs.config.layers import first
 from d7yfs.config.place import Place
 from d7yfs.config.schema import OPTIONS, default_cache_dir
@@ -26,6 +27,7 @@ from d7yfs.config.toml import read_toml
 from d7yfs.control import control_socket
 from d7yfs.errors import NotFound, UsageError
 from d7yfs.host import mount_table
+from d7yfs.objects import printable
 
 _OPTION = OPTIONS["cache_dir"]
 
@@ -92,11 +94,9 @@ def ls(url: str | None, as_json: bool, cache_dir: Path | None, config: Path | No
         share = 100 * each.cached_bytes // each.map.size_bytes if each.map.size_bytes else 100
         used = datetime.fromtimestamp(each.used_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         state = "in use" if each.in_use else ""
-        click.echo(f"{show_size_roughly(each.cached_bytes):>9}  {share:>3}%  {used}  {state:<6}  {each.name}")
+        say(f"{show_size_roughly(each.cached_bytes):>9}  {share:>3}%  {used}  {state:<6}  {printable(each.name)}")
     cached, disk = (sum(sizes) for sizes in ([e.cached_bytes for e in found], [e.disk_bytes for e in found]))
-    click.echo(
-        f"{len(found)} files, {show_size_roughly(cached)} cached, {show_size_roughly(disk)} on disk in {directory}"
-    )
+    say(f"{len(found)} files, {show_size_roughly(cached)} cached, {show_size_roughly(disk)} on disk in {directory}")
 
 
 def _row(each: Stored) -> dict[str, Any]:
@@ -144,10 +144,10 @@ def verify(url: str | None, md5: bool, as_json: bool, cache_dir: Path | None, co
         print_list(map(_verdict_row, verdicts))
     else:
         for each in wrong:
-            click.echo(_complaint(each))
+            say(_complaint(each))
         blocks, bad = sum(e.checked_blocks for e in verdicts), sum(len(e.bad_blocks) for e in verdicts)
         compared = f", {sum(each.md5 is not None for each in verdicts)} MD5 sums compared" if md5 else ""
-        click.echo(f"{len(verdicts)} files, {blocks} blocks: {bad} bad{compared}, in {time.monotonic() - began:.1f} s")
+        say(f"{len(verdicts)} files, {blocks} blocks: {bad} bad{compared}, in {time.monotonic() - began:.1f} s")
     if wrong:
         raise SystemExit(1)
 
@@ -191,10 +191,10 @@ def drop(place: str | None, everything: bool, as_json: bool, cache_dir: Path | N
         print_object(answer)
     else:
         for name in answer["kept"]:
-            click.echo(f"in use, kept: {name}")
+            say(f"in use, kept: {printable(name)}")
         if (unnamed := answer["kept_files"] - len(answer["kept"])) > 0:
-            click.echo(f"in use, kept: {unnamed} more")
-        click.echo(f"{answer['files']} files dropped, {show_size_roughly(answer['disk_bytes'])} freed")
+            say(f"in use, kept: {unnamed} more")
+        say(f"{answer['files']} files dropped, {show_size_roughly(answer['disk_bytes'])} freed")
     if answer["kept_files"]:
         raise SystemExit(1)
 

@@ -15,6 +15,7 @@ from d7yfs.cli import ungrouped
 from d7yfs.cli.as_json import print_list
 from d7yfs.cli.mount import split_arguments
 from d7yfs.cli.options import Command, Given, settings_options
+from d7yfs.cli.terminal import cell
 from d7yfs.config.sources import Settings
 
 _STYLE = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.FAILED: "red"}
@@ -50,7 +51,7 @@ def check(ctx: click.Context, arguments: tuple[str, ...], as_json: bool, show_se
     if show_settings:
         console.stderr = as_json
         for name, row in settings.explain().items():
-            console.print(f"  {name} = {row['value']}  (from {row['from']})", markup=False)
+            console.print(cell(f"  {name} = {row['value']}  (from {row['from']})"))
     ctx.exit(1 if any(each.verdict is Severity.FAILED for each in found) else 0)
 
 
@@ -59,6 +60,6 @@ async def _run(settings: Settings, found: list[Finding], console: Console | None
         found.append(finding)
         if console is not None:
             console.print(f"[{_STYLE[finding.verdict]}]{finding.verdict.value:<8}[/] {finding.probe:<13}", end="")
-            console.print(f"{finding.said}", markup=False)
+            console.print(cell(finding.said))
             if finding.hint:
-                console.print(f"{'':<22}→ {finding.hint}", markup=False)
+                console.print(cell(f"{'':<22}→ {finding.hint}"))

@@ -16,6 +16,7 @@ from threading import Thread
 import click
 
 from d7yfs.cli.as_json import print_list
+from d7yfs.cli.terminal import say
 from d7yfs.control import control_socket
 from d7yfs.control.control_socket import NoAnswer, Reply
 from d7yfs.errors import MountError
@@ -108,5 +109,5 @@ def ask(
             with collected(name):
                 show(said[name])
         if not daemons:
-            click.echo("nothing is mounted")
+            say("nothing is mounted")
     return answers, [failures[name] for name in sorted(failures)]

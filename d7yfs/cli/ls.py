@@ -11,9 +11,10 @@ import trio
 from d7yfs.cli import ungrouped
 from d7yfs.cli.as_json import print_list
 from d7yfs.cli.options import Command, Given, settings_options
+from d7yfs.cli.terminal import say
 from d7yfs.config.schema import DRAGONFLY, REPOSITORY
 from d7yfs.config.sources import Settings
-from d7yfs.objects import ObjectVersion
+from d7yfs.objects import ObjectVersion, printable
 from d7yfs.repository.repository import open_repositories
 from d7yfs.tree.listing import DirectoryListing
 from d7yfs.tree.visibility import in_words
@@ -39,12 +40,12 @@ def ls(url: str, as_json: bool, given: Given) -> None:
         shown = [["" if value is None else str(value) for value in row.values()] for row in rows]
         width = max((len(size) for _, size, _, _ in shown), default=0)
         for name, size, modified, version in shown:
-            click.echo(f"{size:>{width}}  {modified:<20}  {version:<34}  {name}")
+            say(f"{size:>{width}}  {modified:<20}  {version:<34}  {printable(name)}")
     if listing.hidden_count:
         first = listing.hidden[0]
-        click.echo(f"{listing.hidden_count} keys cannot be shown, such as {first.key!r}: {first.reason}", err=True)
+        say(f"{listing.hidden_count} keys cannot be shown, such as {first.key!r}: {first.reason}", err=True)
     if listing.withheld:
-        click.echo(f"not shown: {in_words(listing.withheld)}", err=True)
+        say(f"not shown: {in_words(listing.withheld)}", err=True)
 
 
 async def _listing(settings: Settings) -> DirectoryListing:

@@ -12,6 +12,7 @@ import click
 
 from d7yfs.cli import exit_status, report, ungrouped
 from d7yfs.cli.options import Command, Given, settings_options
+from d7yfs.cli.terminal import say
 from d7yfs.config.sources import Settings
 from d7yfs.errors import D7yfsError, MountError
 from d7yfs.host.launch import Readiness, launch
@@ -51,8 +52,8 @@ def mount(ctx: click.Context, arguments: tuple[str, ...], given: Given) -> None:
         ctx.exit(_serve(settings, readiness, read_again))
     said = launch(sys.argv[1:])
     for warning in said["warnings"]:
-        click.echo(f"d7yfs: warning: {warning}", err=True)
-    click.echo(said["ready"])
+        say(f"d7yfs: warning: {warning}", err=True)
+    say(said["ready"])
 
 
 def split_arguments(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], Path | None]:

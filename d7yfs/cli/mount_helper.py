@@ -5,6 +5,9 @@ mount.d7yfs SOURCE DIR [-sfnv] [-N NAMESPACE] [-t TYPE] -o OPTIONS          (mou
 helpers")
 
 SOURCE is as for `d7yfs mount`, several repositories joined by `;`, or `none` with `-o config=FILE`.
+A flag that restricts the mount is honoured: `noexec` is passed on, also if `user` implies it, and
+`ro`, `nosuid` and `nodev` hold for every mount.
+
 Every option of `d7yfs mount` is a mount option (`proxy=http://127.0.0.1:4001`, `allow_other`,
 `no_fallback`, `fallback=false`); fstab's options for all file systems are accepted. Measured on
 util-linux 2.38: mount strips `defaults`, `noauto` and `x-*`, and passes on quotes and backslashes
@@ -27,11 +30,14 @@ _USAGE = "mount.d7yfs SOURCE DIR [-sfnv] [-o OPTION[,OPTION]…]"
 
 _OF_ALL_FILE_SYSTEMS = (
     "defaults ro rw auto noauto nofail _netdev user nouser users owner group "
-    "suid nosuid dev nodev exec noexec sync async dirsync silent loud mand nomand "
+    "suid nosuid dev nodev symfollow nosymfollow sync async dirsync silent loud mand nomand "
     "atime noatime relatime norelatime strictatime nostrictatime diratime nodiratime lazytime nolazytime "
     "iversion noiversion comment"
 )
-_IGNORED = set(_OF_ALL_FILE_SYSTEMS.split())
+_EXECUTABLE = {"exec": True, "noexec": False, "user": False, "users": False}
+"""The options that say whether files may be executed; the last one counts (mount(8), "user")."""
+
+_IGNORED = {*_OF_ALL_FILE_SYSTEMS.split(), *_EXECUTABLE}
 
 _REFUSED = {
     "remount": "unmount it, and mount it again",
@@ -51,10 +57,13 @@ def translate(argv: Sequence[str]) -> list[str]:
     given = dict(switches)
     if "-N" in given:
         raise UsageError("-N is not supported", hint="run mount inside the namespace: nsenter --mount=FILE mount …")
-    arguments = []
+    arguments, executable = [], True
     for text in (value for switch, value in switches if switch == "-o"):
         for item in split_options(text):
+            executable = _EXECUTABLE.get(item.partition("=")[0].strip(), executable)
             arguments += _argument(item, sloppy="-s" in given)
+    if not executable:
+        arguments.append("--noexec")
     if "-v" in given and "--log-level" not in arguments:
         arguments += ["--log-level", "debug"]
     source, directory = operands

@@ -9,6 +9,7 @@ import click
 from d7yfs.cli import daemons, end_with
 from d7yfs.cli.as_json import print_list
 from d7yfs.cli.daemons import UntouchedPath
+from d7yfs.cli.terminal import say
 from d7yfs.config.schema import OPTIONS
 from d7yfs.control import control_socket
 from d7yfs.errors import MountError, UsageError
@@ -44,7 +45,7 @@ def health(mountpoint: Path | None, alive: bool, as_json: bool) -> None:
     answers, failures = daemons.ask(
         {path: str(mountpoint or f"the mount behind {path}") for path in paths},
         lambda path: control_socket.ask(path, "health", timeout_s=_HEALTH_TIMEOUT_S),
-        lambda answer: click.echo(f"{answer['mountpoint']}: {describe_health(parse(HealthStatus, answer))}"),
+        lambda answer: say(f"{answer['mountpoint']}: {describe_health(parse(HealthStatus, answer))}"),
         as_json=as_json,
     )
     end_with(failures)
@@ -72,7 +73,7 @@ def log_level(level: str | None, mountpoint: Path | None, as_json: bool) -> None
 
     def show(answer: control_socket.Reply) -> None:
         was = f" (was {answer['was']})" if level else ""
-        click.echo(f"{answer['mountpoint']}: {answer['level']}{was}; the log is {answer['log']}")
+        say(f"{answer['mountpoint']}: {answer['level']}{was}; the log is {answer['log']}")
 
     _, failures = daemons.ask(
         daemons.find(mountpoint), lambda path: control_socket.ask(path, "log-level", level=level), show, as_json=as_json
@@ -105,9 +106,9 @@ def reload(mountpoint: Path | None, pid: int | None, as_json: bool) -> None:
 def _show_reload(answer: control_socket.Reply) -> None:
     point, outcome = answer["mountpoint"], parse(ReloadStatus, answer)
     for line in describe_reload(outcome):
-        click.echo(f"{point}: {line}")
+        say(f"{point}: {line}")
     for warning in outcome.warnings:
-        click.echo(f"d7yfs: warning: {point}: {warning}", err=True)
+        say(f"d7yfs: warning: {point}: {warning}", err=True)
 
 
 def describe_reload(outcome: ReloadStatus) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from d7yfs.cli.terminal import say
 from d7yfs.config import kinds
 from d7yfs.config.schema import GROUPS, OPTIONS, Option
 from d7yfs.config.sources import CONFIG_VARIABLE, TORCHSERVE_VARIABLE, Settings, load_settings
@@ -44,7 +45,7 @@ class Given(NamedTuple):
             here=here,
         )
         for warning in () if quiet else settings.warnings:
-            click.echo(f"d7yfs: warning: {warning}", err=True)
+            say(f"d7yfs: warning: {warning}", err=True)
         return settings
 
 

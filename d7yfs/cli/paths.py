@@ -17,9 +17,11 @@ from d7yfs.cli import daemons, end_with
 from d7yfs.cli.as_json import print_line, print_object
 from d7yfs.cli.daemons import UntouchedPath
 from d7yfs.cli.status import describe_warm_up, show_size_roughly
+from d7yfs.cli.terminal import cell, say
 from d7yfs.control import control_socket
 from d7yfs.errors import D7yfsError, MountError
 from d7yfs.host import mount_table
+from d7yfs.objects import printable
 from d7yfs.stats.status import WarmUpStatus, parse
 
 _SHOWN = 20
@@ -82,7 +84,7 @@ def _warm(point: Path, paths: list[str], *, background: bool, as_json: bool) -> 
                 print_line({"mountpoint": str(point), **answer})
             elif report.state != "planning":
                 if not told and not report.fits:
-                    console.print(f"d7yfs: warning: {warn_of_size(report)}", style="yellow")
+                    console.print(cell(f"d7yfs: warning: {warn_of_size(report)}"), style="yellow")
                 told = True
                 bar.update(
                     task,
@@ -91,11 +93,11 @@ def _warm(point: Path, paths: list[str], *, background: bool, as_json: bool) -> 
                     total=max(report.missing_bytes, 1),
                 )
     if not as_json:
-        click.echo(summarize_warm_up(report))
+        say(summarize_warm_up(report))
     for path, reason in report.failures.items():
-        click.echo(f"d7yfs: error: {point / path}: {reason}", err=True)
+        say(f"d7yfs: error: {point / printable(path)}: {reason}", err=True)
     if (unnamed := report.files_failed - len(report.failures)) > 0:
-        click.echo(f"d7yfs: error: {unnamed} files more failed; the log names them", err=True)
+        say(f"d7yfs: error: {unnamed} files more failed; the log names them", err=True)
     if report.state in ("planning", "running") and not background:
         raise MountError(f"the daemon behind {point} ended before the warm-up did", hint="d7yfs status, and its log")
     return not report.files_failed and not report.files_left_out
@@ -141,7 +143,7 @@ def _refresh(point: Path, paths: list[str], *, as_json: bool) -> bool:
     if as_json:
         print_line({"mountpoint": str(point), "state": "done", **outcome})
     else:
-        click.echo(summarize_refresh(point, outcome))
+        say(summarize_refresh(point, outcome))
     return True
 
 
@@ -150,7 +152,7 @@ def summarize_refresh(point: Path, outcome: dict[str, Any]) -> str:
     counted = ", ".join(f"{outcome[kind]} {kind}" for kind in outcome["names"])
     lines = [f"{point}: {outcome['directories']} directories refreshed: {counted}"]
     for kind, names in outcome["names"].items():
-        lines += [f"  {kind:<9} {name}" for name in names[:_SHOWN]]
+        lines += [f"  {kind:<9} {printable(name)}" for name in names[:_SHOWN]]
         if (more := outcome[kind] - len(names[:_SHOWN])) > 0:
             lines.append(f"  {kind:<9} {more} more")
     return "\n".join(lines)
@@ -169,4 +171,4 @@ def stat(path: Path, as_json: bool) -> None:
     else:
         for name, value in answer.items():
             if name != "schema":
-                click.echo(f"{name + ':':<14}{value}")
+                say(f"{name + ':':<14}{value}")

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from d7yfs.cli import daemons, end_with
 from d7yfs.cli.daemons import UntouchedPath
+from d7yfs.cli.terminal import cell
 from d7yfs.control import control_socket
 from d7yfs.stats.repository_status import ListingStatus, RepositoryStatus, TrafficStatus
 from d7yfs.stats.status import CacheStatus, MountStatus, WarmUpStatus, parse
@@ -43,50 +43,55 @@ def status(mountpoint: Path | None, as_json: bool, settings: bool) -> None:
 
 
 def _table(mount: MountStatus) -> Table:
-    table = Table(show_header=False, title=mount.mountpoint, title_justify="left", title_style="bold")
+    table = Table(show_header=False, title=cell(mount.mountpoint), title_justify="left", title_style="bold")
+
+    def row(label: str, text: str | Text, style: str = "") -> None:
+        table.add_row(Text(label, style), cell(text) if isinstance(text, str) else text)
+
     for each in mount.repositories:
-        table.add_row("repository", f"{each.name}={each.url}".removeprefix("=") + f", {_describe_way(each)}")
+        row("repository", f"{each.name}={each.url}".removeprefix("=") + f", {_describe_way(each)}")
         if each.error:
-            table.add_row("[red]error[/red]", Text(f"{each.error}; it is an empty directory until it can be read"))
+            row("error", f"{each.error}; it is an empty directory until it can be read", "red")
         for warning in each.warnings:
-            table.add_row("[yellow]warning[/yellow]", Text(warning))
-        table.add_row("names", describe_listing(each.listing))
+            row("warning", warning, "yellow")
+        row("names", describe_listing(each.listing))
         if hidden := in_words(each.hidden):
-            table.add_row("hidden", hidden)
-        table.add_row("bytes", describe_traffic(each.traffic))
+            row("hidden", hidden)
+        row("bytes", describe_traffic(each.traffic))
         said = f"{each.fetched.direct_requests} direct"
         if each.proxy:
             said += f", {each.fetched.proxy_requests} by proxy"
         retries = sum(each.fetched.retries.values())
-        table.add_row("requests", said + (f", {retries} retries" if retries else ""))
+        row("requests", said + (f", {retries} retries" if retries else ""))
     for warm_up in mount.warm_ups:
         state = describe_warm_up(warm_up) if warm_up.state == "running" else warm_up.state
         paths = ", ".join(f"/{path}" for path in warm_up.paths)
-        table.add_row(f"warm-up {warm_up.id}", Text(f"{paths}: {state}"))
+        row(f"warm-up {warm_up.id}", f"{paths}: {state}")
     uptime = timedelta(seconds=int(mount.uptime_s))
-    table.add_row("daemon", f"pid {mount.pid}, up {uptime}, {show_size_roughly(mount.rss_bytes)} resident")
-    table.add_row("cache", _describe_cache(mount.cache))
-    table.add_row("known", f"{mount.tree.files} files, {mount.tree.directories} directories")
+    row("daemon", f"pid {mount.pid}, up {uptime}, {show_size_roughly(mount.rss_bytes)} resident")
+    row("cache", _describe_cache(mount.cache))
+    row("known", f"{mount.tree.files} files, {mount.tree.directories} directories")
     fuse = mount.fuse
-    table.add_row("read", f"{show_size_roughly(fuse.read_bytes)} by the kernel, {fuse.open_files} files open")
-    table.add_row("log", mount.log)
+    row("read", f"{show_size_roughly(fuse.read_bytes)} by the kernel, {fuse.open_files} files open")
+    row("log", mount.log)
     where = mount.metrics.listens_on
-    table.add_row("metrics", f"http://{where}/metrics" if where else mount.metrics.error or "none")
+    row("metrics", f"http://{where}/metrics" if where else mount.metrics.error or "none")
     for warning in mount.warnings:
-        table.add_row("warning", warning)
+        row("warning", warning)
     if (reload := mount.last_reload) is not None:
         if reload.error:
-            table.add_row("[red]error[/red]", Text(f"the settings could not be read again: {reload.error}"))
+            row("error", f"the settings could not be read again: {reload.error}", "red")
         if reload.later:
-            table.add_row("next mount", f"changes {', '.join(reload.later)}")
+            row("next mount", f"changes {', '.join(reload.later)}")
     return table
 
 
-def _describe_cache(cache: CacheStatus) -> str:
+def _describe_cache(cache: CacheStatus) -> Text:
     used, limit = show_size_roughly(cache.used_bytes), show_size_roughly(cache.limit_bytes)
-    stalled_s = cache.disk_stalled_s
-    stalled = f", [red]its disk has not answered for {stalled_s:.0f} s[/red]" if stalled_s else ""
-    return f"{escape(cache.directory)}: {used} of {limit}, {cache.hits} hits, {cache.misses} misses{stalled}"
+    said = cell(f"{cache.directory}: {used} of {limit}, {cache.hits} hits, {cache.misses} misses")
+    if cache.disk_stalled_s:
+        said.append(f", its disk has not answered for {cache.disk_stalled_s:.0f} s", "red")
+    return said
 
 
 def _describe_way(repository: RepositoryStatus) -> str:
@@ -150,7 +155,7 @@ def describe_warm_up(warm_up: WarmUpStatus) -> str:
 def _settings_table(mount: MountStatus) -> Table:
     table = Table("setting", "value", "from")
     for name, setting in mount.settings.items():
-        table.add_row(name, setting.value, setting.from_)
+        table.add_row(cell(name), cell(setting.value), cell(setting.from_))
     return table
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from d7yfs.cli.as_json import print_list
 from d7yfs.cli.daemons import UntouchedPath
+from d7yfs.cli.terminal import cell, say
 from d7yfs.config import kinds
 from d7yfs.config import torchserve as plugin_files
 from d7yfs.config.sources import TORCHSERVE_VARIABLE, parse_source, split_sources
@@ -190,7 +191,7 @@ def list_models(client: Management, as_json: bool, **_: Any) -> None:
     width = max((len(row.name) for row in rows), default=0)
     for row in rows:
         workers = f"{row.workers} of {max(row.workers, row.workers_wanted)} workers ready"
-        click.echo(f"{row.name:<{width}}  {row.version:<8}  {workers:<22}  {row.url}")
+        say(f"{row.name:<{width}}  {row.version:<8}  {workers:<22}  {row.url}")
 
 
 def _wanted(model: str | None, file: plugin_files.TorchServeFile | None) -> tuple[str, ...]:
@@ -205,12 +206,12 @@ def _plugin_file(path: Path | None) -> plugin_files.TorchServeFile | None:
         return None
     file = plugin_files.read(path)
     for warning in file.warnings:
-        click.echo(f"d7yfs: warning: {warning}", err=True)
+        say(f"d7yfs: warning: {warning}", err=True)
     return file
 
 
 def _note(text: str) -> None:
-    click.echo(f"d7yfs: note: {text}", err=True)
+    say(f"d7yfs: note: {text}", err=True)
 
 
 def _mounted(file: plugin_files.TorchServeFile | None) -> Path:
@@ -246,9 +247,9 @@ def _report(outcomes: Iterable[ModelOutcome], *, as_json: bool) -> None:
             rows.append(outcome)
             if not as_json:
                 console.print(f"[{_STYLE.get(outcome.result, 'green')}]{outcome.result:<12}[/] ", end="")
-                console.print(f"{outcome.model}{': ' if outcome.said else ''}{outcome.said}", markup=False)
+                console.print(cell(f"{outcome.model}{': ' if outcome.said else ''}{outcome.said}"))
                 if outcome.hint:
-                    console.print(f"{'':<13}→ {outcome.hint}", markup=False)
+                    console.print(cell(f"{'':<13}→ {outcome.hint}"))
     finally:
         if as_json:
             print_list(map(asdict, rows))

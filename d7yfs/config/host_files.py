@@ -26,15 +26,17 @@ class PluginFile:
     """True if the user told d7yfs, rather than the plugin, to read it."""
     named: bool = False
     content: torchserve.TorchServeFile | None = None
+    ignored: str = ""
+    """Why the file at the default path does not count."""
 
     @classmethod
     def locate(cls, chosen: Path | None, environ: Mapping[str, str], default: Path) -> PluginFile:
         """Find the file, and read it if it was named. Raises ConfigError."""
         if chosen is not None:
             return cls(chosen, chosen=True, named=True).read()
-        path, named = triton.locate(environ, torchserve.ENDPOINT_VARIABLE, default)
-        file = cls(path, named=named)
-        return file.read() if named else file
+        found = triton.locate(environ, torchserve.ENDPOINT_VARIABLE, default)
+        file = cls(found.path, named=found.named, ignored=found.ignored)
+        return file.read() if file.named else file
 
     def read(self) -> PluginFile:
         """The same with its content. Raises ConfigError."""
@@ -75,6 +77,8 @@ class HostFiles:
     credentials: triton.CredentialFile | None
     dragonfly: triton.DragonflyFile | None
     plugin: PluginFile
+    ignored: tuple[str, ...] = ()
+    """Why files at their default paths do not count."""
 
     def credentials_of(self, url: RepositoryUrl) -> Found | None:
         """The credentials for `url` in Triton's file, if that has a section for it. Raises
@@ -90,7 +94,7 @@ class HostFiles:
     def warnings(self) -> tuple[str, ...]:
         """The warnings of all files."""
         files = (self.credentials, self.dragonfly, self.plugin.content)
-        return tuple(text for file in files if file for text in file.warnings)
+        return self.ignored + tuple(text for file in files if file for text in file.warnings)
 
 
 def read_files(
@@ -101,13 +105,14 @@ def read_files(
 
     `home` is Triton's. Raises ConfigError.
     """
-    path, named = triton.locate(environ, triton.CREDENTIAL_VARIABLE, home / triton.CREDENTIAL_FILE)
-    keys = triton.read_credentials(path) if path and (named or credentials) else None
-    path, named = triton.locate(environ, triton.DRAGONFLY_VARIABLE, home / triton.DRAGONFLY_FILE)
-    dragonfly = triton.read_dragonfly(path) if path and (named or proxy) else None
+    held = triton.locate(environ, triton.CREDENTIAL_VARIABLE, home / triton.CREDENTIAL_FILE)
+    keys = triton.read_credentials(held.path) if held.path and (held.named or credentials) else None
+    agent = triton.locate(environ, triton.DRAGONFLY_VARIABLE, home / triton.DRAGONFLY_FILE)
+    dragonfly = triton.read_dragonfly(agent.path) if agent.path and (agent.named or proxy) else None
     if credentials or (proxy and not dragonfly):
         plugin = plugin.read()
     endpoint = plugin.content.dragonfly if plugin.content else None
     if endpoint and (plugin.chosen or (not dragonfly and (plugin.named or proxy))):
         dragonfly = endpoint
-    return HostFiles(keys, dragonfly, plugin)
+    ignored = [held.ignored] * credentials + [agent.ignored] * proxy + [plugin.ignored] * (credentials or proxy)
+    return HostFiles(keys, dragonfly, plugin, tuple(filter(None, ignored)))

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from d7yfs.config.settings_file import exposure, read_file
 from d7yfs.config.url import redact
 from d7yfs.errors import ConfigError
 
@@ -30,8 +31,10 @@ class JsonFile:
 
     def load(self, *, relaxed: bool = False) -> Mapping[str, object]:
         """The object in the file; `relaxed` allows `//` and trailing commas. Raises ConfigError."""
+        if risk := exposure(self.path, secret=True):
+            self.warnings.append(risk)
         try:
-            text = self.path.read_bytes().decode("utf-8-sig")
+            text = read_file(self.path).decode("utf-8-sig")
         except OSError as error:
             raise self.error(
                 f"cannot be read: {error.strerror}", "make it readable, or unset the setting that names it"

@@ -85,6 +85,10 @@ def _option(group: str, kind: kinds.Kind, help: str, value: Any = None, **more: 
 _repository, _dragonfly, _cache, _reading, _mount, _process, _monitoring = (partial(_option, group) for group in GROUPS)
 
 
+METRICS_ADDRESS = "127.0.0.1:7717"
+"""The default address of metrics, for root. Any local user can connect, so other users choose one."""
+
+
 def default_cache_dir(environ: Mapping[str, str], *, root: bool) -> Path:
     """`/var/cache/d7yfs` for root, else `d7yfs` in the user's cache directory (XDG)."""
     if root:
@@ -246,9 +250,20 @@ class RepositoryConfig:
         default="no socket",
     )
     p2p_verify: str = _dragonfly(
-        kinds.one_of("first-use", "sampled", "off"),
+        kinds.one_of("first-use", "sampled", "off", "required"),
         "Which pieces from dfdaemon are compared with its own CRC32 before they can be read: all, one of "
-        "sixteen, or none.",
+        "sixteen, or none. required is first-use, and drops a file that cannot be compared with the store: it comes from there.",
+    )
+    p2p_secret_file: Path | None = _dragonfly(
+        kinds.PATH,
+        "File with a secret of at least 16 bytes, the same on all hosts, that goes into the names of downloads. Without it any "
+        "client of a dfdaemon can compute them, and put other bytes under one first.",
+        default="none",
+    )
+    p2p_tokens: bool = _dragonfly(
+        kinds.TRUTH,
+        "Let bearer tokens go to dfdaemon, and so to other hosts, where the credentials cannot sign URLs. Without it such a "
+        "repository's files come straight from the store.",
     )
     p2p: P2p = _dragonfly(
         kinds.P2P,
@@ -319,6 +334,11 @@ class Config:
         "full also compares the MD5, which reads each file again, and smaller files. Wrong bytes are fetched again.",
         "checksum",
     )
+    cache_trust: str = _cache(
+        kinds.one_of("credentials", "shared"),
+        "Who may read what is cached: credentials (those to which the store has granted the object, which costs one request for a "
+        "file that others have brought), or shared (every mount that uses the directory).",
+    )
 
     metadata_ttl_s: float = _reading(
         kinds.LIFETIME,
@@ -338,10 +358,10 @@ class Config:
 
     allow_other: bool = _mount(
         kinds.TRUTH,
-        "Let other users read the mount (a model server often is one).",
-        _is_root,
-        default="yes for root, else no",
+        "Let all users of this host read the mount, as a model server under its own user needs it. Otherwise only the "
+        "user who mounts can.",
     )
+    noexec: bool = _mount(kinds.TRUTH, "Let nobody execute a file of the mount.")
     allow_empty: bool = _mount(
         kinds.TRUTH,
         "Mount a prefix with nothing under it. Otherwise that is an error, because it is nearly always a typo.",
@@ -384,7 +404,8 @@ class Config:
         kinds.LISTEN,
         "Address for /metrics (Prometheus), /healthz and /readyz, such as 0.0.0.0:7717; none for none. Anybody who can connect may "
         "read them. If the port is taken, by another mount for example, the mount does without.",
-        "127.0.0.1:7717",
+        lambda: METRICS_ADDRESS if _is_root() else "",
+        default=f"{METRICS_ADDRESS} for root, else none",
     )
     metrics_per_model: int = _monitoring(
         kinds.MODELS,

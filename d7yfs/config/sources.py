@@ -37,6 +37,7 @@ from d7yfs.config.schema import (
     RepositoryConfig,
     default_cache_dir,
 )
+from d7yfs.config.settings_file import exposure
 from d7yfs.config.toml import Source, TomlFile, check_name, read_toml
 from d7yfs.config.url import RepositoryUrl
 from d7yfs.errors import ConfigError
@@ -147,7 +148,16 @@ def load_settings(
         proxy=any(proxy is None or proxy.value for proxy in (first("proxy", stack) for stack in stacks)),
     )
     warnings += files.warnings
+    if named:
+        warnings += filter(None, [exposure(here / named, secret=False)])
     resolved = [_resolve(source, stack, files, environ) for source, stack in zip(chosen, stacks, strict=True)]
+
+    for _, credential, _ in resolved:
+        if isinstance(credential.value, CredentialsFile):
+            warnings += filter(None, [exposure(credential.value.path, secret=True)])
+    for repository, _, _ in resolved:
+        if repository.p2p_secret_file:
+            warnings += filter(None, [exposure(repository.p2p_secret_file, secret=True)])
 
     values: dict[str, Any] = {"cache_dir": default_cache_dir(environ, root=os.geteuid() == 0)}
     provenance: dict[str, str] = {}

@@ -23,6 +23,7 @@ from typing import Any
 
 from d7yfs.config.layers import Layer, Value, parse_value, spellings, suggestion
 from d7yfs.config.schema import OPTIONS
+from d7yfs.config.settings_file import read_file
 from d7yfs.config.url import RepositoryUrl, redact
 from d7yfs.errors import ConfigError
 
@@ -53,7 +54,7 @@ class TomlFile:
 def read_toml(path: Path) -> TomlFile:
     """Parse and validate the file. Raises ConfigError: the file, the key, what is allowed."""
     try:
-        content = tomllib.loads(path.read_bytes().decode())
+        content = tomllib.loads(read_file(path).decode())
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot be read: {error.strerror}", hint="check the path given as --config"
@@ -62,8 +63,8 @@ def read_toml(path: Path) -> TomlFile:
         raise ConfigError(f"{path}: is not UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise _malformed(path, str(error)) from None
-    except RecursionError:
-        raise ConfigError(f"{path}: is nested too deep") from None
+    except (RecursionError, ValueError):
+        raise ConfigError(f"{path}: is nested too deep, or a number is too long") from None
     content = _normal_keys(content, str(path))
     known = spellings(OPTIONS.values()) | {other: other for other in _OTHER_KEYS}
     layer = _read_options(path, str(path), content, known)

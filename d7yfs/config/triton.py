@@ -16,10 +16,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from d7yfs.config.json_file import JsonFile
 from d7yfs.config.kinds import parse_proxy
 from d7yfs.config.schema import Credentials, CredentialsFile, Profile, ProviderChain, StaticKeys
+from d7yfs.config.settings_file import distrust
 from d7yfs.config.url import SCHEMES, RepositoryUrl, redact
 from d7yfs.errors import ConfigError
 from d7yfs.objects import SecretStr
@@ -98,15 +100,30 @@ class DragonflyFile:
     warnings: tuple[str, ...]
 
 
-def locate(environ: Mapping[str, str], variable: str, default: Path) -> tuple[Path | None, bool]:
-    """The file to read, and whether the variable names it; an empty variable means no file."""
+class Located(NamedTuple):
+    """The place of a file, and how it was found."""
+
+    path: Path | None
+    """None for no file."""
+    named: bool = False
+    """True if the variable names it."""
+    ignored: str = ""
+    """Why a file at the default path does not count, in words."""
+
+
+def locate(environ: Mapping[str, str], variable: str, default: Path) -> Located:
+    """Find a file; an empty variable means no file. A default path must be trusted (`distrust`)."""
     named = environ.get(variable)
     if named is not None:
-        return (Path(named).absolute() if named else None), bool(named)
+        return Located(Path(named).absolute() if named else None, bool(named))
     try:
-        return (default if default.exists() else None), False
+        if not (default.exists() or default.is_symlink()):
+            return Located(None)
     except PermissionError:  # a home directory that we may not read
-        return None, False
+        return Located(None)
+    if reason := distrust(default):
+        return Located(None, ignored=f"{default} is ignored: {reason}; set {variable} to use it nevertheless")
+    return Located(default)
 
 
 def read_credentials(path: Path) -> CredentialFile:

@@ -20,7 +20,8 @@ tools' spelling. On Azure an account comes before the container, and decides the
 Keys are opaque: nothing is percent-decoded, case and an inner `//` are kept (on S3, `a//b` and
 `a/b` are two keys). Slashes around the prefix are dropped. Segments `.` and `..` are refused,
 because HTTP software on the way may resolve them and so reach another bucket. Credentials in a URL
-are refused, and no message repeats them.
+and signatures in its query are refused, and no message repeats them: a URL is in the mount table,
+the log and the list of processes.
 
 Cached objects have another spelling too, for keys that these forms cannot write: `place`.
 """
@@ -47,6 +48,13 @@ AZURE_SUFFIX = "core.windows.net"
 _AZURE_HOST = re.compile(r"(?P<account>[a-z0-9]{3,24})\.(?:blob|dfs)\.(?P<suffix>[a-z0-9.-]+)")
 _ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
 _OSS_HOST = re.compile(r"(?P<bucket>[a-z0-9-]+)\.(?P<endpoint>[a-z0-9-]+(?:\.[a-z0-9-]+)+)")
+_SIGNATURE = re.compile(
+    r"[?&;](?:sig|(?:x-(?:amz|goog|oss|obs)-)?(?:signature|credential|security-token)|(?:access_?)?token|"
+    r"(?:aws|oss|goog)?access(?:key)?id|sv)=",
+    re.IGNORECASE,
+)
+"""A parameter of a presigned URL or a shared access signature."""
+
 _FORMS = "s3://bucket/prefix, s3://host:port/bucket/prefix or s3://https://host/bucket/prefix"
 _AZURE_FORMS = "as://account/container/prefix"
 
@@ -82,6 +90,13 @@ class RepositoryUrl:
         scheme, rest = _split_scheme(text)
         if any(ord(char) < 0x20 or ord(char) == 0x7F or 0xD800 <= ord(char) < 0xE000 for char in text):
             raise _error(text, "holds a control character or is not UTF-8", f"write {_FORMS}")
+        if _SIGNATURE.search(text):
+            raise _error(
+                text,
+                "has a signature or a token in its query",
+                "a mount signs its requests itself: remove the query, and see the credentials in docs/clouds.md; every "
+                "user of this host may have seen it in the list of processes",
+            )
         account = ""
         if scheme == "as":
             endpoint_url, account, path = _split_account(text, rest)
@@ -92,7 +107,7 @@ class RepositoryUrl:
             endpoint_url, bucket = f"https://{named['endpoint']}", named["bucket"]
         if bucket and not _BUCKET.fullmatch(bucket):
             raise _error(
-                text, f"{bucket!r} is not a bucket name", "a bucket name has letters, digits, '.', '-' and '_'"
+                text, f"{redact(bucket)!r} is not a bucket name", "a bucket name has letters, digits, '.', '-' and '_'"
             )
         if not {".", ".."}.isdisjoint(prefix.split("/")):
             raise _error(text, "has a '.' or '..' segment in its prefix", "write the prefix as it is in the keys")

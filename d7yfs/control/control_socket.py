@@ -18,6 +18,7 @@ import logging
 import math
 import os
 import socket
+import stat
 import struct
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from pathlib import Path
@@ -26,6 +27,8 @@ from typing import Any
 import trio
 
 from d7yfs.errors import D7yfsError, MountError, UsageError
+from d7yfs.host.acceptor import accept_clients
+from d7yfs.host.descriptors import Reserve
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +42,8 @@ REQUEST_BYTES = 8 << 20
 """More than a command line holds by default, however its paths are escaped: 2 MiB (execve(2))."""
 REPLY_BYTES = 16 << 20
 _CHUNK_BYTES = 64 << 10
+_CLIENTS = 256
+"""Most clients at once; reports, which may last, are such."""
 CLIENT_TIMEOUT_S = 10.0
 
 _CREDENTIALS = struct.Struct("3i")
@@ -67,13 +72,25 @@ def prepare_runtime_directory() -> None:
     path = runtime_directory()
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        owner = path.stat()
     except OSError as error:
         raise MountError(
             f"{path} cannot be made: {error.strerror}", hint="set D7YFS_RUNTIME_DIR to a directory of yours"
         ) from error
-    if owner.st_uid != os.geteuid() or owner.st_mode & 0o077:
-        raise MountError(f"{path} must belong to uid {os.geteuid()} alone (mode 0700)", hint=f"chmod 700 {path}")
+    _check_runtime_directory(path)
+
+
+def _check_runtime_directory(path: Path) -> None:
+    """Believe no socket that another user could have put there. Raises MountError; an absent
+    directory is no fault."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise MountError(
+            f"{path} is no directory of uid {os.geteuid()} alone (mode 0700): its sockets are not believed",
+            hint="remove it, or set D7YFS_RUNTIME_DIR to a directory of yours",
+        )
 
 
 def socket_path(mountpoint: Path) -> Path:
@@ -89,10 +106,7 @@ async def serve(
     listener = await _listen(path)
     task_status.started()
     try:
-        async with trio.open_nursery() as nursery:
-            while True:
-                stream = trio.SocketStream((await listener.accept())[0])
-                nursery.start_soon(_answer, stream, handlers)
+        await accept_clients(listener, lambda stream: _answer(stream, handlers), limit=_CLIENTS, reserve=Reserve())
     finally:
         listener.close()
         path.unlink(missing_ok=True)
@@ -262,6 +276,7 @@ def follow(
             f"too much is asked for at once: {len(request)} bytes, at most {REQUEST_BYTES}",
             hint="name fewer paths at a time, or directories above them",
         )
+    _check_runtime_directory(path.parent)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(timeout_s)
         try:
@@ -284,12 +299,19 @@ def follow(
 
 
 def find_sockets() -> list[Path]:
-    """The sockets of this user's mounts; those of dead daemons are removed. Waits for no answer."""
+    """The sockets of this user's mounts; those of dead daemons are removed. Waits for no answer.
+
+    Raises MountError if the runtime directory is not this user's alone.
+    """
     return [path for path, _ in _listeners()]
 
 
 def is_abandoned(path: Path) -> bool:
-    """True if a dead daemon left its socket at `path`: no process listens. Waits for no answer."""
+    """True if a dead daemon left its socket at `path`: no process listens. Waits for no answer.
+
+    Raises MountError if its directory is not this user's alone.
+    """
+    _check_runtime_directory(path.parent)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.setblocking(False)
         return client.connect_ex(str(path)) == errno.ECONNREFUSED
@@ -305,6 +327,7 @@ def find_socket(pid: int) -> Path:
 
 def _listeners() -> Generator[tuple[Path, int], None, None]:
     """The sockets, each with the pid of its listener; 0 if its queue of connections is full."""
+    _check_runtime_directory(runtime_directory())
     for path in sorted(runtime_directory().glob("*.sock")):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
             client.setblocking(False)

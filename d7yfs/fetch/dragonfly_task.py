@@ -11,6 +11,8 @@ dfdaemon never revalidates a task it knows. So the version is bound into the tas
 - By the URL, where the origin puts the version there: the origin enforces it, and such a task can
   be preheated.
 - Else by a content id, made of everything that identifies the version and equal on all hosts.
+- With a cluster secret by such a content id in any case, keyed with the secret. All else about a
+  version can be known to any client of a dfdaemon, which could put bytes under its task first.
 - Else, at a proxy that is known to ignore content ids, by the tag. Any client makes it part of the
   task. But it is a label of dfdaemon's metrics too, and one label for each version burdens them.
 
@@ -22,6 +24,7 @@ Called by the fetcher, and by the hand-over for the same task.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -69,7 +72,7 @@ TASK_ID_HEADER = "x-dragonfly-task-id"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TaskOptions:
-    """The settings of a repository's tasks. The values of `headers` are secrets."""
+    """The settings of a repository's tasks. `secret` and the values of `headers` are secrets."""
 
     tag: str = ""
     application: str = ""
@@ -81,6 +84,8 @@ class TaskOptions:
     """Further query parameters that are no part of a task's identity."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """The user's own, for proxied requests only. Ours win over them."""
+    secret: bytes = b""
+    """The key of content ids; empty: any client can compute them."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -143,7 +148,9 @@ def task(
     users = {name.lower(): value for name, value in options.headers.items()}
     tag = options.tag or users.get("x-dragonfly-tag", "")
     application = options.application or users.get("x-dragonfly-application", "")
-    content = "" if names_version(url) else content_id(store, version, options.piece_length_bytes)
+    content = ""
+    if options.secret or not names_version(url):
+        content = content_id(store, version, options.piece_length_bytes, options.secret)
     if not content_ids and content:
         tag, content = (f"{tag}-{content}" if tag else content), ""
     ours = {
@@ -176,15 +183,17 @@ _IDENTITY = (
 )
 
 
-def content_id(store: StoreIdentity, version: ObjectVersion, piece_length_bytes: int = 0) -> str:
+def content_id(store: StoreIdentity, version: ObjectVersion, piece_length_bytes: int = 0, secret: bytes = b"") -> str:
     """Name one version of one object on all hosts: the task id is a hash of this and nothing else.
 
-    A piece length of 0 is bound by the size, from which dfdaemon computes it.
+    A piece length of 0 is bound by the size, from which dfdaemon computes it. Only holders of a
+    `secret` can compute the name (HMAC-SHA-256).
     """
     fields: tuple[str | int, ...] = ("d7yfs-1", store.in_tasks, version.key, version.validator, version.size_bytes)
     if piece_length_bytes:
         fields += (piece_length_bytes,)
-    return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
+    named = json.dumps(fields).encode()
+    return (hmac.new(secret, named, hashlib.sha256) if secret else hashlib.sha256(named)).hexdigest()
 
 
 def filtered_params(signature_params: Iterable[str], user_filter: Iterable[str]) -> tuple[str, ...]:

@@ -1,5 +1,4 @@
-"""Gets ranges of object versions: sign, GET, verify, write, retry. The only place where bodies
-enter d7yfs by HTTP.
+"""Gets ranges of object versions by HTTP: sign, GET, verify, write, retry. No other room does.
 
 A `Fetcher` belongs to one repository's origin. It moves each byte once, from the socket into a
 buffer of its own pool and from there to the caller's sink. It hands on no byte of a reply that
@@ -30,9 +29,11 @@ from d7yfs.errors import (
     VersionUnbound,
 )
 from d7yfs.fetch import dragonfly_task, silence
+from d7yfs.fetch.bearer_tokens import BearerTokens
 from d7yfs.fetch.dragonfly_proxy import QUEUE_PATIENCE_S, Proxies, Proxy, Registration
 from d7yfs.fetch.gone import GoneVersions
 from d7yfs.fetch.journal import Journal
+from d7yfs.fetch.proofs import Proofs
 from d7yfs.fetch.proxy_outage import FallbackLimiter
 from d7yfs.fetch.reply import check_head, error_of, proves
 from d7yfs.fetch.transfer import DIRECT, FALLBACK, Bandwidth, Sink, Transfer, Urgency, pause_before_retry_s
@@ -73,15 +74,17 @@ class Fetcher:
         max_connections: int,
         all_prefetches: trio.CapacityLimiter | None = None,
         models: Models | None = None,
+        tokens: BearerTokens | None = None,
     ) -> None:
         """`all_prefetches` bounds the prefetches of the fetchers that share it. Ranges that a
         reader waits for know only their own origin's bound, so that one that stalls takes nothing
-        from others.
-        """
+        from others. `tokens` decides on requests for dfdaemon."""
         self.origin = origin
         self.proxy = proxy
         self.counters = blank(FetchedStatus)
         self.models = models or Models()
+        self.tokens = tokens or BearerTokens(origin.url)
+        self.proofs = Proofs()
         self.journal = Journal(self.models)
         self.bandwidth = Bandwidth()
         self.suspects: set[tuple[str, str, int]] = set()
@@ -95,6 +98,8 @@ class Fetcher:
         self._fallback = FallbackLimiter()
         self.on_retracted: Callable[[ObjectVersion], None] = lambda _: None
         """Told of a version whose bytes came wrong, after readers may have had them."""
+        self.on_granted: Callable[[ObjectVersion], None] = lambda _: None
+        """Told of a version once a request for it, with the present credentials, was answered."""
         self._gone = GoneVersions()
         self._buffers: list[bytearray] = []
 
@@ -125,14 +130,14 @@ class Fetcher:
 
     async def prepare(self) -> None:
         """Prepare the first read: signing key, connection, buffer. A failure is that read's to
-        tell.
-        """
+        tell."""
         self._buffers.append(bytearray(BUFFER_BYTES))
         try:
             request = await self.origin.read_request(_ANY_VERSION, presigned=self.proxy is not None)
             if self.proxy is None:
                 await self._transport.connect(request.url)
                 return
+            self.tokens.note(request, trio.current_time())
             for proxy in self.proxy.all:
                 await proxy.learn_health()
             await self.proxy.all[0].transport.connect(request.url, via=self.proxy.all[0].url)
@@ -162,8 +167,7 @@ class Fetcher:
 
         Without `urgency` a reader waits. Raises VersionGone, AccessDenied, ObjectArchived at once,
         BadReply after a few tries, and OriginUnavailable (ProxyUnavailable) when no byte has come
-        for the read timeout.
-        """
+        for the read timeout."""
         urgency = urgency or Urgency(urgent=True)
         instead = not proxied and reason in (DIRECT, FALLBACK) and self.proxy is not None and self.proxy.down
         async with AsyncExitStack() as stack:
@@ -237,8 +241,7 @@ class Fetcher:
 
         Raises ProxyUnavailable when no proxy is worth asking, or it fails before the first byte or
         for the second time; where it is required, when no byte has come for the read timeout.
-        Errors of the origin that the proxy reports are raised as by `fetch`.
-        """
+        Errors of the origin that the proxy reports are raised as by `fetch`."""
         assert self.proxy is not None
         transfer = Transfer(version, wanted, sink)
         transfer.on_task = on_task
@@ -319,12 +322,15 @@ class Fetcher:
         """Make one GET to the end of the range, from the seam before the offset reached."""
         version = transfer.version
         rest = transfer.rest
-        request = await self.origin.read_request(version, presigned=proxy is not None, fresh=fresh)
+        origin = self.origin
+        request = await origin.read_request(version, presigned=proxy is not None, fresh=fresh)
         url, headers, transport, task = request.url, dict(request.headers), self._transport, None
         if proxy is not None and self.proxy is not None:
+            self.tokens.judge(request, self.name(version), trio.current_time())
+            self.proofs.begin(version)
             task = dragonfly_task.task(
                 request,
-                self.origin.identity,
+                origin.identity,
                 version,
                 self.proxy.options,
                 content_ids=proxy.binds_content_ids,
@@ -347,6 +353,8 @@ class Fetcher:
         sent_at = trio.current_time()
         async with transport.get(url, headers, via=proxy.url if proxy else "") as response:
             await self._check(response, version, rest, proxy, task)
+            if origin is self.origin:
+                self.on_granted(version)
             replied_at = trio.current_time()
             await self._receive(response, transfer, proxy)
         if proxy is None:

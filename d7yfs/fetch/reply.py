@@ -22,7 +22,7 @@ from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.origins.encryption import undecryptable
 from d7yfs.origins.rest import request_id, retry_after_s
 
-_CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
 _EXPIRED_CODES = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
 """S3 answers 400 for an expired session token."""
 _BUSY_CODES = {"RequestTimeout", "SlowDown"}

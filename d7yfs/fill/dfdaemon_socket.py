@@ -14,7 +14,6 @@ The only module that imports grpc; imported only when a socket is configured. Us
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -30,6 +29,7 @@ import grpc
 import trio
 from dragonfly_api import common_pb2, dfdaemon_pb2
 
+from d7yfs.bounds.values import read_integer, read_json
 from d7yfs.errors import BadReply, D7yfsError, HandoverUnavailable
 from d7yfs.fetch.dragonfly_task import Task
 from d7yfs.fetch.reply import error_of
@@ -320,6 +320,6 @@ def _backend_status(error: grpc.RpcError) -> int:
     """
     metadata: dict[str, bytes] = dict((isinstance(error, grpc.Call) and error.trailing_metadata()) or ())
     try:
-        return int(json.loads(metadata[_STATUS_DETAILS])["status_code"] or 503)
+        return read_integer(read_json(metadata[_STATUS_DETAILS])["status_code"] or 503, most=999)
     except (KeyError, ValueError, TypeError):
         return 0

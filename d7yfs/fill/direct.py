@@ -19,7 +19,8 @@ from functools import partial
 
 import trio
 
-from d7yfs.cache.pair import append_block, blocks_of
+from d7yfs.cache.leases import append_block
+from d7yfs.cache.pair import blocks_of
 from d7yfs.cache.version import CachedVersion
 from d7yfs.errors import D7yfsError, Stopped
 from d7yfs.fetch.fetcher import Fetcher
@@ -103,7 +104,7 @@ class DirectFiller:
         elif not self._filling and self._target.keeps:
             self._filling = True
             self._nursery.start_soon(self._fill)
-            self._target.hold()
+            self._target.begin_work()
 
     async def _fill(self) -> None:
         """Keep as much under way as the origin has use for, until all is there, no room is left, or
@@ -130,7 +131,7 @@ class DirectFiller:
                     fill.outcome = "broken off" if left_bytes else COMPLETE
         finally:
             self._filling = False
-            target.drop()
+            target.end_work()
 
     @property
     def _missing_bytes(self) -> int:
@@ -165,7 +166,7 @@ class DirectFiller:
                     self._asked_bytes += piece.size
                     self._nursery.start_soon(self._bring, piece, urgency, proxied, reason or self._reason)
                     self._in_flight.update(dict.fromkeys(blocks_of(piece), urgency))
-                    self._target.hold()
+                    self._target.begin_work()
         return self._asked_bytes - before_bytes
 
     async def _bring(self, piece: ByteRange, urgency: Urgency, proxied: bool, reason: str) -> None:
@@ -217,7 +218,7 @@ class DirectFiller:
             try:
                 target.end_transfer(piece, error)
             finally:
-                target.drop()
+                target.end_work()
 
     async def _watch(self, theirs: list[ByteRange]) -> tuple[list[ByteRange], bool]:
         """Wait until other daemons have brought `theirs` or leave some of it to us; returns what is

@@ -198,8 +198,12 @@ class Handover:
 
         version, origin = target.version, self._fetcher.origin
         request = await origin.read_request(version, presigned=True, fresh=fresh)
-        task = self.task(request, version)
         name = self._fetcher.name(version)
+        self._fetcher.tokens.judge(request, name, trio.current_time())
+        task = self.task(request, version)
+        if target.backing.link_is_wrong:
+            self._fetcher.suspects.add(version.identity)
+            raise BadReply(f"{name}: dfdaemon's file was written after its check, and is not used again")
         link_path = target.backing.new_link_path()
         if link_path is None:
             raise BadReply(f"{name}: there is no cache on disk to link it into")
@@ -211,7 +215,7 @@ class Handover:
                     receiver = Receiver(self, order, target, advance, registration, fill)
                     await self._socket.download(order, receiver)
             finally:
-                target.backing.clear_link_path(link_path)
+                target.backing.end_link(link_path)
             receiver.finish()
             fill.outcome = COMPLETE
 
@@ -220,6 +224,8 @@ class Handover:
     def count(self, version: ObjectVersion, piece: Piece, *, checked: bool) -> None:
         """Count a piece that has become readable."""
         self._record_success()
+        self._fetcher.on_granted(version)
+        self._fetcher.proofs.begin(version)
         self.counters.checked_pieces += checked
         self._fetcher.models.of(version.key).count_piece(piece.range.size, piece.traffic)
 
@@ -339,7 +345,7 @@ def open_handover(
         options=options,
         limits=limits,
         required=not config.fallback,
-        verify=Verify(config.p2p_verify),
+        verify=Verify.FIRST_USE if config.p2p_verify == "required" else Verify(config.p2p_verify),
         certificates=certificates,
     )
 

@@ -25,7 +25,7 @@ import trio
 
 from d7yfs.cache.version import CachedVersion
 from d7yfs.config.p2p import Mode
-from d7yfs.errors import D7yfsError, HandoverUnavailable, ProxyUnavailable, Stopped
+from d7yfs.errors import D7yfsError, HandoverUnavailable, ProxyUnavailable, Stopped, TokenWithheld
 from d7yfs.fetch import silence
 from d7yfs.fetch.dragonfly_proxy import Proxies, Registration
 from d7yfs.fetch.dragonfly_task import MAX_DIRECT_BYTES
@@ -142,7 +142,7 @@ class StreamFiller:
     def _start(self, wanted: ByteRange) -> None:
         self._running = _Running(wanted)
         self._nursery.start_soon(self._stream, self._running)
-        self._target.hold()
+        self._target.begin_work()
 
     @property
     def _left_bytes(self) -> int:
@@ -197,7 +197,8 @@ class StreamFiller:
         suspect = not self._required and self._target.version.identity in self._fetcher.suspects
         arriving = self._running is not None and self._running.state().silent_s < SILENCE_S
         usable = any(way.usable for way in (self._proxy, self._handover) if way is not None)
-        return self._refused or suspect or not (usable or arriving)
+        withheld = self._fetcher.tokens.is_direct(trio.current_time())
+        return self._refused or suspect or withheld or not (usable or arriving)
 
     def _is_behind_another_daemons_stream(self, missing: ByteRange) -> bool:
         """True if another daemon streams, and has probably come as far as `missing`."""
@@ -268,7 +269,7 @@ class StreamFiller:
                 self._refused = not required
             error = failure if required else None
             fills_on = error is None
-            if error is None:
+            if error is None and not isinstance(failure, TokenWithheld):
                 facts = fields_of(failure.about(object=name))
                 log.warning("%s; reading on from the origin at %d", failure.message, running.position, extra=facts)
         except Exception as failure:
@@ -285,7 +286,7 @@ class StreamFiller:
                 if fills_on:
                     self.fill()
             finally:
-                target.drop()
+                target.end_work()
 
     async def _hand_over(self, running: _Running, silent: Callable[[], None]) -> bool:
         """Have dfdaemon hand the object over; False when that does not work and the proxy is to be
@@ -305,7 +306,8 @@ class StreamFiller:
         try:
             await silence.watch(bring, running.alive_at, silent)
         except D7yfsError as error:
-            if self._proxy is None or target.version.identity in self._fetcher.suspects:
+            suspect = target.version.identity in self._fetcher.suspects
+            if self._proxy is None or suspect or isinstance(error, TokenWithheld):
                 raise
             facts = fields_of(error.about(object=self._fetcher.name(target.version)))
             log.info("%s; going on through the proxy at %d", error.message, running.position, extra=facts)

@@ -4,6 +4,10 @@ A version that was filled while it was open here is compared once all of it is o
 its own. One request gets the recorded CRC32C, which is compared with the one that follows from the
 blocks'; no byte is read. A version that was whole when it was opened is not compared again.
 
+dfdaemon and its peers are not believed. So a version of which bytes came through them is compared
+whatever its size, without a CRC32C by its MD5, for which the file is read back. Where the store has
+neither, blocks chosen at random are fetched from it, SAMPLED_BLOCKS at most, and compared.
+
 Wrong bytes are struck out of the cache, and the kernel's pages of them dropped: the next read
 fetches the file again, from the store itself if that may stand in for the proxy. A version that is
 wrong for the second time in this process is kept, and the log says so. Then the record is wrong, or
@@ -17,19 +21,30 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
 
 import trio
 
+from d7yfs.cache.pair import block_count, block_range
 from d7yfs.cache.version import CachedVersion
 from d7yfs.errors import D7yfsError
 from d7yfs.fetch.fetcher import Fetcher
+from d7yfs.fetch.proofs import Proof
+from d7yfs.fetch.transfer import Urgency
 from d7yfs.fill.direct import SMALL_BYTES
 from d7yfs.logs import fields, fields_of
 from d7yfs.objects import PART_BYTES, ByteRange, ObjectVersion
+from d7yfs.origins.origin import Checksums
 
 log = logging.getLogger(__name__)
+
+SAMPLED_BLOCKS = 4
+"""Blocks of 1 MiB that are fetched for comparison, where there is no checksum: as much as any
+version may have straight from the store."""
+SAMPLE = "sample"
+"""The reason for these bytes."""
 
 _AT_ONCE = 2
 """Comparisons at once: few, as they and listings share the origin's worker threads."""
@@ -39,8 +54,8 @@ class Verifier:
     """The verifier of one repository's versions.
 
     `full`: also small versions, whose request costs as much as they do, and by MD5 where there is
-    no CRC32C. `forget_pages` has the kernel drop its cached pages of a version; it may wait for
-    running reads.
+    no CRC32C. `required`: drop what came through Dragonfly and cannot be compared. `forget_pages`
+    has the kernel drop its cached pages of a version; it may wait for running reads.
     """
 
     def __init__(
@@ -49,49 +64,95 @@ class Verifier:
         nursery: trio.Nursery,
         *,
         full: bool,
+        required: bool = False,
         forget_pages: Callable[[ObjectVersion], Awaitable[None]],
     ) -> None:
         self._fetcher = fetcher
         self._nursery = nursery
         self._full = full
+        self._required = required
         self._forget_pages = forget_pages
         self._comparisons = trio.CapacityLimiter(_AT_ONCE)
 
     def compare(self, target: CachedVersion) -> None:
-        """Compare `target`, which has come whole, unless it is small."""
-        if self._full or target.version.size_bytes > SMALL_BYTES:
+        """Compare `target`, which has come whole, unless it is small and came from the store."""
+        if self._full or self._came_by_p2p(target) or target.version.size_bytes > SMALL_BYTES:
             self._nursery.start_soon(self._verify, target)
-            target.hold()
+            target.begin_work()
 
     async def _verify(self, target: CachedVersion) -> None:
         name = self._fetcher.name(target.version)
         try:
-            async with self._comparisons:
-                difference = await self._difference(target)
+            proof, difference = await self._compare(target, name)
+            if proof is not Proof.PENDING and self._came_by_p2p(target):
+                self._fetcher.proofs.settle(target.version, proof)
+                self._fetcher.counters.count_proof(proof)
+                if proof is Proof.NOT_PROVABLE and self._required:
+                    await self._refuse(target, name)
             if difference:
                 await self._distrust(target, name, difference)
-        except (D7yfsError, OSError) as error:
-            facts = fields_of(error.about(object=name)) if isinstance(error, D7yfsError) else fields({"object": name})
-            log.info("%s could not be compared with its checksum: %s", name, error, extra=facts)
         except Exception:
             log.exception("%s: comparing it with its checksum failed unexpectedly", name)
         finally:
-            target.drop()
+            target.end_work()
 
-    async def _difference(self, target: CachedVersion) -> str:
-        """The difference in words; empty when there is none, or nothing to compare. Raises the
-        origin's errors, and OSError.
+    async def _compare(self, target: CachedVersion, name: str) -> tuple[Proof, str]:
+        """The result of `_prove`, NOT_PROVABLE where that fails."""
+        try:
+            async with self._comparisons:
+                return await self._prove(target)
+        except (D7yfsError, OSError) as error:
+            facts = fields_of(error.about(object=name)) if isinstance(error, D7yfsError) else fields({"object": name})
+            log.info("%s could not be compared with its checksum: %s", name, error, extra=facts)
+            return Proof.NOT_PROVABLE, ""
+
+    def _came_by_p2p(self, target: CachedVersion) -> bool:
+        return self._fetcher.proofs.of(target.version) is not None
+
+    async def _prove(self, target: CachedVersion) -> tuple[Proof, str]:
+        """The proof, and the difference in words, which is empty unless the proof is WRONG. Raises
+        the origin's errors, and OSError.
         """
-        recorded = await self._fetcher.origin.checksums(target.version)
+        version, p2p = target.version, self._came_by_p2p(target)
+        try:
+            recorded = await self._fetcher.origin.checksums(version)
+        except D7yfsError as error:
+            if not p2p:
+                raise
+            log.info("%s: its checksum cannot be had: %s", self._fetcher.name(version), error)
+            recorded = Checksums()
         if recorded.crc32c is not None:
             crc = await trio.to_thread.run_sync(target.backing.whole_crc32c)
-            if crc is not None and crc != recorded.crc32c:
-                return f"its CRC32C is {crc:08x}, the store recorded {recorded.crc32c:08x}"
-        elif recorded.md5 is not None and self._full:
-            md5 = await _md5(target)
-            if md5 != recorded.md5:
-                return f"its MD5 is {md5}, the store recorded {recorded.md5}"
-        return ""
+            if crc is None:
+                return Proof.PENDING, ""
+            return _judge("CRC32C", f"{crc:08x}", f"{recorded.crc32c:08x}")
+        if recorded.md5 is not None and (self._full or p2p):
+            return _judge("MD5", await _md5(target), recorded.md5)
+        return await self._sample(target) if p2p else (Proof.PENDING, "")
+
+    async def _sample(self, target: CachedVersion) -> tuple[Proof, str]:
+        """Compare blocks with the store's own. Raises the fetcher's errors, and OSError."""
+        version = target.version
+        count = block_count(version.size_bytes)
+        chosen = secrets.SystemRandom().sample(range(count), min(SAMPLED_BLOCKS, count))
+        for block in (block_range(index, version.size_bytes) for index in chosen):
+            stores = _StoresBytes(block)
+            await self._fetcher.fetch(version, block, stores, urgency=Urgency(urgent=False), reason=SAMPLE)
+            if not target.is_whole:
+                return Proof.PENDING, ""
+            if await trio.to_thread.run_sync(target.backing.read_back, block) != stores.data:
+                return Proof.WRONG, f"its bytes {block} are not the store's"
+        return Proof.PROVED if len(chosen) == count else Proof.SAMPLED, ""
+
+    async def _refuse(self, target: CachedVersion, name: str) -> None:
+        """Drop a version that cannot be proved, once: it comes from the store then."""
+        suspects = self._fetcher.suspects
+        if target.version.identity in suspects:
+            return
+        suspects.add(target.version.identity)
+        log.warning("%s came through Dragonfly, and nothing proves it: dropped, it comes from the store", name)
+        await target.backing.strike_out()
+        await self._forget_pages(target.version)
 
     async def _distrust(self, target: CachedVersion, name: str, difference: str) -> None:
         said, facts = f"{name}: {difference}", fields({"object": name})
@@ -106,6 +167,27 @@ class Verifier:
         log.error("%s: %s", said, done, extra=facts)
         target.call_when_whole(partial(self.compare, target))
         await self._forget_pages(version)
+
+
+class _StoresBytes:
+    """A sink that keeps one block of the store's own bytes."""
+
+    def __init__(self, block: ByteRange) -> None:
+        self._start = block.start
+        self.data = bytearray(block.size)
+
+    async def write(self, offset: int, data: memoryview) -> None:
+        at = offset - self._start
+        self.data[at : at + len(data)] = data
+
+    def retract(self, wanted: ByteRange) -> int:
+        return wanted.start
+
+
+def _judge(kind: str, ours: str, recorded: str) -> tuple[Proof, str]:
+    if ours == recorded:
+        return Proof.PROVED, ""
+    return Proof.WRONG, f"its {kind} is {ours}, the store recorded {recorded}"
 
 
 async def _md5(target: CachedVersion) -> str:

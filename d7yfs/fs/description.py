@@ -53,7 +53,11 @@ class NodeDescriber:
             "cached_bytes": str(await self.cached_bytes([node])),
             "route": backend.route(version),
         }
-        optional = {"version_id": version.version_id, "archived": version.archived}
+        optional = {
+            "version_id": version.version_id,
+            "archived": version.archived,
+            "p2p_proof": backend.proof(version),
+        }
         return described | {name: value for name, value in optional.items() if value}
 
     async def task_id(self, node: Node) -> str:

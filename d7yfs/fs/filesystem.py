@@ -20,7 +20,7 @@ import trio
 
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.version import CachedVersion
-from d7yfs.errors import D7yfsError, IsADirectory, NotFound, ObjectArchived, VersionGone
+from d7yfs.errors import AccessDenied, D7yfsError, IsADirectory, NotFound, ObjectArchived, VersionGone
 from d7yfs.fs.backend import RepositoryBackend
 from d7yfs.fs.density import Density
 from d7yfs.fs.description import NodeDescriber
@@ -48,6 +48,8 @@ class _Handle:
     is_gone: bool = False
     """True once a read found the version gone. It stays so, even if the same content is uploaded
     again: of a read(2) that the kernel splits, one part could end short and the next one go on."""
+    epoch: object = None
+    """The `Rights.epoch` in which the credentials were seen to be granted the version."""
 
 
 @dataclass(slots=True)
@@ -382,13 +384,19 @@ class Filesystem:
         if self._densities[cached].touch(wanted):
             cached.fill()
         was_there = cached.has(wanted)
-        name = f"{self._backends[opened.node.repository].url}/{opened.node.version.key}"
+        backend = self._backends[opened.node.repository]
+        name, rights = f"{backend.url}/{opened.node.version.key}", backend.rights
         try:
             if opened.is_gone and not was_there:
                 raise VersionGone(f"{name}: this version was gone when it was read before")
             data = await cached.read(wanted, ahead)
+            # Afterwards, as bytes that came from the store have brought the grant with them.
+            if rights is not None and opened.epoch is not rights.epoch:
+                opened.epoch = await rights.claim(cached)
         except D7yfsError as error:
             opened.is_gone |= isinstance(error, VersionGone)
+            if rights is not None and isinstance(error, AccessDenied):
+                rights.deny(cached)
             error.about(object=name, repository=opened.node.repository)
             raise
         assert len(data) == wanted.size

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import trio
 
 from d7yfs.cache.cache import Cache
+from d7yfs.errors import TooManyOpenFiles
 from d7yfs.fs.backend import RepositoryBackend
 from d7yfs.fs.readahead import Walk
 from d7yfs.tree.nodes import Directory, File, Node
@@ -46,6 +47,8 @@ class Neighbours:
                     cached.fill()
                 finally:
                     cached.drop()
+        except TooManyOpenFiles:
+            return  # readers go first
         except Exception:  # it must not end the mount
             log.exception("files could not be fetched ahead")
 

@@ -26,10 +26,11 @@ import trio
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestContext, StatvfsData
 from pyfuse3._pyfuse3 import FileHandleT, FileNameT, FlagT, InodeT, ModeT, XAttrNameT
 
-from d7yfs.errors import D7yfsError
+from d7yfs.errors import D7yfsError, TooManyReads
 from d7yfs.fs.filesystem import Filesystem
 from d7yfs.fuse import nameonly_entries, parallel_dirops
 from d7yfs.fuse.notices import Invalidator
+from d7yfs.fuse.openers import Openers
 from d7yfs.fuse.parallel_dirops import Handshake
 from d7yfs.logs import REQUEST, fields, fields_of
 from d7yfs.stats.kernel import OperationCounters
@@ -38,9 +39,13 @@ from d7yfs.tree.nodes import Absent, Node
 
 log = logging.getLogger(__name__)
 
-MAX_TASKS = 1100
+MAX_TASKS = 17_000
 """The requests handled at once. They exceed the kernel's background limit that
 `mount_table.tune` sets: requests that stall in one repository leave room for those of another."""
+
+MAX_WAITING_READS = 4096
+"""The reads of one user's open files that may wait at once. Much less than the kernel's background
+limit: beyond that the kernel holds back every user's reads, cached or not."""
 
 BLOCK_SIZE = 4096
 _UNSEEN_INODES = 1 << 62
@@ -120,11 +125,18 @@ class Adapter(pyfuse3.Operations):
     supports_dot_lookup = False
 
     def __init__(
-        self, filesystem: Filesystem, invalidator: Invalidator, appearance: Appearance, *, deadline_s: float
+        self,
+        filesystem: Filesystem,
+        invalidator: Invalidator,
+        appearance: Appearance,
+        *,
+        deadline_s: float,
+        openers: Openers | None = None,
     ) -> None:
         super().__init__()
         self.counters = OperationCounters(errors=dict.fromkeys(OPERATIONS, 0))
         self.numbers = itertools.count(1)
+        self._openers = openers or Openers()
         self.deadline_s = deadline_s
         self._waiting: set[trio.CancelScope] = set()
         self._ending = False
@@ -302,15 +314,30 @@ class Adapter(pyfuse3.Operations):
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
         if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
             raise FUSEError(errno.EROFS)
+        self._openers.admit(ctx.uid)
+        try:
+            handle = await self._filesystem.open(inode)
+        except BaseException:
+            self._openers.leave(ctx.uid)
+            raise
+        self._openers.opened(handle, ctx.uid)
         # An inode is one version for ever, so its cached pages are right for ever.
-        return FileInfo(fh=FileHandleT(await self._filesystem.open(inode)), keep_cache=True)
+        return FileInfo(fh=FileHandleT(handle), keep_cache=True)
 
     @_answered
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
-        return await self._filesystem.read(fh, off, size)  # type: ignore[return-value]  # any buffer will do
+        uid, waiting = self._openers.user_of(fh), self.counters.waiting_reads
+        if waiting[uid] >= MAX_WAITING_READS:
+            raise TooManyReads(f"more than {MAX_WAITING_READS} reads of uid {uid} wait for bytes")
+        waiting[uid] += 1
+        try:
+            return await self._filesystem.read(fh, off, size)  # type: ignore[return-value]  # any buffer will do
+        finally:
+            waiting[uid] -= 1
 
     @_answered
     async def release(self, fh: FileHandleT) -> None:
+        self._openers.release(fh)
         self._filesystem.release(fh)
 
     async def flush(self, fh: FileHandleT) -> None:

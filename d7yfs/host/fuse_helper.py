@@ -22,7 +22,11 @@ import logging
 import os
 import re
 import socket
+import stat
+import struct
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from d7yfs.errors import MountError
@@ -32,7 +36,9 @@ log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 30.0
 _DEV_FD = re.compile(r"/dev/fd/(\d+)")
-_MS_RDONLY, _MS_NOSUID, _MS_NODEV = 1, 2, 4  # sys/mount.h
+_CREDENTIALS = struct.Struct("3i")
+"""struct ucred: pid, uid, gid."""
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8  # sys/mount.h
 
 
 class HandedMount:
@@ -97,17 +103,23 @@ class HandedMount:
             return str(error)
 
 
-def help_with(point: Path, path: Path) -> None:
-    """Mount at `point` for each daemon that connects to `path`, one after the other, until
-    interrupted. Raises MountError.
+def help_with(point: Path, path: Path, *, uid: int, allow_other: bool = False, noexec: bool = False) -> None:
+    """Mount at `point` for each daemon of user `uid` that connects to `path`, one after the other,
+    until interrupted. Raises MountError.
 
-    For root. The socket is open to every user: any process that can reach it may serve the mount.
+    Only `uid` can read the mount, unless `allow_other`; `noexec`: no file of it can be executed.
+
+    For root. The process that serves the mount answers all its readers, so no other user can reach
+    the socket. Its directory and the socket itself belong to `uid` alone, and the kernel is asked who
+    connects.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        _prepare_directory(path.parent, uid)
         path.unlink(missing_ok=True)
         try:
-            listener.bind(str(path))
-            path.chmod(0o666)
+            listener.bind(str(path))  # nobody else can enter the directory until the mode is set
+            os.chown(path, uid, -1)
+            path.chmod(0o600)
         except OSError as error:
             raise MountError(f"cannot listen on {path}: {error.strerror}") from error
         listener.listen(1)
@@ -115,16 +127,44 @@ def help_with(point: Path, path: Path) -> None:
             while True:
                 connection, _ = listener.accept()
                 with connection:
-                    _help(point, connection)
+                    if _is_allowed(connection, uid):
+                        _help(point, connection, partial(_mount, point, uid, allow_other=allow_other, noexec=noexec))
         finally:
             path.unlink(missing_ok=True)
             _remove_mount(point)
 
 
-def _help(point: Path, connection: socket.socket) -> None:
+def _prepare_directory(path: Path, uid: int) -> None:
+    """Make the socket's directory, for `uid` alone; one that exists must be so. Raises MountError."""
+    try:
+        try:
+            path.mkdir(mode=0o700)
+            os.chown(path, uid, -1)
+        except FileExistsError:
+            found = path.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (0, uid) or found.st_mode & 0o077:
+                raise MountError(
+                    f"{path} is no directory of uid {uid} alone (mode 0700)",
+                    hint="name a socket in a directory that d7yfs can make, such as /run/d7yfs-helper/own/socket",
+                ) from None
+            os.chown(path, uid, -1)
+    except OSError as error:
+        raise MountError(f"{path} cannot be made: {error.strerror}") from error
+
+
+def _is_allowed(connection: socket.socket, uid: int) -> bool:
+    """True if the process at the other end runs as `uid` (SO_PEERCRED in unix(7)), or as root."""
+    pid, peer, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    if peer not in (0, uid):
+        log.warning("process %d of uid %d asked for the mount and did not get it; it is uid %d's", pid, peer, uid)
+        return False
+    return True
+
+
+def _help(point: Path, connection: socket.socket, mount: Callable[[], int]) -> None:
     """Serve one daemon, from its mount to its end."""
     mount_table.prepare_mountpoint(point)
-    fd = _mount(point)
+    fd = mount()
     try:
         with suppress(OSError):
             socket.send_fds(connection, [b"fuse"], [fd])
@@ -160,16 +200,16 @@ def _remove_mount(point: Path) -> None:
             mount_table.unmount(point, lazy=True)
 
 
-def _mount(point: Path) -> int:
-    """Mount a new FUSE file system at `point`, as fusermount3 does
+def _mount(point: Path, uid: int, *, allow_other: bool, noexec: bool) -> int:
+    """Mount a new FUSE file system of user `uid` at `point`, as fusermount3 does
     (Documentation/filesystems/fuse/fuse.rst). Returns its descriptor."""
     try:
         fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise MountError(f"/dev/fuse cannot be opened: {error.strerror}", hint="see d7yfs check") from error
     libc = ctypes.CDLL(None, use_errno=True)
-    options = f"fd={fd},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other"
-    flags = _MS_RDONLY | _MS_NOSUID | _MS_NODEV
+    options = f"fd={fd},rootmode=40000,user_id={uid},group_id=0,default_permissions{',allow_other' * allow_other}"
+    flags = _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC * noexec
     if libc.mount(b"d7yfs", os.fsencode(point), b"fuse.d7yfs", ctypes.c_ulong(flags), options.encode()):
         os.close(fd)
         raise MountError(

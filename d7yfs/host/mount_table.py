@@ -20,7 +20,7 @@ from d7yfs.errors import MountError
 
 PROBE_TIMEOUT_S = 10.0
 READ_AHEAD_KIB = 1024
-MAX_BACKGROUND = 1024
+MAX_BACKGROUND = 16_384
 """The kernel's default of 12 lets a dozen stalled readers starve all others of the mount."""
 
 FSTYPE = "fuse.d7yfs"

@@ -49,7 +49,10 @@ def describe_repository(
     total = fetcher.models.total
     fetched = replace(deepcopy(fetcher.counters), direct_bytes=total.direct_bytes, proxy_bytes=total.proxy_bytes)
     traffic = parse(TrafficStatus, asdict(total) | {"direct_bytes_by_reason": fetched.direct_bytes_by_reason})
-    warning = judge_traffic(url, traffic) if proxies is not None or handover is not None else ""
+    warnings: tuple[str, ...] = ()
+    if proxies is not None or handover is not None:
+        tokens = fetcher.tokens.warning
+        warnings = (f"{url}: {tokens}",) if tokens else tuple(filter(None, [judge_traffic(url, traffic)]))
     return RepositoryStatus(
         name=name,
         url=url,
@@ -72,13 +75,15 @@ def describe_repository(
         traffic=traffic,
         fills=fetcher.journal.describe(),
         models=_describe_models(repository, filesystem.fullness[name].measure(trio.current_time()), in_use),
-        warnings=(warning,) if warning else (),
+        warnings=warnings,
         listing=lister.describe(),
         freshness=replace(refresher.counters),
     )
 
 
 def _way(repository: Repository) -> str:
+    if repository.fetcher.tokens.is_direct(trio.current_time()):
+        return "origin"
     if repository.handover is not None and repository.handover.usable:
         return "socket"
     proxies = repository.fetcher.proxy

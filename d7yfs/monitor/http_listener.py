@@ -20,12 +20,15 @@ import h11
 import trio
 
 from d7yfs.errors import MountError
+from d7yfs.host.acceptor import accept_clients
 
 log = logging.getLogger(__name__)
 
+_HEAD_TIMEOUT_S = 2.0
 _PATIENCE_S = 20.0
 """Longest time for one connection; a probe takes less."""
-_CONNECTIONS = 16
+_CONNECTIONS = 64
+"""Most connections at once; a further one takes the place of the oldest."""
 _RECEIVE_BYTES = 4096
 
 
@@ -70,23 +73,24 @@ def listen(address: str) -> trio.SocketListener:
 
 async def serve(listener: trio.SocketListener, handlers: Mapping[str, Handler]) -> None:
     """Answer GETs of the paths in `handlers` until cancelled."""
-    turns = trio.CapacityLimiter(_CONNECTIONS)
 
     async def answer(stream: trio.SocketStream) -> None:
-        async with turns:
-            with trio.move_on_after(_PATIENCE_S):
-                try:
-                    await _answer(stream, handlers)
-                except (trio.BrokenResourceError, h11.RemoteProtocolError, h11.LocalProtocolError) as error:
-                    log.debug("metrics: a connection was given up: %s", error)
+        with trio.move_on_after(_PATIENCE_S):
+            try:
+                await _answer(stream, handlers)
+            except (h11.RemoteProtocolError, h11.LocalProtocolError) as error:
+                log.debug("metrics: a connection was given up: %s", error)
 
-    await trio.serve_listeners(answer, [listener])
+    with listener.socket:
+        await accept_clients(listener.socket, answer, limit=_CONNECTIONS)
 
 
 async def _answer(stream: trio.SocketStream, handlers: Mapping[str, Handler]) -> None:
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=16 << 10)
-    while (event := connection.next_event()) is h11.NEED_DATA:
-        connection.receive_data(await stream.receive_some(_RECEIVE_BYTES))
+    event = None
+    with trio.move_on_after(_HEAD_TIMEOUT_S):
+        while (event := connection.next_event()) is h11.NEED_DATA:
+            connection.receive_data(await stream.receive_some(_RECEIVE_BYTES))
     if not isinstance(event, h11.Request):
         return
     page = await _page(event, handlers)

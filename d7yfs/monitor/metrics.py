@@ -122,6 +122,8 @@ counter d7yfs_source_bytes_total repositories.traffic.by_source: Bytes by where 
 counter d7yfs_direct_bytes_total repositories.traffic.direct_bytes_by_reason: Bytes straight from the store, by reason
 counter d7yfs_requests_total repositories.fetched.requests_by_way: Requests for file data
 counter d7yfs_retries_total repositories.fetched.retries: Requests for file data that were repeated, by failure
+counter d7yfs_p2p_versions_total repositories.fetched.p2p_versions: Versions that came through Dragonfly, by how they
+    were compared with the store
 gauge d7yfs_proxy_breaker repositories.proxies.states: 1 for the state that a proxy's breaker is in
 counter d7yfs_proxy_trips_total repositories.proxies.trips: How often a proxy was found not to answer
 gauge d7yfs_handover_up repositories.handover.works: 1 while dfdaemon hands files over by its socket
@@ -167,6 +169,7 @@ _LABELS = {
     "latency": "operation",
     "listings_by_kind": "kind",
     "models": "model",
+    "p2p_versions": "proof",
     "modes": "mode",
     "proxies": "proxy",
     "repositories": "repository",

@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 _FEEDINGS = 4
 """Feedings within the watchdog's time."""
+_RENDER_PERIOD_S = 1.0
 _STATUS_PERIOD_S = 30.0
 """Pause between two notices to systemd where there is no watchdog."""
 LISTEN_RETRY_S = 30.0
@@ -86,8 +87,17 @@ class Reporter:
         # Late, because importing takes some 40 ms, which would delay the mount.
         from d7yfs.monitor import metrics
 
+        rendering = trio.Lock()
+        page, rendered_at = HttpPage(500, "", b""), float("-inf")
+
         async def show_metrics() -> HttpPage:
-            return HttpPage(200, metrics.CONTENT_TYPE, await trio.to_thread.run_sync(metrics.render, self._snapshot()))
+            """One rendering for all scrapers of a second: it takes the interpreter from readers."""
+            nonlocal page, rendered_at
+            async with rendering:
+                if trio.current_time() - rendered_at >= _RENDER_PERIOD_S:
+                    body = await trio.to_thread.run_sync(metrics.render, self._snapshot())
+                    page, rendered_at = HttpPage(200, metrics.CONTENT_TYPE, body), trio.current_time()
+            return page
 
         pages = {"/metrics": show_metrics, "/healthz": self._healthz, "/readyz": self._readyz}
         name = listener.socket.getsockname()

@@ -25,6 +25,8 @@ class AccessKeys:
     """Seconds until their source is read again: a file may have changed."""
     source: str = ""
     """Their source, in words."""
+    role: str = ""
+    """The role that they are for, of which there are other keys later; empty where unknown."""
 
 
 def from_environment(environ: Mapping[str, str], names: Iterable[tuple[str, str, str]]) -> AccessKeys | None:

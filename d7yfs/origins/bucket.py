@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 from urllib.parse import quote, urlsplit
 
+from d7yfs.bounds.values import bounded_text, read_size
 from d7yfs.checksum import plain_md5
 from d7yfs.config.place import endpoint_name, provider_domain
 from d7yfs.config.schema import Anonymous, Credentials, Profile, ProviderChain, RepositoryConfig, StaticKeys
@@ -27,7 +28,7 @@ from d7yfs.config.url import normal_endpoint
 from d7yfs.errors import AccessDenied, ConfigError, D7yfsError, NotFound
 from d7yfs.objects import ListingPage, ObjectVersion, StoreIdentity
 from d7yfs.origins.access_keys import AccessKeys, BucketRequest, BucketSigner, KeyFinder
-from d7yfs.origins.origin import Checksums, ReadRequest
+from d7yfs.origins.origin import ANONYMOUS, SESSION, Checksums, ReadRequest
 from d7yfs.origins.refusal import Call, Vocabulary, refusal, xml_code
 from d7yfs.origins.renewal import Renewal
 from d7yfs.origins.rest import ControlReply, RestOrigin, entity_tag
@@ -181,10 +182,12 @@ class BucketRest(RestOrigin):
         version_id = headers.get(f"{self.header}version-id", "") if self._versioned else ""
         return ObjectVersion(
             key=key,
-            size_bytes=int(headers["content-length"]),
-            validator=entity_tag(headers["etag"]),
+            size_bytes=read_size(headers["content-length"]),
+            validator=bounded_text(entity_tag(headers["etag"])),
             mtime_ns=seconds_ns(headers["last-modified"]),
-            version_id="" if version_id == "null" else version_id,  # "null" is replaced by overwriting: no pin
+            version_id=""
+            if version_id == "null"
+            else bounded_text(version_id),  # "null" is replaced by overwriting: no pin
             archived="" if restored else archived,
         )
 
@@ -218,6 +221,17 @@ class BucketRest(RestOrigin):
     @property
     def credentials_expire_at(self) -> float:
         return self._renewal.held.expires_at if self._renewal.held is not None else math.inf
+
+    @property
+    def principal(self) -> str:
+        """The role where it is known, else the id of the key."""
+        if isinstance(self._credentials, Anonymous):
+            return ANONYMOUS
+        if (keys := self._renewal.held) is not None:
+            if keys.role:
+                return f"role {keys.role}"
+            return f"{SESSION}{keys.key_id}" if keys.token else f"key {keys.key_id}"
+        return ANONYMOUS if self._renewal.is_valid else ""
 
     def describe(self) -> dict[str, str]:
         """The endpoint and the source of the credentials, as far as known."""

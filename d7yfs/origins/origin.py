@@ -13,6 +13,12 @@ from typing import Protocol
 
 from d7yfs.objects import ListingPage, ObjectVersion, StoreIdentity
 
+ANONYMOUS = "anonymous"
+"""The `Origin.principal` of unsigned requests."""
+SESSION = "session "
+"""Begins the `Origin.principal` of temporary keys whose owner is not known: the next keys have
+another."""
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ReadRequest:
@@ -82,6 +88,11 @@ class Origin(Protocol):
 
         Infinity for lasting ones and while none are known.
         """
+
+    @property
+    def principal(self) -> str:
+        """The identity behind the credentials in use, equal after their rotation where it can be
+        told. No secret. Empty where it cannot be told, and while it is not known."""
 
     def describe(self) -> Mapping[str, str]:
         """Endpoint, region and source of the credentials, without secrets, as far as known."""

@@ -24,7 +24,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import ClassVar, TypeVar
 from urllib.parse import urlsplit
@@ -34,6 +33,7 @@ import httpx
 import trio
 from cachetools import LRUCache, TLRUCache
 
+from d7yfs.bounds.values import excerpt, parse_header_time, read_time
 from d7yfs.config.schema import RepositoryConfig
 from d7yfs.errors import BadReply, BucketNotFound, NotFound, OriginUnavailable, OriginUntrusted, VersionGone
 from d7yfs.objects import ListingPage, ObjectVersion
@@ -45,8 +45,14 @@ CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 15.0
 _WHOLE_TIMEOUT_S = 30.0
 _CONNECTIONS = 8
-_BODY_MAX_BYTES = 64 << 20
-"""Far above any listing page; a longer body is no control-plane reply."""
+_BODY_MAX_BYTES = 16 << 20
+"""Above any listing page: an entry of Azure's may have a key of 6 KiB and 8 KiB of metadata."""
+_ENTRIES_MAX = 10_000
+"""The most entries of a page. d7yfs asks for a thousand; some stores do not heed that."""
+_TOKEN_MAX_CHARACTERS = 4096
+"""The longest continuation token; a provider's is some hundred characters and a key."""
+_PARSERS = 2
+"""Pages of one origin that are parsed at once: each takes memory, and one interpreter parses."""
 _ATTEMPTS = 3
 """With the origins' timeouts, an unanswered call ends within a mount's default read timeout (60 s).
 """
@@ -103,7 +109,7 @@ def retry_after_s(headers: Mapping[str, str], now: float) -> float:
     `now` is time.time().
     """
     value = headers.get("retry-after", "").strip()
-    if value.isdecimal():
+    if value.isascii() and value.isdigit():
         return float(value)
     date = _parse_date(value)
     return max(0.0, date - now) if date is not None else 0.0
@@ -124,11 +130,13 @@ def entity_tag(etag: str) -> str:
 
 
 def _parse_date(value: str) -> float | None:
-    try:
-        moment = parsedate_to_datetime(value)
-    except (ValueError, TypeError):
+    moment = parse_header_time(value)
+    if moment is None or moment.tzinfo is None:
         return None
-    return moment.timestamp() if moment.tzinfo is not None else None
+    try:
+        return read_time(value).timestamp()
+    except ValueError:
+        return None
 
 
 async def ask_again(
@@ -206,15 +214,12 @@ class Rest:
         try:
             request = self._client.build_request(method, url, headers=dict(headers), content=body or None)
             async with aclosing(await self._client.send(request, stream=True)) as response:
-                # Read to the end in any case: httpx's iterators cannot be left half-way.
                 with trio.fail_after(_WHOLE_TIMEOUT_S):
-                    received, too_long = bytearray(), False
-                    async for chunk in response.aiter_raw():
-                        too_long = too_long or len(received) + len(chunk) > _BODY_MAX_BYTES
-                        if not too_long:
-                            received += chunk
-                if too_long:
-                    raise BadReply(f"{subject}: {where} answers with more than {_BODY_MAX_BYTES >> 20} MiB")
+                    received = await _receive(response)
+                if received is None:
+                    raise BadReply(
+                        f"{subject}: {where} answers with more than {_BODY_MAX_BYTES >> 20} MiB", lasting=True
+                    )
         except (httpx.TimeoutException, trio.TooSlowError):
             raise OriginUnavailable(f"{subject}: {where} did not answer in time", hint=REACH) from None
         except httpx.InvalidURL:
@@ -243,6 +248,27 @@ class Rest:
         return reply
 
 
+async def _receive(response: httpx.Response) -> bytearray | None:
+    """The body as it was sent, not decompressed; None for one that is too long.
+
+    httpx's iterators cannot be left half-way. So the connection is closed under a body that is too
+    long, which ends them.
+    """
+    received, too_long = bytearray(), False
+    try:
+        async for chunk in response.aiter_raw():
+            too_long = too_long or len(received) + len(chunk) > _BODY_MAX_BYTES
+            if too_long:
+                received.clear()
+                await response.aclose()
+            else:
+                received += chunk
+    except (httpx.HTTPError, httpx.StreamError):
+        if not too_long:
+            raise
+    return None if too_long else received
+
+
 class _BusyReply(OriginUnavailable):
     """A reply that asks for another attempt; the last one is handed to the origin."""
 
@@ -255,6 +281,17 @@ def _where(url: str) -> str:
     """Scheme, host and port, without user names, passwords and query."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+def _check_page(page: ListingPage, token: str) -> None:
+    """Return if a page after `token` keeps within the bounds, else raise ValueError."""
+    entries = len(page.objects) + len(page.prefixes)
+    if entries > _ENTRIES_MAX:
+        raise ValueError(f"a page of the listing has {entries:,} entries, over {_ENTRIES_MAX:,}")
+    if not isinstance(page.next_token, str) or len(page.next_token) > _TOKEN_MAX_CHARACTERS:
+        raise ValueError(f"the listing names a next page that cannot be asked for: {excerpt(page.next_token)}")
+    if page.next_token and page.next_token == token:
+        raise ValueError("the listing is cut off and names no next page")
 
 
 class RestOrigin(ABC):
@@ -270,6 +307,7 @@ class RestOrigin(ABC):
         self._root = root
         context = ssl_context(repository.ca_bundle, verify=repository.verify_tls)
         self._rest = Rest(context, proxy=repository.control_proxy, clock=clock, no_host_hint=self.no_host_hint)
+        self._parsing = trio.CapacityLimiter(_PARSERS)
         self._versioned = repository.versioned
         self._clock = clock
         # Each is kept for half of the time that it is valid.
@@ -317,11 +355,10 @@ class RestOrigin(ABC):
         reply = await self._ask_list(prefix, delimiter, token, page_size)
         parse = partial(self._parse_list, reply, reply.date_ns(self._clock()))
         try:
-            page = await trio.to_thread.run_sync(parse)  # a thousand entries take milliseconds
+            page = await trio.to_thread.run_sync(parse, limiter=self._parsing)  # a thousand entries take milliseconds
+            _check_page(page, token)
         except _UNREADABLE as error:
             raise self._unreadable(error, prefix) from None
-        if page.next_token and page.next_token == token:
-            raise BadReply(f"{self._subject(prefix)}: the listing is cut off and names no next page")
         return page
 
     async def stat(self, key: str) -> ObjectVersion:

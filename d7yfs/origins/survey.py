@@ -12,6 +12,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
 
+from d7yfs.bounds.paging import Paging
 from d7yfs.errors import AccessDenied, D7yfsError, NotFound
 from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.origins.origin import Origin
@@ -75,10 +76,14 @@ async def survey(origin: Origin, prefix: str) -> FoundDirectory | SingleObject |
 async def list_all(
     origin: Origin, prefix: str, *, delimiter: str = "/", page_size: int = 1000
 ) -> AsyncGenerator[ListingPage, None]:
-    """Every page of a listing in order. Use `contextlib.aclosing` if you leave early."""
-    token = ""
+    """Every page of a listing in order. Use `contextlib.aclosing` if you leave early.
+
+    Raises as `Origin.list`, and BadReply for a listing that does not end.
+    """
+    token, paging = "", Paging(f"{origin.url}/{prefix}")
     while True:
         page = await ask_again(partial(origin.list, prefix, delimiter=delimiter, token=token, page_size=page_size))
+        paging.add_page(page)
         yield page
         token = page.next_token
         if not token:

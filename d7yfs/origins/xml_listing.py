@@ -15,14 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
+from d7yfs.bounds.values import bounded_text, excerpt, read_size, read_time
 from d7yfs.objects import ObjectVersion
 from d7yfs.origins.rest import entity_tag
+
+_ELEMENTS_MAX = 1 << 18
+"""The most tags of a page: 26 for each of 10,000 entries."""
+_ATTRIBUTES_MAX = 1 << 20
+"""The most equals signs of a page: a thousand keys may be made of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ def parse_root(body: bytes) -> ElementTree.Element:
         text = body.decode("utf-8-sig")
         if "<!DOCTYPE" in text:
             raise ValueError("the listing has a document type, which is not accepted")
+        if text.count("<") > _ELEMENTS_MAX or text.count("=") > _ATTRIBUTES_MAX:
+            raise ValueError("the listing has more elements than a page can have")
         return ElementTree.XML(text)
     except (UnicodeDecodeError, ElementTree.ParseError) as error:
         raise ValueError(f"the listing is not XML: {error}") from None
@@ -62,11 +68,11 @@ def parse_listing(body: bytes, *, archives: Container[str] = (), validator: str 
     root = parse_root(body)
     local = _LocalNames()
     if local[root.tag] != "ListBucketResult":
-        raise ValueError(f"a listing was asked for, {local[root.tag]!r} came")
+        raise ValueError(f"a listing was asked for, {excerpt(local[root.tag])} came")
     page = _fields(root, local)
     truncated = page.get("IsTruncated", "false")
     if truncated not in ("true", "false"):
-        raise ValueError(f"the listing is truncated: {truncated!r}")
+        raise ValueError(f"the listing is truncated: {excerpt(truncated)}")
     encoded = page.get("EncodingType") == "url"
     objects, prefixes = [], []
     try:
@@ -110,11 +116,17 @@ def _version(
     archived = fields.get("StorageClass", "")
     if archived and (archived not in archives or _restored(fields, element)):
         archived = ""
-    size = fields["Size"]
-    if not size.isdecimal():
-        raise ValueError(f"the listing has an object of size {size!r}")
+    key, size, time = fields["Key"], fields["Size"], fields["LastModified"]
     proof = entity_tag(fields["ETag"]) if validator == "ETag" else fields[validator].strip()
-    return ObjectVersion(fields["Key"], int(size), proof, seconds_ns(fields["LastModified"]), archived=archived)
+    try:
+        return ObjectVersion(key, read_size(size), bounded_text(proof), seconds_ns(time), archived=archived)
+    except ValueError as error:
+        return faulty(key, error)
+
+
+def faulty(key: str, error: ValueError) -> ObjectVersion:
+    """An object of a listing that says of it what cannot be."""
+    return ObjectVersion(key, 0, "", 0, fault=f"the store lists {error}")
 
 
 def _restored(fields: dict[str, str], element: ElementTree.Element) -> bool:
@@ -125,14 +137,6 @@ def _restored(fields: dict[str, str], element: ElementTree.Element) -> bool:
 
 @lru_cache(maxsize=1024)  # objects that were uploaded together share few times
 def seconds_ns(text: str) -> int:
-    """Nanoseconds since the epoch of an ISO 8601 or header time; UTC without a zone."""
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        try:
-            moment = parsedate_to_datetime(text)
-        except ValueError:
-            raise ValueError(f"it has an object of time {text!r}") from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return int(moment.timestamp()) * 1_000_000_000
+    """Nanoseconds since the epoch of an ISO 8601 or header time; UTC without a zone. Raises
+    ValueError."""
+    return int(read_time(text).timestamp()) * 1_000_000_000

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import trio
 
@@ -17,8 +18,10 @@ from d7yfs.cache.filler import Filler, NewFiller
 from d7yfs.cache.version import CachedVersion
 from d7yfs.config.p2p import Mode
 from d7yfs.config.schema import Credentials, RepositoryConfig
+from d7yfs.config.settings_file import read_file
 from d7yfs.config.sources import Settings
-from d7yfs.errors import AccessDenied, BucketNotFound, NotFound
+from d7yfs.errors import AccessDenied, BucketNotFound, ConfigError, NotFound
+from d7yfs.fetch.bearer_tokens import BearerTokens
 from d7yfs.fetch.dragonfly_proxy import CONNECT_TIMEOUT_S, FIRST_BYTE_TIMEOUT_S, IDLE_TIMEOUT_S, Limits, Proxies, Proxy
 from d7yfs.fetch.dragonfly_task import MAX_DIRECT_BYTES, TaskOptions, task
 from d7yfs.fetch.fetcher import Fetcher
@@ -29,7 +32,8 @@ from d7yfs.fill.p2p_budget import Policy
 from d7yfs.fill.stream import StreamFiller
 from d7yfs.objects import ObjectVersion
 from d7yfs.origins import open_origin
-from d7yfs.origins.origin import Origin
+from d7yfs.origins.origin import Checksums, Origin
+from d7yfs.origins.rest import ask_again
 from d7yfs.origins.survey import Empty, SingleObject, survey
 from d7yfs.repository.visible import VisibleListings
 from d7yfs.stats.models import Models
@@ -39,6 +43,8 @@ from d7yfs.tree.visibility import Visibility
 
 USER_AGENT = f"d7yfs/{__version__}"
 MAX_SILENCE_S = 30.0
+_SECRET_BYTES = 16
+"""Fewer bytes could be guessed."""
 _PREFETCHES = 64
 """The concurrent prefetches of all repositories of a mount; each holds a megabyte."""
 
@@ -78,6 +84,15 @@ class Repository:
         self._replaced.append(self.fetcher.origin)
         self.fetcher.origin = self.shown.origin = replacement
 
+    async def prove(self, version: ObjectVersion) -> Checksums:
+        """Ask the store for `version`, which needs the right to read it. One request.
+
+        It goes with listings, so that it arrives wherever names do. Raises the origin's errors.
+        """
+        # HEAD needs GetObject at S3, OSS and OBS, `storage.objects.get` at Google, Read at Azure.
+        # S3 answers one for checksums only to credentials that may decrypt the object.
+        return await ask_again(lambda: self.origin.checksums(version))
+
     async def aclose(self) -> None:
         """Close all connections, even those to the proxy, which other repositories may share."""
         await self.transport.aclose()
@@ -94,7 +109,7 @@ class Repository:
             return known
         mode = self.policy.mode_of(version.key)
         small = version.size_bytes <= MAX_DIRECT_BYTES and mode is not Mode.ALWAYS
-        if mode is Mode.NEVER or small:
+        if mode is Mode.NEVER or small or self.fetcher.tokens.is_direct(trio.current_time()):
             return "origin"
         if self.handover is not None and self.handover.usable:
             return "socket"
@@ -116,6 +131,9 @@ class Repository:
         if (proxies is None and handover is None) or self.policy.mode_of(version.key) is Mode.NEVER:
             return ""
         request = await self.origin.read_request(version, presigned=True)
+        self.fetcher.tokens.note(request, trio.current_time())
+        if self.fetcher.tokens.is_direct(trio.current_time()):
+            return ""
         if handover is not None and handover.usable:
             return handover.task(request, version).id
         if proxies is None:
@@ -203,6 +221,7 @@ def open_repositories(settings: Settings) -> list[Repository]:
             max_connections=config.max_connections,
             all_prefetches=all_prefetches,
             models=Models(repository.url.prefix, limit=config.metrics_per_model),
+            tokens=_tokens(repository),
         )
         policy = Policy(repository.p2p, prefix=repository.url.prefix, direct_percent=repository.p2p_direct_percent)
         handover = open_handover(repository, fetcher, _task_options(settings, repository), limits)
@@ -215,6 +234,11 @@ def open_repositories(settings: Settings) -> list[Repository]:
         shown = VisibleListings(origin, visibility)
         repositories.append(Repository(repository, transport, fetcher, policy, visibility, shown, handover))
     return repositories
+
+
+def _tokens(repository: RepositoryConfig) -> BearerTokens:
+    required = bool(repository.proxy or repository.dfdaemon_socket) and not repository.fallback
+    return BearerTokens(str(repository.url), allowed=repository.p2p_tokens, required=required)
 
 
 def _silence_s(read_timeout_s: float) -> float:
@@ -239,5 +263,18 @@ def _task_options(settings: Settings, repository: RepositoryConfig) -> TaskOptio
         priority=repository.p2p_priority,
         piece_length_bytes=repository.p2p_piece_length_bytes or 0,
         filter=tuple(settings.filter),
+        secret=_read_secret(repository.p2p_secret_file) if repository.p2p_secret_file else b"",
         headers={name: value.get_secret_value() for name, value in settings.headers.items()},
     )
+
+
+def _read_secret(path: Path) -> bytes:
+    """The secret in a file, without white space around it. Raises ConfigError."""
+    hint = "make one on one host, and copy it to all: head -c 32 /dev/urandom | base64"
+    try:
+        secret = read_file(path).strip()
+    except OSError as error:
+        raise ConfigError(f"p2p_secret_file: {path} cannot be read: {error.strerror}", hint=hint) from None
+    if len(secret) < _SECRET_BYTES:
+        raise ConfigError(f"p2p_secret_file: {path} has fewer than {_SECRET_BYTES} bytes", hint=hint)
+    return secret

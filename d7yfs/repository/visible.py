@@ -16,6 +16,7 @@ from functools import partial
 
 import trio
 
+from d7yfs.bounds.paging import Paging
 from d7yfs.errors import AccessDenied, D7yfsError, NotFound
 from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.origins.origin import Origin
@@ -42,7 +43,7 @@ class VisibleListings:
         of an object: that alone.
 
         Close it (`contextlib.aclosing`) when you leave early. Raises the origin's errors, and of a
-        flat listing `listing.Unordered`.
+        flat listing `listing.Unordered`, and BadReply for a listing that does not end.
         """
         if self.away is not None:
             return
@@ -50,9 +51,10 @@ class VisibleListings:
             yield await self._list_lone(prefix)
             return
         flat = Flat(self._visibility, prefix) if self._visibility.hides_any and not delimiter else None
-        token, more = "", True
+        token, more, paging = "", True, Paging(f"{self.origin.url}/{prefix}")
         while more:
             page = await ask_again(partial(self.origin.list, prefix, delimiter=delimiter, token=token))
+            paging.add_page(page)
             yield await self._hide_entries(prefix, page) if flat is None else flat.add(page)
             token, more = page.next_token, bool(page.next_token)
 

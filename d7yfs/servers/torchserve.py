@@ -11,11 +11,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from d7yfs.bounds.values import read_integer
 from d7yfs.errors import ModelServerError
 from d7yfs.servers.model_store import ALL, bare
 
 _REGISTERED = re.compile(
-    r'Model "(?P<name>.+)" Version: (?P<version>\S+) registered with (?P<workers>\d+) initial workers'
+    r'Model "(?P<name>.+)" Version: (?P<version>\S+) registered with (?P<workers>[0-9]{1,9}) initial workers'
 )
 _CONFLICT = re.compile(r"Model version (?P<version>\S+) is already registered for model (?P<name>.+)")
 _NO_WORKERS = "serves nothing until it has workers: --initial-workers N"
@@ -189,7 +190,8 @@ def matching(rows: Sequence[tuple[str, str]], wanted: Sequence[str]) -> tuple[li
 
 def _version(row: Mapping[str, object]) -> Registered:
     workers = row.get("workers")
-    ready = [each for each in workers if each.get("status") == "READY"] if isinstance(workers, list) else []
+    known = [each for each in workers if isinstance(each, dict)] if isinstance(workers, list) else []
+    ready = [each for each in known if each.get("status") == "READY"]
     return Registered(
         name=str(row.get("modelName", "")),
         version=str(row.get("modelVersion", "")),
@@ -201,7 +203,11 @@ def _version(row: Mapping[str, object]) -> Registered:
 
 
 def _number(value: object) -> int:
-    return value if isinstance(value, int) else 0
+    """The number in a reply; 0 for anything that is no number of workers or requests."""
+    try:
+        return read_integer(value, most=999_999_999)
+    except ValueError:
+        return 0
 
 
 def _workers(count: int) -> str:

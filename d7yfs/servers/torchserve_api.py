@@ -12,7 +12,6 @@ An address is http://host:port, https://host:port, or unix:/path (all three as T
 from __future__ import annotations
 
 import ipaddress
-import json
 import os
 import re
 import ssl
@@ -24,6 +23,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
+from d7yfs.bounds.values import read_json
 from d7yfs.errors import ModelServerError, UsageError
 from d7yfs.objects import SecretStr
 from d7yfs.origins.failure import is_untrusted, reason
@@ -35,6 +35,8 @@ DEFAULT_ADDRESS = "http://127.0.0.1:8081"
 CONNECT_TIMEOUT_S = 5.0
 PAGE = 100
 """Most models that one reply lists: the API's own limit."""
+_PAGES_MAX = 10_000
+"""A server without an end to its list is none; a million models are more than one has."""
 _BODY_MAX_BYTES = 16 << 20
 _UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104  # a server binds to these, but they are no addresses to call
 
@@ -75,7 +77,7 @@ def read_token(path: Path) -> SecretStr:
         ) from None
     if text.startswith("{"):
         try:
-            text = json.loads(text)["management"]["key"]
+            text = read_json(text)["management"]["key"]
         except (ValueError, KeyError, TypeError):
             text = ""
     if not isinstance(text, str) or not re.fullmatch("[!-~]+", text):
@@ -172,12 +174,13 @@ class Management:
     def list_models(self) -> Iterator[tuple[str, str]]:
         """Name and URL of every registered model."""
         page: dict[str, str] = {}
-        while True:
+        for _ in range(_PAGES_MAX):
             rows, after = torchserve.listed(self._send("GET", "/models", limit=str(PAGE), **page))
             yield from rows
             if not rows or not after or after == page.get("next_page_token"):
                 return
             page = {"next_page_token": after}
+        raise ModelServerError(f"TorchServe at {self.where} lists models without an end", hint="its log says more")
 
     def list_versions(self, name: str, version: str = ALL) -> list[Registered]:
         """The versions of a model that `version` means: all, or if it is empty the default one."""
@@ -206,7 +209,7 @@ class Management:
         except httpx.HTTPError:
             raise Unanswered(f"{self.where} broke off its reply, or does not speak HTTP", hint=_REACH) from None
         try:
-            content = json.loads(body)
+            content = read_json(body)
         except ValueError:
             content = None
         reply = ApiReply(response.status_code, content)

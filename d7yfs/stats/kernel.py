@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -26,6 +27,9 @@ class OperationCounters:
     under_way: dict[int, float] = field(default_factory=dict)
     """When each unanswered request came (perf_counter), by its number, the oldest first."""
 
+    waiting_reads: Counter[int] = field(default_factory=Counter)
+    """Reads that are not answered, by the user who opened the file."""
+
     def observe(self, operation: str, took_s: float) -> None:
         """Count a request that was answered after `took_s` seconds."""
         if (took := self.took.get(operation)) is None:
@@ -46,6 +50,7 @@ class OperationCounters:
             errors={**self.errors},
             in_flight=len(self.under_way),
             oldest_request_s=round(self.oldest_s, 3),
+            waiting_reads={str(uid): count for uid, count in self.waiting_reads.items() if count},
             latency_bounds_s=BOUNDS_S,
             latency={
                 name: LatencyStatus(counts=[*took.counts], sum_s=round(took.sum_s, 6))

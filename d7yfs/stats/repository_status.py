@@ -160,6 +160,12 @@ class FetchedStatus:
     """Requests that were signed anew after a refusal."""
     retries: dict[str, int]
     """Repeated requests, by the failure that caused them."""
+    p2p_versions: dict[str, int]
+    """Versions through Dragonfly, by result: `proved`, `sampled`, `not provable`, `wrong`."""
+
+    def count_proof(self, proof: str) -> None:
+        """Count a version that came through Dragonfly."""
+        self.p2p_versions[proof] = self.p2p_versions.get(proof, 0) + 1
 
     def count_direct(self, received_bytes: int, reason: str) -> None:
         """Count bytes that have come straight from the origin."""

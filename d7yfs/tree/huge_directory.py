@@ -27,6 +27,7 @@ from functools import partial
 
 import trio
 
+from d7yfs.bounds.paging import Paging
 from d7yfs.errors import D7yfsError, OriginUnavailable
 from d7yfs.objects import ObjectVersion
 from d7yfs.tree.listing import Answer, DirectoryListing, NoObject, Reached, by_segment
@@ -134,6 +135,7 @@ class DirectoryStream:
         self._fetch = fetch
         self._nursery = nursery
         self._pages_kept = pages_kept
+        self._paging = Paging(prefix)
         self._places = [_PageBounds("", ("",) * len(_ORDERS), frozenset())]
         self._pages: OrderedDict[int, DirectoryPage] = OrderedDict()
         self._fetching: dict[int, _Fetching] = {}
@@ -224,10 +226,11 @@ class DirectoryStream:
         place = self._places[number]
         asked_at = trio.current_time()
         entries: dict[str, ObjectVersion | None] = {}
-        token, ends = place.token, place.after
+        token, ends, paging = place.token, place.after, Paging(self.prefix)
         while True:
             listing, token = await self._fetch(token)
             reached = listing.reached
+            paging.add(reached.key, token)
             keys = [self._key(name, version) for name, version in listing.entries.items()]
             self._orders = [
                 each
@@ -250,6 +253,7 @@ class DirectoryStream:
         gone = [name for name in sorted(here - entries.keys()) if token and any(self._is_behind(name, ends))]
         names = (*entries, *gone)
         if token and number == len(self._places) - 1:
+            self._paging.add(reached.key, token)
             place.ends = ends
             self._places.append(_PageBounds(token, ends, self._open_names(place, entries, ends)))
         place.read, place.count = True, len(names)

@@ -24,9 +24,9 @@ from d7yfs.logs import fields_of
 from d7yfs.stats.repository_status import LastScanStatus, ListingStatus
 from d7yfs.stats.status import blank
 from d7yfs.tree.huge_directory import Streams
-from d7yfs.tree.listing import Answer, DirectoryListing, NoObject, Scan, Unordered, name_fault
+from d7yfs.tree.listing import Answer, DirectoryListing, NoObject, Scan, TooLarge, Unordered, key_fault, name_fault
 from d7yfs.tree.nodes import Absent, Directory, Expired, File, Found, NameChanges
-from d7yfs.tree.question import Question, wait_for_news
+from d7yfs.tree.question import Question, raise_last, wait_for_news
 from d7yfs.tree.source import ListingMode, ListingSource, ask
 from d7yfs.tree.tree import Tree
 
@@ -126,7 +126,7 @@ class Lister:
             if waiting:
                 await wait_for_news(waiting)
             else:
-                _raise_last(asked)
+                raise_last(asked)
                 asked, questions = [], self._next_questions(directory, name)
         return found
 
@@ -175,7 +175,7 @@ class Lister:
             if under_way:
                 await wait_for_news(under_way, race_at - trio.current_time() if listing is None else math.inf)
             elif listing is not None:
-                _raise_last([listing])
+                raise_last([listing])
                 listing = None  # it was asked for before this question
 
     def _is_far(self, scan: Question, pages: int, directory: Directory) -> bool:
@@ -226,11 +226,12 @@ class Lister:
 
     def scan(self) -> Question:
         """The flat listing of the whole repository: the one under way, else a new one."""
-        return self.scanning or self._ask(Question(trio.current_time(), listing=Scan(self._top.prefix)))
+        listing = Scan(self._top.prefix, self._tree.max_entries)
+        return self.scanning or self._ask(Question(trio.current_time(), listing=listing))
 
     def scan_below(self, directory: Directory) -> Question:
         """A new flat listing of all below a directory, which no reader shares."""
-        return self._start(Question(trio.current_time(), listing=Scan(directory.prefix)))
+        return self._start(Question(trio.current_time(), listing=Scan(directory.prefix, self._tree.max_entries)))
 
     def list_directory(self, directory: Directory) -> Question:
         """The listing of one directory: the one under way, else a new one."""
@@ -275,7 +276,7 @@ class Lister:
             question.finish()
 
     async def _fetch_scan(self, question: Question, scan: Scan) -> None:
-        """Fetch a flat listing. One too long or out of order leaves nothing but `not_whole`."""
+        """Fetch a flat listing; one too long or out of order leaves nothing but `not_whole`."""
         self._counters.scans += 1
         try:
             async with aclosing(self._source.pages(scan.prefix, delimiter="")) as pages:
@@ -288,8 +289,9 @@ class Lister:
                         self._stop_scans(f"it has more than {self._limit} objects")
                         return
                     question.count_page(more=bool(page.next_token))
-        except Unordered:
-            self._stop_scans("its keys do not come in order")
+        except (Unordered, TooLarge) as error:
+            self._is_too_large |= isinstance(error, TooLarge)
+            self._stop_scans(error.reason)
             return
         took_s = question.took_s
         at_once = 0
@@ -319,13 +321,14 @@ class Lister:
     async def _fetch_listing(self, question: Question, directory: Directory, listing: DirectoryListing) -> None:
         """Fetch the listing of one directory, unless the directory turns out to be huge."""
         self._counters.listings += 1
+        most = self._tree.max_entries if self.mode is ListingMode.WHOLE else self._limit
         async with aclosing(self._source.pages(listing.prefix)) as pages:
             async for page in pages:
                 self._note_answer()
                 self._counters.listing_pages += 1
                 listing.add(page)
-                if page.next_token and len(listing.entries) > self._limit and self.mode is not ListingMode.WHOLE:
-                    log.info("%s/%s has more than %d entries", self._url, listing.prefix, self._limit)
+                if page.next_token and len(listing.entries) + listing.hidden_count > most:
+                    log.info("%s/%s has more than %d entries", self._url, listing.prefix, most)
                     self._tree.split_listing(directory.inode)
                     return
                 question.count_page(more=bool(page.next_token))
@@ -335,7 +338,7 @@ class Lister:
     async def fetch_name(self, directory: Directory, name: str, asked_at: float) -> NameChanges:
         """Ask for one name now, and apply the answer. Raises what the store's requests raise."""
         answer: Answer = NoObject.ABSENT
-        if not name_fault(name):
+        if not (name_fault(name) or key_fault(f"{directory.prefix}{name}")):
             self._counters.exact_lookups += 1
             # Only where nothing else can tell of directories, and never in place of a known file.
             trusting = self.mode is ListingMode.EXACT and not isinstance(directory.entry(name), File)
@@ -442,9 +445,3 @@ class Lister:
             last_scan=self._last_scan,
             answered_s=None if self._answered_at is None else round(now - self._answered_at, 3),
         )
-
-
-def _raise_last(asked: list[Question]) -> None:
-    for each in reversed(asked):
-        if each.error is not None:
-            raise each.error

@@ -11,11 +11,12 @@ UTF-8, so all of a directory comes in one stretch.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from d7yfs.objects import ListingPage, ObjectVersion
 
@@ -24,6 +25,13 @@ NAME_MAX_BYTES = 255
 
 HIDDEN_SAMPLE = 100
 """The most hidden keys that a listing (and the tree) names; the others are only counted."""
+
+
+KEY_MAX_CHARACTERS = 1024
+"""The longest key: that of every provider."""
+
+KEY_MAX_DIRECTORIES = 256
+"""The most directories on the path to an entry."""
 
 
 class NoObject(Enum):
@@ -59,6 +67,14 @@ def name_fault(name: str) -> str:
         except UnicodeEncodeError:
             return "name is not valid Unicode"
     return f"name of {size_bytes} bytes, over {NAME_MAX_BYTES}" if size_bytes > NAME_MAX_BYTES else ""
+
+
+def key_fault(key: str) -> str:
+    """The reason why no path can lead to `key`, in words; empty when one can."""
+    if len(key) > KEY_MAX_CHARACTERS:
+        return f"key of {len(key)} characters, over {KEY_MAX_CHARACTERS}"
+    depth = key.count("/")
+    return f"in {depth} directories, over {KEY_MAX_DIRECTORIES}" if depth > KEY_MAX_DIRECTORIES else ""
 
 
 class Reached:
@@ -159,7 +175,7 @@ class DirectoryListing:
         name = key[len(self._directory_prefix) :]
         if version is None:
             name = name.removesuffix("/")
-        fault = name_fault(name)
+        fault = name_fault(name) or key_fault(key) or (version.fault if version is not None else "")
         if fault:
             self._hide(key, fault)
             return False
@@ -176,19 +192,29 @@ class DirectoryListing:
     def _hide(self, key: str, reason: str) -> None:
         self.hidden_count += 1
         if len(self.hidden) < HIDDEN_SAMPLE:
-            self.hidden.append(HiddenKey(key, reason))
+            self.hidden.append(HiddenKey(key[:KEY_MAX_CHARACTERS], reason))
 
 
 class Unordered(Exception):
     """Keys out of order, as in S3's directory buckets: earlier answers may be wrong, and the scan
     is of no use."""
 
+    reason: ClassVar = "its keys do not come in order"
+
+
+class TooLarge(Exception):
+    """More objects and directories than may be kept."""
+
+    reason: ClassVar = "it has more objects and directories than --max-inodes"
+
 
 class Scan:
     """A flat listing of all below `prefix`, which is "" or ends in a slash."""
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, most_entries: float = math.inf) -> None:
+        """`most_entries` bounds its objects and directories together."""
         self.prefix = prefix
+        self._most_entries = most_entries
         self.objects = 0
         """The number of listed objects, including hidden ones."""
         self.reached = Reached()
@@ -198,14 +224,15 @@ class Scan:
         below it."""
 
     def add(self, page: ListingPage) -> None:
-        """Add one page. Raises Unordered; the scan then answers nothing any more."""
+        """Add one page. Raises Unordered or TooLarge; the scan then answers nothing any more."""
         self.reached.add(page)
         if not self.reached.ordered:
-            self.reached.complete = False
-            self._directories.clear()
+            self._give_up()
             raise Unordered(f"keys under {self.prefix!r} are not listed in order")
         self._date_ns = max(self._date_ns, page.date_ns)
-        self.objects += len(page.objects) + page.left_out
+        # A flat listing has no common prefixes; a store that sends them must come to an end too.
+        self.objects += len(page.objects) + page.left_out + len(page.prefixes)
+        self._check_size()
         folder, listing = self.prefix, self._directories[self.prefix]
         for version in page.objects:
             key = version.key
@@ -213,6 +240,7 @@ class Scan:
             if cut != len(folder) or not key.startswith(folder):
                 folder = key[:cut]
                 listing = self._directory(folder)
+                self._check_size()
             # A key that ends in a slash is its directory's marker.
             if listing is not None and cut != len(key):
                 listing.enter(key, version)
@@ -221,15 +249,29 @@ class Scan:
             if listing is not None:
                 listing.withheld[reason] += 1
 
+    def _check_size(self) -> None:
+        if self.objects + len(self._directories) > self._most_entries:
+            self._give_up()
+            raise TooLarge(f"more than {self._most_entries} objects and directories under {self.prefix!r}")
+
+    def _give_up(self) -> None:
+        self.reached.complete = False
+        self._directories.clear()
+
     def _directory(self, folder: str) -> DirectoryListing | None:
         """The listing of a directory in which a key has come; it is an entry of its parent now."""
         if folder in self._directories:
             return self._directories[folder]
         if not folder.startswith(self.prefix):
             return None  # no reader asked for it
-        above = self._directory(folder[: folder.rfind("/", 0, -1) + 1])
-        shown = above is not None and above.enter(folder, None)
-        listing = self._directories[folder] = DirectoryListing(folder, self.reached) if shown else None
+        listing, stop = self._directories[self.prefix], len(self.prefix)
+        while listing is not None and stop < len(folder):
+            stop = folder.index("/", stop) + 1
+            each = folder[:stop]
+            if each not in self._directories:
+                shown = listing.enter(each, None)
+                self._directories[each] = DirectoryListing(each, self.reached) if shown else None
+            listing = self._directories[each]
         return listing
 
     def answer(self, directory_prefix: str, name: str) -> Answer | None:

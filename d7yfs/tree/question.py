@@ -121,3 +121,10 @@ async def wait_for_news(questions: Sequence[Question], timeout_s: float = math.i
     finally:
         for each in questions:
             each._waiting.discard(event)
+
+
+def raise_last(asked: Sequence[Question]) -> None:
+    """Raise the error of the last of these questions that failed, if any did."""
+    for each in reversed(asked):
+        if each.error is not None:
+            raise each.error

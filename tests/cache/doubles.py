@@ -63,7 +63,7 @@ class OpenedDirectory(CacheDirectory):
 
     def open(self, store: StoreIdentity, version: ObjectVersion, *, tries: int = TRIES) -> VersionFiles:
         files = super().open(store, version, tries=tries)
-        return OpenedFiles(self, *(getattr(files, field.name) for field in fields(files)))
+        return OpenedFiles(self, *(getattr(files, field.name) for field in fields(files) if field.init))
 
     def bury(self) -> None:
         """Do to files as a SIGKILL does: descriptors and locks are gone at once. The numbers stay

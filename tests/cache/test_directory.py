@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from d7yfs.cache.directory import CacheDirectory
-from d7yfs.cache.pair import ENTRY_BYTES, HEADER_BYTES, VersionFiles
+from d7yfs.cache.pair import HEADER_BYTES, VersionFiles
+from d7yfs.cache.table import ENTRY_BYTES
 from d7yfs.errors import CacheUnusable
 from d7yfs.objects import ObjectVersion, StoreIdentity
 from tests.cache.conftest import MountTmpfs
@@ -174,10 +175,10 @@ def test_a_key_too_long_for_the_map_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_disk_without_room_for_a_map_leaves_nothing(mount_tmpfs: MountTmpfs) -> None:
-    path = mount_tmpfs(MIB)
+    path = mount_tmpfs(MIB // 4)
     cache = directory(path)
     with pytest.raises(OSError, match="No space left"):
-        cache.open(ORIGIN, version(1 << 40))
+        cache.open(ORIGIN, version(60 << 30))
     assert not [each for each in path.rglob("*") if each.is_file()]
 
 
@@ -343,14 +344,70 @@ def test_an_open_directory_of_ours_is_closed_to_others(tmp_path: Path) -> None:
     assert [stat.S_IMODE(each.stat().st_mode) for each in (path, path / "v2")] == [0o700, 0o700]
 
 
-def test_a_directory_that_others_use_is_not_closed_but_our_part_of_it_is(tmp_path: Path) -> None:
+def test_a_directory_that_others_read_is_not_closed_but_our_part_of_it_is(tmp_path: Path) -> None:
     path = tmp_path / "shared"
     path.mkdir()
-    path.chmod(0o1777)
+    path.chmod(0o755)
     (path / "somebody's file").touch()
     directory(path)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o1777
+    assert stat.S_IMODE(path.stat().st_mode) == 0o755
     assert stat.S_IMODE((path / "v2").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o777, 0o770, 0o702])
+def test_a_directory_that_others_write_is_refused_and_left_alone(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "shared"
+    path.mkdir()
+    path.chmod(mode)
+    (path / "somebody's file").touch()
+    with pytest.raises(CacheUnusable, match=rf"can be written by others \(mode {mode:o}\).*--cache-dir"):
+        directory(path)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+    assert [each.name for each in path.iterdir()] == ["somebody's file"]
+
+
+@pytest.mark.parametrize("part", ["", "v2"])
+def test_an_empty_directory_that_others_could_write_is_closed(tmp_path: Path, part: str) -> None:
+    """The kubelet makes an emptyDir so."""
+    path = tmp_path / "volume"
+    (path / part).mkdir(parents=True)
+    (path / part).chmod(0o2777)
+    directory(path)
+    assert stat.S_IMODE((path / part).stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("planted", ["v2", "v2/a"])
+def test_what_another_user_has_planted_in_an_open_directory_is_refused(tmp_path: Path, planted: str) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a directory away")
+    path = tmp_path / "volume"
+    (path / planted).mkdir(parents=True)
+    (path / planted).parent.chmod(0o777)
+    os.chown(path / planted, 12345, 12345)
+    with pytest.raises(CacheUnusable, match=r"holds what another user has made.*--cache-dir"):
+        directory(path)
+
+
+@pytest.mark.parametrize(("mode", "uid"), [(0o1777, 0), (0o775, 0), (0o755, 12345)])
+def test_a_link_that_another_user_can_replace_is_not_followed(tmp_path: Path, mode: int, uid: int) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a directory away")
+    target, above = tmp_path / "target", tmp_path / "above"
+    target.mkdir()
+    above.mkdir()
+    (above / "cache").symlink_to(target)
+    above.chmod(mode)
+    os.chown(above, uid, uid)
+    with pytest.raises(CacheUnusable, match=r"is a link, in a directory that others can write.*--cache-dir"):
+        directory(above / "cache")
+    assert not [*target.iterdir()]
+
+
+def test_a_link_in_a_directory_of_our_own_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "cache").symlink_to(tmp_path / "target")
+    directory(tmp_path / "cache")
+    assert (tmp_path / "target" / "v2").is_dir()
 
 
 @pytest.mark.parametrize("part", ["", "v2"])

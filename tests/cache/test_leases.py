@@ -17,7 +17,7 @@ import pytest
 from d7yfs.cache.backing import BackingFile
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.disk import Lane
-from d7yfs.cache.pair import Leases
+from d7yfs.cache.leases import Leases
 from d7yfs.objects import ByteRange
 from tests.cache.conftest import MountTmpfs
 from tests.cache.doubles import MIB, ORIGIN, PromptDisk, backing, directory, fill, version, write

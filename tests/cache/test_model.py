@@ -82,7 +82,7 @@ class UnreliableFiller:
 
     def _start(self, part: ByteRange, blocks: set[int]) -> None:
         self._in_flight |= blocks
-        self._target.hold()
+        self._target.begin_work()
         self._nursery.start_soon(self._bring, part, blocks)
 
     async def _bring(self, part: ByteRange, blocks: set[int]) -> None:
@@ -104,7 +104,7 @@ class UnreliableFiller:
         finally:
             self._in_flight -= blocks
             target.end_transfer(part, error)
-            target.drop()
+            target.end_work()
 
 
 class UnsteadyDisk(PromptDisk):

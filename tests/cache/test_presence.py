@@ -22,7 +22,7 @@ def _cases(draw: st.DrawFn) -> tuple[Presence, dict[int, Block], dict[int, int],
     size_bytes = draw(_SIZES)
     count = block_count(size_bytes)
     stored = draw(st.lists(st.sampled_from(Block), min_size=count, max_size=count))
-    presence = Presence(size_bytes, stored if draw(st.booleans()) else ())
+    presence = Presence(size_bytes, bytearray(stored) if draw(st.booleans()) else None)
     model = {index: state for index, state in enumerate(presence.blocks) if state}
     states = {index: Block(state) for index, state in model.items()}
     indexes = st.integers(0, count - 1)
@@ -97,4 +97,4 @@ def test_landing_or_dropping_a_block_ends_its_arrival() -> None:
 
 def test_a_table_of_another_size_is_refused() -> None:
     with pytest.raises(ValueError, match="3 blocks"):
-        Presence(2 * BLOCK_BYTES, bytes(3))
+        Presence(2 * BLOCK_BYTES, bytearray(3))

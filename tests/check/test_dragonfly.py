@@ -16,9 +16,11 @@ from d7yfs.check.findings import Finding, Severity
 from d7yfs.config.sources import load_settings
 from d7yfs.repository.repository import open_repositories
 from tests.check.test_dry_run import findings, settings_for
+from tests.fetch.doubles import FakeOrigin
 from tests.servers.dfdaemon import FakeDfdaemon, other_task
 from tests.servers.dfdaemon_socket import FakeDfdaemonSocket, Fault
 from tests.servers.s3_faults import S3Faults
+from tests.servers.scripted import ScriptedServer
 
 SIZE = 6 << 20
 
@@ -47,6 +49,22 @@ async def test_each_of_several_proxies_is_tried(store: S3Faults, tmp_path: Path)
             found = [each async for each in check(settings) if each.probe == "proxy"]
     assert [each.verdict for each in found] == [Severity.FAILED, Severity.OK]
     assert dfdaemon.url in found[1].said
+
+
+@pytest.mark.parametrize(("fallback", "verdict"), [("true", Severity.WARNING), ("false", Severity.FAILED)])
+async def test_credentials_that_send_a_token(store: S3Faults, tmp_path: Path, fallback: str, verdict: Severity) -> None:
+    async with FakeDfdaemon().running() as dfdaemon, ScriptedServer({"a": b"1"}).running() as server:
+        settings = settings_for(store, tmp_path, proxy=dfdaemon.url, fallback=fallback)
+        (repository,) = open_repositories(settings)
+        origin = FakeOrigin(server)
+        origin.signs = False
+        repository.fetcher.origin = origin
+        version = origin.version("a")
+        found = [each async for each in dragonfly.check_dragonfly(repository, version, version, settings.config)]
+        assert [(each.probe, each.verdict) for each in found] == [("tokens", verdict)]
+        assert "--p2p-tokens" in found[0].hint
+        assert not dfdaemon.requests
+        await repository.aclose()
 
 
 async def test_a_proxy_at_its_old_port(store: S3Faults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

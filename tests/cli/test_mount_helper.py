@@ -33,9 +33,16 @@ def options(text: str, *more: str) -> list[str]:
         ("ro", []),
         ("", []),
         (
-            "rw,nosuid,noexec,nodev,user,nofail,_netdev,relatime,user=joe,x-systemd.automount,X-mount.mkdir,comment=x",
+            "rw,nosuid,nodev,nofail,_netdev,relatime,nosymfollow,x-systemd.automount,X-mount.mkdir,comment=x",
             [],
         ),
+        ("noexec", ["--noexec"]),
+        ("user", ["--noexec"]),
+        ("rw,noexec,nosuid,nodev,user=joe", ["--noexec"]),
+        ("users,proxy=http://h:1", ["--proxy", "http://h:1", "--noexec"]),
+        ("users,exec", []),
+        ("exec,user", ["--noexec"]),
+        ("noexec=true", ["--noexec"]),
         ("defaults,noauto", []),
         (
             "ro,allow_other,proxy=http://127.0.0.1:4001",

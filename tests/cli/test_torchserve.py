@@ -15,8 +15,10 @@ import pytest
 import trustme
 from click.testing import CliRunner, Result
 
+from d7yfs.bounds.values import read_json
 from d7yfs.cli import main
 from d7yfs.host import mount_table
+from d7yfs.servers import torchserve
 from d7yfs.servers.torchserve_api import DEFAULT_ADDRESS
 from tests.servers import fake_torchserve
 from tests.servers.fake_torchserve import FakeTorchServe
@@ -584,3 +586,22 @@ def test_unregister_takes_nothing_away_because_of_a_variable(
     assert len(server.models) == 3
     assert d7yfs("unregister", "--management", server.address, "--config", file).exit_code == 0
     assert server.models == {}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"[" * 100_000, b'{"status": 1e999}', b"9" * 5000, b"[" + b"[]," * 1_000_000 + b"[]]", b"\xff"],
+)
+def test_an_answer_that_no_server_gives(server: FakeTorchServe, store: Path, body: bytes) -> None:
+    server.raw = body
+    done = d7yfs("register", "--management", server.address, "--model", "one", store)
+    assert done.exit_code == 1
+    assert "is not TorchServe's management API" in done.output
+    assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize("number", ["9" * 4000, "-1", "true", "1.5", '"x"'])
+def test_numbers_that_no_server_gives(number: str) -> None:
+    body = read_json(f'[{{"modelName": "a", "minWorkers": {number}, "batchSize": {number}, "workers": [1, null]}}]')
+    (found,) = torchserve.described(torchserve.ApiReply(200, body))
+    assert (found.workers, found.workers_wanted, found.batch_size) == (0, 0, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,7 @@ def test_every_option_by_every_way(host: Host) -> None:
         "log_format": "json",
         "region": "r",
         "verify": "full",
+        "cache_trust": "shared",
         "signature": "v1",
         "control_proxy": "http://h:3128",
         "credentials_file": "/f",
@@ -165,6 +167,7 @@ def test_every_option_by_every_way(host: Host) -> None:
         "dfdaemon_socket": "unix:///run/d.sock",
         "p2p_priority": "3",
         "p2p_verify": "sampled",
+        "p2p_secret_file": "/s",
         "metrics_listen": "0.0.0.0:7718",
         "fuse_helper": "/h.sock",
     }
@@ -606,3 +609,57 @@ def test_a_plugins_file_for_another_bucket_is_refused_when_it_is_named(host: Hos
 def test_a_plugins_file_that_names_no_bucket_names_no_repository(host: Host) -> None:
     with pytest.raises(ConfigError, match="no repository is given"):
         host.load(torchserve_path=host.write("s3.json", {"load_model": "all"}))
+
+
+# --- attackers ---
+
+NOBODY = 65534
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files to another user")
+@pytest.mark.parametrize("name", ["cloud_credential.json", "dragonfly_config.json", "endpoint.json"])
+@pytest.mark.parametrize("attack", ["owner", "directory", "fifo", "zero", "shadow"])
+def test_no_default_place_lets_another_user_choose_credentials_or_proxy(host: Host, name: str, attack: str) -> None:
+    """As tried for real: a credential of type external_account, a proxy, a FIFO, /dev/zero."""
+    path = (host.root if name == "endpoint.json" else host.home) / name
+    evil = {"s3": {"": {"key_id": "his", "secret_key": "his"}}, "proxy": "http://evil:1", "addr": "http://evil:1"}
+    if attack in ("owner", "directory"):
+        path.write_text(json.dumps(evil))
+        os.chown(path if attack == "owner" else path.parent, NOBODY, -1)
+    elif attack == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(f"/etc/{attack}" if attack == "shadow" else f"/dev/{attack}")
+    settings = host.load(URL)
+    (repository,) = settings.config.repositories
+    assert (repository.proxy, settings.credentials) == ("", {"": ProviderChain()})
+    (warning,) = settings.warnings
+    assert f"{path} is ignored: " in warning
+    assert "to use it nevertheless" in warning
+
+
+@pytest.mark.parametrize("kind", ["fifo", "zero", "huge"])
+@pytest.mark.parametrize("variable", ["TRITON_CLOUD_CREDENTIAL_PATH", "TRITON_DRAGONFLY_CONFIG_PATH", "D7YFS_CONFIG"])
+def test_a_named_file_stops_nothing_and_fills_no_memory(host: Host, variable: str, kind: str) -> None:
+    path = host.root / "named"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "zero":
+        path = Path("/dev/zero")
+    else:
+        path.touch()
+        os.truncate(path, 1 << 40)
+    with pytest.raises(ConfigError, match=r"no regular file|larger than 1 MiB"):
+        host.load(URL, environ={variable: str(path)})
+
+
+def test_named_files_that_others_can_change_or_read_are_warned_of(host: Host) -> None:
+    credential = host.write("credentials.json", {"s3": {"": {"region": "r"}}})
+    toml = host.write("c.toml", 'region = "toml"')
+    environ = {"TRITON_CLOUD_CREDENTIAL_PATH": str(credential), "D7YFS_CONFIG": str(toml)}
+    assert host.load(URL, environ=environ).warnings == ()
+    credential.chmod(0o644)
+    toml.chmod(0o602)
+    found = "\n".join(host.load(URL, environ=environ).warnings)
+    assert f"{credential} holds credentials that every user of this host can read" in found
+    assert f"{toml} can be written by every user" in found

@@ -14,6 +14,7 @@ from d7yfs.config.triton import (
     CredentialEntry,
     CredentialFile,
     DragonflyFile,
+    Located,
     locate,
     read_credentials,
     read_dragonfly,
@@ -305,8 +306,14 @@ def test_unknown_dragonfly_keys_warn(tmp_path: Path) -> None:
 
 def test_locate(tmp_path: Path) -> None:
     default = tmp_path / "default.json"
-    assert locate({}, "V", default) == (None, False)
+    assert locate({}, "V", default) == Located(None)
     default.touch()
-    assert locate({}, "V", default) == (default, False)
-    assert locate({"V": ""}, "V", default) == (None, False)
-    assert locate({"V": "/absent"}, "V", default) == (Path("/absent"), True)
+    assert locate({}, "V", default) == Located(default)
+    assert locate({"V": ""}, "V", default) == Located(None)
+    assert locate({"V": "/absent"}, "V", default) == Located(Path("/absent"), named=True)
+    default.chmod(0o666)
+    found = locate({}, "V", default)
+    assert found.path is None
+    assert (
+        found.ignored == f"{default} is ignored: {default} can be written by other users; set V to use it nevertheless"
+    )

@@ -272,3 +272,42 @@ def test_anything_else_is_a_config_error(text: str) -> None:
             continue
         assert url.bucket
         assert RepositoryUrl.parse(str(url)) == url
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "sv=2022-11-02&ss=b&sig=SECRET",
+        "sig=SECRET",
+        "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=SECRET",
+        "X-Amz-Expires=60&X-Amz-Signature=SECRET",
+        "x-amz-security-token=SECRET",
+        "X-Goog-Signature=SECRET",
+        "OSSAccessKeyId=id&Expires=1&Signature=SECRET",
+        "AWSAccessKeyId=SECRET",
+        "AccessKeyId=SECRET",
+        "token=SECRET",
+        "versionId=1&access_token=SECRET",
+    ],
+)
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://b/p",
+        "s3://https://h/b/p",
+        "gs://b",
+        "oss://b/p",
+        "obs://b/p",
+        "as://acct/c",
+        "abfs://c@a.dfs.core.windows.net/p",
+    ],
+)
+def test_a_signature_in_the_query_is_refused_and_not_repeated(url: str, query: str) -> None:
+    with pytest.raises(ConfigError, match="has a signature or a token in its query") as caught:
+        RepositoryUrl.parse(f"{url}?{query}")
+    assert "SECRET" not in f"{caught.value} {caught.value.hint}"
+
+
+@pytest.mark.parametrize("url", ["s3://b/a?b.txt", "s3://b/is?this=a&key=too", "s3://b/token=1"])
+def test_a_question_mark_may_be_part_of_a_key(url: str) -> None:
+    assert str(RepositoryUrl.parse(url)) == url

@@ -146,7 +146,7 @@ def test_dockers_health_check(containers: Containers, ground: Path, bucket: Buck
     containers.start("d7yfs", options, ["mount"], settings(bucket, 0) | {"D7YFS_METRICS_LISTEN": "none"})
     until(lambda: is_mounted(ground / "volume" / "models"), "the mount", timeout_s=60)
     containers.healthcheck("d7yfs")
-    containers.start("other", options, ["fuse-helper", "/mnt/d7yfs/other", "/run/helper"])
+    containers.start("other", options, ["fuse-helper", "--uid", "65532", "/mnt/d7yfs/other", "/run/own/helper"])
     with pytest.raises(AssertionError, match="healthcheck"):
         containers.healthcheck("other")
 
@@ -164,16 +164,16 @@ def test_a_sidecar_without_privilege(containers: Containers, ground: Path, bucke
             f"--volume={point.parent}:/mnt/d7yfs:rshared",
             f"--volume={ground / 'run'}:/run/fuse-helper",
         ),
-        ["fuse-helper", "/mnt/d7yfs/models", "/run/fuse-helper/socket"],
+        ["fuse-helper", "--uid", "65532", "--allow-other", "/mnt/d7yfs/models", "/run/fuse-helper/own/socket"],
     )
-    until(lambda: (ground / "run" / "socket").exists(), "the helper's socket")
+    until(lambda: (ground / "run" / "own" / "socket").exists(), "the helper's socket")
     unprivileged = (
         *("--user", "65532:65532", "--cap-drop=all", "--security-opt=no-new-privileges", "--read-only", "--tmpfs=/tmp"),
         *(f"--volume={point.parent}:/mnt/d7yfs:rslave", f"--volume={ground / 'run'}:/run/fuse-helper"),
         f"--volume={ground / 'cache'}:/var/cache/d7yfs",
     )
     env = settings(bucket, port) | {
-        "D7YFS_FUSE_HELPER": "/run/fuse-helper/socket",
+        "D7YFS_FUSE_HELPER": "/run/fuse-helper/own/socket",
         "D7YFS_CACHE_DIR": "/var/cache/d7yfs/own",
         "XDG_RUNTIME_DIR": "/tmp",
         "HOME": "/tmp",

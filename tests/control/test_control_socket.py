@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import stat
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -192,7 +192,7 @@ async def test_what_a_killed_daemon_left_is_replaced_and_not_listed(runtime: Pat
 
 async def test_a_daemon_that_takes_up_no_connection_is_listed_and_not_waited_for(runtime: Path) -> None:
     path = control_socket.socket_path(Path("/mnt/hangs"))
-    runtime.mkdir()
+    runtime.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as hangs, contextlib.ExitStack() as waiting:
         hangs.bind(str(path))
         hangs.listen(0)
@@ -274,3 +274,30 @@ async def test_what_is_reported_is_done_though_its_client_leaves_and_fails_in_wo
         with pytest.raises(MountError, match="unexpected KeyError; see the log"):
             [reply async for reply in control_socket.reporting(nursery, broken)]
     assert done == ["work", "work"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a directory to another user")
+@pytest.mark.parametrize("attack", ["owner", "mode", "link"])
+async def test_no_client_believes_a_socket_that_another_user_made(
+    runtime: Path, nursery: trio.Nursery, tmp_path: Path, attack: str
+) -> None:
+    """As in /tmp/d7yfs-UID, made by another user before the first daemon."""
+    path = control_socket.socket_path(Path("/mnt/models"))
+    await _serving(nursery, path)
+    if attack == "owner":
+        os.chown(runtime, 54321, -1)
+    elif attack == "mode":
+        runtime.chmod(0o777)
+    else:
+        runtime.symlink_to(runtime.rename(tmp_path / "elsewhere"))
+    clients: list[Callable[[], object]] = [
+        partial(control_socket.ask, path, "echo"),
+        partial(next, control_socket.follow(path, "count")),
+        control_socket.find_sockets,
+        partial(control_socket.find_socket, os.getpid()),
+        partial(control_socket.is_abandoned, path),
+        control_socket.prepare_runtime_directory,
+    ]
+    for client in clients:
+        with pytest.raises(MountError, match="its sockets are not believed"):
+            await trio.to_thread.run_sync(client)

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 import trio
 
 from d7yfs.cache.disk import Lane
-from d7yfs.cache.pair import Block, Leases, Presence
+from d7yfs.cache.leases import Leases
+from d7yfs.cache.pair import Block, Presence
 from d7yfs.cache.version import CachedVersion
 from d7yfs.errors import D7yfsError, NotFound
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ListingPage, ObjectVersion, StoreIdentity
@@ -37,6 +38,8 @@ class FakeOrigin:
         self.compared: list[ObjectVersion] = []
         """The keys whose `checksums` were asked for."""
         self.stats = 0
+        self.signs = True
+        """False if its credentials cannot sign URLs, and send a bearer token."""
         self.stat_failure: D7yfsError | None = None
 
     @property
@@ -66,7 +69,7 @@ class FakeOrigin:
         url = self._server.url_of(version.key)
         signature = f"{SECRET}{len(self.signed)}"
         pin = {"If-Match": version.validator}
-        if not presigned:
+        if not presigned or not self.signs:
             return ReadRequest(url, {"Authorization": signature, **pin}, float("inf"))
         names = frozenset({"X-Amz-Signature", "X-Amz-Date"})
         return ReadRequest(f"{url}?X-Amz-Signature={signature}&X-Amz-Date=1", pin, float("inf"), names)
@@ -84,6 +87,10 @@ class FakeOrigin:
     @property
     def credentials_expire_at(self) -> float:
         return math.inf
+
+    @property
+    def principal(self) -> str:
+        return ""
 
     def describe(self) -> Mapping[str, str]:
         return {}
@@ -144,9 +151,10 @@ class MemoryTarget(CachedVersion):
     def end_transfer(self, tried: ByteRange, error: Exception | None) -> None:
         self.endings.append((tried, error))
 
-    def hold(self) -> None:
+    def begin_work(self) -> bool:
         self.holds += 1
+        return False
 
-    def drop(self) -> None:
+    def end_work(self) -> None:
         self.holds -= 1
         assert self.holds >= 0

@@ -236,6 +236,17 @@ def test_where_content_ids_are_not_heeded_the_tag_carries_the_version(users: Tas
     assert "X-Dragonfly-Content-For-Calculating-Task-ID" not in one.headers
 
 
+@pytest.mark.parametrize("url", [URL, f"{URL}?versionId=1"])
+@pytest.mark.parametrize("content_ids", [True, False])
+def test_with_a_secret_no_other_client_can_name_the_task(url: str, content_ids: bool) -> None:
+    """All else is known to a client that reaches a dfdaemon and would put its own bytes there."""
+    secret, other = TaskOptions(secret=b"a" * 16), TaskOptions(secret=b"b" * 16)
+    ids = {asked(url, options, content_ids=content_ids).id for options in (TaskOptions(), secret, other)}
+    assert len(ids) == 3
+    assert asked(url, secret, content_ids=content_ids).id in ids, "the same on all hosts"
+    assert not [value for value in asked(url, secret).headers.values() if "a" * 16 in value]
+
+
 def test_signatures_make_no_difference_to_the_id() -> None:
     for content_ids in (True, False):
         one, other = (asked(f"{URL}?sig={number}", content_ids=content_ids) for number in (1, 2))

@@ -276,6 +276,56 @@ async def test_who_queues_for_his_turn_is_not_sent_to_the_origin_while_others_ge
     world.handover.close()
 
 
+async def test_no_bearer_token_goes_to_dfdaemon(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.origin.signs = False
+    assert await world.fill() == BODY
+    assert await world.fill(OTHER) == BODIES[OTHER]
+    await world.settled()
+    assert world.daemon.orders == []
+    assert [record.levelname for record in caplog.records if record.levelno >= logging.WARNING] == ["WARNING"]
+    assert "not for dfdaemon" in world.fetcher.tokens.warning
+    assert world.handover.counters.trips == 0
+
+
+async def test_a_file_that_dfdaemon_writes_after_its_check_gives_no_reader_other_bytes(world: World) -> None:
+    cached = await world.open()
+    with trio.fail_after(100):
+        await cached.fill_whole()
+        await world.settled_but(cached)
+        piece = ByteRange(5 * MB, 7 * MB)
+        assert await cached.read(piece, None) == BODY[5 * MB : 7 * MB]
+        link = world.file(".link")
+        before = link.stat()
+        with link.open("r+b") as stored:  # the same file as in dfdaemon's store
+            stored.seek(6 * MB)
+            stored.write(os.urandom(MB))
+        os.utime(link, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert await cached.read(piece, None) == BODY[5 * MB : 7 * MB]
+    assert not link.exists()
+    assert world.origin.version(BIG).identity in world.fetcher.suspects or world.direct_bytes()
+    cached.drop()
+    await world.settled()
+    assert await world.read_all() == BODY
+
+
+async def test_readers_at_once_of_a_file_that_changes_have_its_bytes(world: World) -> None:
+    cached = await world.open()
+    with trio.fail_after(100):
+        await cached.fill_whole()
+        await world.settled_but(cached)
+        os.utime(world.file(".link"))
+        async with trio.open_nursery() as nursery:
+
+            async def reading(at: int) -> None:
+                assert await cached.read(ByteRange(at * MB, (at + 2) * MB), None) == BODY[at * MB : (at + 2) * MB]
+
+            for at in range(20):
+                nursery.start_soon(reading, at)
+    assert world.direct_bytes() == 0, "it is what it was"
+    cached.drop()
+    await world.settled()
+
+
 async def test_traffic_is_counted_by_its_kind(world: World) -> None:
     world.daemon.traffic = 1
     await world.fill()
@@ -449,6 +499,25 @@ async def test_what_the_origin_says_to_dfdaemon_is_heard_from_the_origin(world: 
         cached.drop()
     await world.settled()
     assert world.handover.usable, "the origin's answer is no fault of the socket"
+    world.server.objects[BIG] = BODY
+
+
+@pytest.mark.parametrize(
+    "details", [b'{"status_code": 1e999}', b'{"status_code": %s}' % (b"9" * 5000), b"[" * 100_000, b"[]"]
+)
+async def test_a_status_that_no_origin_has_is_dfdaemons_own_trouble(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, details: bytes
+) -> None:
+    monkeypatch.setattr("tests.servers.dfdaemon_socket.details_of", lambda _status: details)
+    cached = await world.open()
+    world.server.objects[BIG] = os.urandom(24 * MB)
+    try:
+        with pytest.raises(Exception, match="replaced"), trio.fail_after(20):
+            await cached.read(ByteRange(8 * MB, 9 * MB), None)
+    finally:
+        cached.drop()
+    await world.settled()
+    assert "Traceback" not in caplog.text
     world.server.objects[BIG] = BODY
 
 

@@ -24,8 +24,10 @@ from d7yfs.errors import (
     ProxyUnavailable,
     ReadTimeout,
     Stopped,
+    TokenWithheld,
     VersionGone,
 )
+from d7yfs.fetch.bearer_tokens import BearerTokens
 from d7yfs.fetch.dragonfly_proxy import MAX_REGISTRATIONS, Proxies, Proxy
 from d7yfs.fetch.dragonfly_task import MAX_DIRECT_BYTES
 from d7yfs.fetch.fetcher import Fetcher
@@ -144,6 +146,39 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         nursery.cancel_scope.cancel()
     await transport.aclose()
     await through.aclose()
+
+
+# --- bearer tokens ---
+
+
+async def test_no_bearer_token_goes_to_the_proxy(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.origin.signs = False
+    assert await world.read_all() == BODY
+    assert await world.read_all(OTHER) == BODIES[OTHER]
+    await world.settled()
+    assert world.daemon.requests == []
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
+    assert world.proxy.breaker.state == "closed"
+
+
+async def test_the_user_may_let_tokens_go_to_the_proxy(world: World) -> None:
+    world.origin.signs = False
+    world.fetcher.tokens = BearerTokens(allowed=True)
+    assert await world.read_all() == BODY
+    await world.settled()
+    assert all(SECRET in request.headers["authorization"] for request in world.daemon.requests)
+    assert world.daemon.requests
+
+
+async def test_a_required_proxy_gets_no_token_either(world: World) -> None:
+    world.origin.signs = False
+    world.proxy.required = True
+    world.fetcher.tokens = BearerTokens(required=True)
+    with pytest.raises(TokenWithheld):
+        await world.read_all()
+    await world.settled()
+    assert world.daemon.requests == []
+    assert not world.direct()
 
 
 # --- the way it should be ---

@@ -8,6 +8,7 @@ import hashlib
 import logging
 import os
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import crc32c
@@ -19,20 +20,23 @@ from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.filler import Filler
 from d7yfs.cache.version import CachedVersion
-from d7yfs.errors import BadReply, D7yfsError, NotFound, OriginUnavailable
+from d7yfs.config.p2p import P2p
+from d7yfs.errors import AccessDenied, BadReply, D7yfsError, NotFound, OriginUnavailable
 from d7yfs.fetch.dragonfly_proxy import Proxies, Proxy
 from d7yfs.fetch.fetcher import Fetcher
+from d7yfs.fetch.proofs import Proof
 from d7yfs.fetch.transport import Transport
 from d7yfs.fill.direct import SMALL_BYTES, DirectFiller
 from d7yfs.fill.p2p_budget import Policy
 from d7yfs.fill.stream import StreamFiller
-from d7yfs.fill.verification import Verifier
+from d7yfs.fill.verification import SAMPLE, SAMPLED_BLOCKS, Verifier
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 from d7yfs.origins.origin import Checksums
 from tests.cache.doubles import PromptDisk
 from tests.fetch.doubles import FakeOrigin
 from tests.servers import faults
 from tests.servers.dfdaemon import FakeDfdaemon
+from tests.servers.http11 import Answer, Exchange
 from tests.servers.scripted import ScriptedServer
 
 MB = BLOCK_BYTES
@@ -56,13 +60,15 @@ class Scene:
         self.origin = FakeOrigin(server)
         self.fetcher = Fetcher(self.origin, transport, proxy=proxy, read_timeout_s=20, max_connections=6)
         self.policy = Policy()
-        self.full = False
+        self.full = self.required = False
         self.forgotten: list[ObjectVersion] = []
         self.struck_out = trio.Event()
         self.version = self.origin.version(KEY)
 
     async def open(self, nursery: trio.Nursery, key: str = KEY) -> CachedVersion:
-        verifier = Verifier(self.fetcher, nursery, full=self.full, forget_pages=self._forget_pages)
+        verifier = Verifier(
+            self.fetcher, nursery, full=self.full, required=self.required, forget_pages=self._forget_pages
+        )
 
         def new_filler(target: CachedVersion) -> Filler:
             if self.fetcher.proxy is None:
@@ -285,3 +291,94 @@ async def test_the_proxy_is_not_asked_again_unless_it_is_the_only_way(
         asked = len(dfdaemon.requests)
         assert await scene.read() == BODY
         assert (len(dfdaemon.requests) > asked) == required
+
+
+async def forged(exchange: Exchange, answer: Answer) -> None:
+    """The right answer, except for five of its MiB."""
+    body = await answer.whole()
+    await exchange.deliver(replace(answer, body=body[:MB] + bytes(5 * MB) + body[6 * MB :]))
+
+
+def through(dfdaemon: FakeDfdaemon, tmp_path: Path, server: ScriptedServer, transport: Transport) -> Scene:
+    return Scene(tmp_path, server, transport, Proxies([Proxy(dfdaemon.url, transport)], required=False))
+
+
+@pytest.mark.parametrize("recorded", [Checksums(md5=hashlib.md5(BODY).hexdigest()), Checksums(), NotFound("no HEAD")])
+async def test_a_proxy_that_forges_is_found_out_without_a_crc(
+    tmp_path: Path, server: ScriptedServer, transport: Transport, recorded: Checksums | D7yfsError
+) -> None:
+    async with FakeDfdaemon(piece_bytes=MB).running() as dfdaemon:
+        scene = through(dfdaemon, tmp_path, server, transport)
+        scene.origin.recorded = recorded
+        dfdaemon.script(forged)
+        assert await scene.read() != BODY
+        assert (scene.mismatches, await scene.cached_bytes()) == (1, 0)
+        assert scene.fetcher.proofs.of(scene.version) is Proof.WRONG
+        asked = len(dfdaemon.requests)
+        assert await scene.read() == BODY
+        assert len(dfdaemon.requests) == asked, "it comes from the store now"
+        assert scene.fetcher.counters.p2p_versions.pop("wrong") == 1
+
+
+@pytest.mark.parametrize(
+    ("recorded", "proof"),
+    [
+        (RIGHT, Proof.PROVED),
+        (Checksums(md5=hashlib.md5(BODY).hexdigest()), Proof.PROVED),
+        (Checksums(), Proof.SAMPLED),
+    ],
+)
+async def test_how_far_a_version_is_proved_is_told(
+    tmp_path: Path, server: ScriptedServer, transport: Transport, recorded: Checksums, proof: Proof
+) -> None:
+    async with FakeDfdaemon(piece_bytes=MB).running() as dfdaemon:
+        scene = through(dfdaemon, tmp_path, server, transport)
+        scene.origin.recorded = recorded
+        assert await scene.read() == BODY
+        assert scene.fetcher.proofs.of(scene.version) is proof
+        assert scene.fetcher.counters.p2p_versions == {proof.value: 1}
+        sampled_bytes = scene.fetcher.counters.direct_bytes_by_reason.get(SAMPLE, 0)
+        assert bool(sampled_bytes) == (proof is Proof.SAMPLED)
+        assert sampled_bytes <= SAMPLED_BLOCKS * MB, "the budget"
+
+
+async def test_a_small_file_that_came_through_the_proxy_is_compared_whole(
+    tmp_path: Path, server: ScriptedServer, transport: Transport
+) -> None:
+    async with FakeDfdaemon(piece_bytes=MB).running() as dfdaemon:
+        scene = through(dfdaemon, tmp_path, server, transport)
+        scene.policy = Policy(P2p.parse("always"))
+        dfdaemon.script(faults.altered(-1))
+        assert await scene.read(SMALL_KEY) != SMALL_BODY
+        assert await scene.read(SMALL_KEY) == SMALL_BODY
+        assert scene.fetcher.proofs.of(scene.origin.version(SMALL_KEY)) is Proof.PROVED
+
+
+@pytest.mark.parametrize("required", [False, True])
+async def test_what_cannot_be_compared_is_told_or_refused(
+    tmp_path: Path, server: ScriptedServer, transport: Transport, required: bool
+) -> None:
+    async with FakeDfdaemon(piece_bytes=MB).running() as dfdaemon:
+        scene = through(dfdaemon, tmp_path, server, transport)
+        scene.required = required
+
+        async def denied(version: ObjectVersion) -> Checksums:
+            scene.origin.refusals = [AccessDenied("no GET")] * 2
+            return Checksums()
+
+        scene.origin.checksums = denied  # type: ignore[method-assign]
+        assert await scene.read() == BODY
+        assert scene.fetcher.proofs.of(scene.version) is Proof.NOT_PROVABLE
+        assert scene.fetcher.counters.p2p_versions == {"not provable": 1}
+        assert await scene.cached_bytes() == (0 if required else SIZE)
+        assert scene.forgotten == ([scene.version] if required else [])
+        scene.origin.refusals.clear()
+        asked = len(dfdaemon.requests)
+        assert await scene.read() == BODY
+        assert len(dfdaemon.requests) == asked, "from the cache, or from the store"
+
+
+async def test_what_came_straight_from_the_store_needs_no_proof(scene: Scene) -> None:
+    assert await scene.read() == BODY
+    assert scene.fetcher.proofs.of(scene.version) is None
+    assert scene.server.sent_bytes[KEY] == SIZE

@@ -84,7 +84,7 @@ class _Filler:
         self._store.reads.append(wanted)
         if ahead:
             self._store.aheads.append(ahead)
-        self._target.hold()
+        self._target.begin_work()
         trio.lowlevel.spawn_system_task(self._bring, wanted)
 
     window_bytes = 64 << 20
@@ -107,7 +107,7 @@ class _Filler:
             for run in target.missing(wanted):
                 await target.write(run.start, memoryview(body)[run.start : run.stop])
         target.end_transfer(wanted, error)
-        target.drop()
+        target.end_work()
 
 
 def _open_gate() -> trio.Event:

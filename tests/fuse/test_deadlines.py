@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import pytest
 import trio
-from pyfuse3._pyfuse3 import FileNameT
+from pyfuse3._pyfuse3 import FileHandleT, FileNameT
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from d7yfs.fuse import adapter as adapter_module
 from d7yfs.fuse.adapter import Adapter
 from d7yfs.fuse.notices import Invalidator
 from d7yfs.tree.tree import ROOT_INODE
@@ -169,3 +170,27 @@ async def test_notices_wait_while_the_kernel_holds_the_lock_for_a_request(operat
         await invalidator.told([ROOT_INODE])
         assert told[1:] == [(ROOT_INODE, [b"new"])]
         nursery.cancel_scope.cancel()
+
+
+async def test_one_users_waiting_reads_are_bounded_and_another_reads_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter_module, "MAX_WAITING_READS", 10)
+    filesystem, adapter = await hanging("read")
+    mine, other = FileHandleT(91), FileHandleT(92)
+    adapter._openers.opened(mine, 1000)
+    adapter._openers.opened(other, 1001)
+    read: list[bytes] = []
+
+    async def reading(handle: FileHandleT) -> None:
+        read.append(await adapter.read(handle, 0, 3))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(reading, mine)
+        await wait_all_tasks_blocked()
+        assert await errno_of(adapter.read(mine, 0, 3)) == errno.EAGAIN
+        nursery.start_soon(reading, other)
+        await wait_all_tasks_blocked()
+        assert adapter.counters.waiting_reads == {1000: 10, 1001: 1}
+        filesystem.gates["read"].set()
+    assert len(read) == 11
+    assert await adapter.read(mine, 0, 3) == bytes(3), "none waits any more"

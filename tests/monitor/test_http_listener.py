@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from d7yfs.config.schema import OPTIONS
+from d7yfs.config.schema import METRICS_ADDRESS, OPTIONS
 from d7yfs.errors import MountError
 from d7yfs.monitor import http_listener
 from d7yfs.monitor.http_listener import HttpPage
@@ -116,5 +116,29 @@ def test_the_default_port_is_nobody_elses() -> None:
     texts = [shipped / "systemd" / "example.toml", *(shipped / "deploy" / "kubernetes").rglob("*.yaml")]
     addresses = [match for each in texts for match in re.findall(r"(?i)metrics_listen\W+(\S+:\d+)", each.read_text())]
     assert len(addresses) >= 2
-    for address in (OPTIONS["metrics_listen"].default, *addresses):
+    for address in (METRICS_ADDRESS, *addresses):
         assert int(address.rpartition(":")[2]) not in TAKEN
+
+
+async def test_silent_connections_starve_no_probe(nursery: trio.Nursery) -> None:
+    """Two hundred clients that connect and say nothing, or half a head."""
+    port = await _serving(nursery)
+    silent = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(200)]
+    for each in silent[::2]:
+        try:
+            await each.send_all(b"GET /metrics HTTP/1.1\r\n")
+        except trio.BrokenResourceError:
+            continue  # its place was taken
+    with trio.fail_after(10):
+        assert (await asked(port, _get("/metrics"))).endswith(b"fine\n")
+    for each in silent:
+        await each.aclose()
+
+
+async def test_a_head_must_come_soon(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
+    port = await _serving(nursery)
+    autojump_clock.autojump_threshold = 0.05
+    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        began = trio.current_time()
+        assert await stream.receive_some(1) == b""
+        assert 2 <= trio.current_time() - began < 3

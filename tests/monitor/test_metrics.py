@@ -92,6 +92,7 @@ STATUS: dict[str, Any] = SNAPSHOT | {
         "calls": {"read": 4},
         "errors": dict.fromkeys(OPERATIONS, 0) | {"read": 2},
         "in_flight": 1,
+        "waiting_reads": {"1000": 1},
         "oldest_request_s": 7.5,
         "open_files": 4,
         "read_bytes": 7,

@@ -4,6 +4,7 @@ never keeps wrong bytes.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import subprocess
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -306,3 +308,35 @@ def test_64_stalled_readers_leave_another_repository_alone(mounter: Mounter, buc
 
         store.do(stall.resume.set)
         assert [each.result(60) for each in stalled] == [objects[f"b/{number}"] for number in range(64)]
+
+
+NOBODY = 65534
+
+
+def _hoard(path: Path, size_bytes: int) -> int:
+    """Ask for a file in pieces as another user, and wait for none of them; for a thread of its own."""
+    directory = os.open(path.parent, os.O_PATH)
+    ctypes.CDLL(None).setfsuid(NOBODY)  # of this thread alone, and FUSE goes by it: setfsuid(2)
+    fd = os.open(path.name, os.O_RDONLY, dir_fd=directory)
+    os.close(directory)
+    for offset in range(0, size_bytes, 128 << 10):
+        os.posix_fadvise(fd, offset, 128 << 10, os.POSIX_FADV_WILLNEED)
+    return fd
+
+
+def test_a_user_who_hoards_stalled_reads_holds_up_no_other(mounter: Mounter, bucket: Bucket) -> None:
+    """1,500 reads of one user that the store never answers: more than the kernel's limit was."""
+    stall = faults.Hang()
+    with InThread(S3Faults({"b/file": bytes_of(1, 200 * MIB)})) as store:
+        mounted = mounter.mount(
+            f"sick={faulty_url(store)}", f"well={bucket.url('library')}", "--allow-other", env=bucket.env
+        )
+        assert mounted.read("well/over.bin") == bucket.files["over.bin"]
+        mounted.names("sick")
+        store.do(partial(store.server.script, stall, key="b/file", forever=True))
+        hoard = in_background(partial(_hoard, mounted.point / "sick" / "file", 1500 * (128 << 10)))
+        until(lambda: mounted.status()["fuse"]["waiting_reads"].get(str(NOBODY), 0) >= 1100, "the reads in the daemon")
+        assert mounted.read_anew("well/over.bin", timeout_s=5) == bucket.files["over.bin"], "cached"
+        assert mounted.read("well/twenty.bin", timeout_s=10) == bucket.files["twenty.bin"], "not cached"
+        store.do(stall.resume.set)
+        os.close(hoard.result(60))

@@ -27,9 +27,10 @@ def ground(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def helper(ground: Path) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([*D7YFS, "fuse-helper", str(ground / "mnt"), str(ground / "socket")]) as process:
+    command = [*D7YFS, "fuse-helper", "--uid", "0", str(ground / "mnt"), str(ground / "own" / "socket")]
+    with subprocess.Popen(command) as process:
         try:
-            until(lambda: (ground / "socket").exists(), "the helper's socket")
+            until(lambda: (ground / "own" / "socket").exists(), "the helper's socket")
             yield process
         finally:
             process.send_signal(signal.SIGTERM)
@@ -47,7 +48,7 @@ def daemon(ground: Path, url: str, env: dict[str, str]) -> Iterator[subprocess.P
             "mount",
             "--foreground",
             "--fuse-helper",
-            str(ground / "socket"),
+            str(ground / "own" / "socket"),
             "--cache-dir",
             str(ground / "cache"),
         ),
@@ -76,7 +77,7 @@ def test_a_daemon_without_privilege(ground: Path, helper: subprocess.Popen[bytes
         assert read == bucket.files["over.bin"]
         minor = os.minor(within(READ_TIMEOUT_S, point.stat).st_dev)
         background = Path(f"/sys/fs/fuse/connections/{minor}/max_background").read_text().strip()
-        assert background == "1024", "the helper raises the limit that the daemon may not"
+        assert background == str(mount_table.MAX_BACKGROUND), "the helper raises the limit that the daemon may not"
         first.send_signal(signal.SIGTERM)
         assert first.wait(20) == 0
         until(lambda: not is_mounted(point), "the end of the mount")
@@ -91,7 +92,7 @@ def test_a_daemon_without_privilege(ground: Path, helper: subprocess.Popen[bytes
 
 def test_a_descriptor_that_another_program_hands_over(ground: Path, bucket: Bucket) -> None:
     point, log = ground / "mnt", ground / "log"
-    fd = fuse_helper._mount(point)
+    fd = fuse_helper._mount(point, 0, allow_other=False, noexec=False)
     command = [
         *(*D7YFS, "mount", "--foreground", "--cache-dir", str(ground / "cache"), "--log-file", str(log)),
         *("--metrics-listen", f"127.0.0.1:{free_port()}", bucket.url("library"), f"/dev/fd/{fd}"),
@@ -108,6 +109,49 @@ def test_a_descriptor_that_another_program_hands_over(ground: Path, bucket: Buck
         finally:
             process.kill()
             mount_table.unmount(point, lazy=True)
+
+
+_ASK = """
+import socket, sys
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+    client.settimeout(20)
+    client.connect(sys.argv[1])
+    print(len(socket.recv_fds(client, 64, 1)[1]))
+"""
+"""Asks a helper for its mount; prints the number of descriptors that come."""
+
+
+def _ask_as_another_user(path: Path) -> subprocess.CompletedProcess[str]:
+    command = ["setpriv", "--reuid=54321", "--clear-groups", "/usr/bin/env", "python3", "-c", _ASK, str(path)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+def test_another_user_does_not_get_the_mount(ground: Path, helper: subprocess.Popen[bytes], bucket: Bucket) -> None:
+    """Neither can he reach the socket, nor, where somebody opened it to him, is he believed."""
+    assert helper.poll() is None
+    socket = ground / "own" / "socket"
+    for above in (ground, *ground.parents):
+        if above.stat().st_mode & 0o011 != 0o011:
+            above.chmod(above.stat().st_mode | 0o011)
+    assert "PermissionError" in _ask_as_another_user(socket).stderr
+    socket.parent.chmod(0o777)
+    assert "PermissionError" in _ask_as_another_user(socket).stderr
+    socket.chmod(0o777)
+    assert _ask_as_another_user(socket).stdout == "0\n"
+    assert not is_mounted(ground / "mnt")
+    with daemon(ground, bucket.url("library"), dict(bucket.env)):
+        assert within(READ_TIMEOUT_S, (ground / "mnt" / "one.bin").read_bytes) == bucket.files["one.bin"]
+
+
+def test_a_directory_that_another_user_made_is_refused(ground: Path) -> None:
+    for mode, uid in ((0o700, 54321), (0o755, 0), (0o777, 0)):
+        (ground / "own").mkdir()
+        (ground / "own").chmod(mode)
+        os.chown(ground / "own", uid, -1)
+        refused = run("fuse-helper", "--uid", "65532", ground / "mnt", ground / "own" / "socket")
+        assert refused.returncode == 1
+        assert "is no directory of uid 65532 alone" in refused.stderr
+        (ground / "own").rmdir()
 
 
 def test_no_helper_and_no_descriptor(tmp_path: Path, bucket: Bucket) -> None:

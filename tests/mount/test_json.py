@@ -24,7 +24,7 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "status.md"
 
 BY_NAME = {
     *("settings", "changed", "refused", "failures", "calls", "errors", "latency"),
-    *("retries", "direct_bytes_by_reason", "models"),
+    *("retries", "direct_bytes_by_reason", "p2p_versions", "models"),
 }
 """Fields whose keys are names; their values have keys again."""
 
@@ -115,7 +115,7 @@ def test_every_field_is_documented(mounter: Mounter, bucket: Bucket) -> None:
 
     where = {"schema", "mountpoint", "path", "directory", "url"}
     file = the_one("stat", "--json", mounted.point / "models/one.bin")
-    assert file.keys() == documented()["stat"].keys() - {"version_id", "archived", "task_id"}
+    assert file.keys() == documented()["stat"].keys() - {"version_id", "archived", "p2p_proof", "task_id"}
     assert the_one("stat", "--json", mounted.point / "models").keys() == where
     assert isinstance(file["size_bytes"], int)
 

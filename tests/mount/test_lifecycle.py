@@ -44,7 +44,8 @@ def _open(mounted: Mounted, name: str) -> int:
 
 def test_mount_returns_when_the_mount_answers(mounter: Mounter, bucket: Bucket) -> None:
     mounted = mounter.mount(bucket.url("library"), env=bucket.env)
-    assert mounted.said == f"s3://http://127.0.0.1:{bucket.server.port}/mounted/library mounted on {mounted.point}\n"
+    url = f"s3://http://127.0.0.1:{bucket.server.port}/mounted/library"
+    assert mounted.said == f"{url} mounted on {mounted.point}, for uid 0 alone (see --allow-other)\n"
     assert Path(f"/proc/{mounted.pid}/cwd").readlink() == Path("/"), "the daemon must not keep another mount busy"
     terminal = {Path(f"/proc/{mounted.pid}/fd/{fd}").readlink() for fd in (0, 1)}
     assert terminal == {Path(os.devnull)}
@@ -115,7 +116,7 @@ def helper() -> Iterator[None]:
 @pytest.mark.usefixtures("helper")
 def test_mount_by_mount_8_as_fstab_does(mounter: Mounter, bucket: Bucket, tmp_path: Path) -> None:
     point, log = mounter.point(), tmp_path / "fstab.log"
-    options = f"ro,allow_other,nofail,_netdev,metadata_ttl=5m,cache_dir={tmp_path}/cache,log_file={log}"
+    options = f"ro,allow_other,user,nofail,_netdev,metadata_ttl=5m,cache_dir={tmp_path}/cache,log_file={log}"
     done = subprocess.run(
         ["mount", "-t", "d7yfs", bucket.url("library"), point, "-o", options],
         env=os.environ | bucket.env,
@@ -129,6 +130,10 @@ def test_mount_by_mount_8_as_fstab_does(mounter: Mounter, bucket: Bucket, tmp_pa
     )
     assert mounted.read("model/config.pbtxt") == bucket.files["model/config.pbtxt"]
     assert mounted.status()["settings"]["metadata_ttl"]["value"] == "300s"
+    flags = next(
+        line.split()[5] for line in Path("/proc/self/mountinfo").read_text().splitlines() if f" {point} " in line
+    )
+    assert {"ro", "nosuid", "nodev", "noexec"} <= set(flags.split(",")), "what the option user implies"
     subprocess.run(["umount", point], check=True, timeout=20)
     mounted.wait_ended()
 

@@ -32,7 +32,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory, bucket: Bucket) -> Iterator[
     appearance = ("--uid", "1234", "--gid", "2345", "--file-mode", "0400", "--dir-mode", "0510")
     fresh = ("--metadata-ttl", "0", "--negative-ttl", "0")
     with Mounter(tmp_path_factory.mktemp("tuned")) as mounter:
-        yield mounter.mount(bucket.url("library"), "--xattr", "--no-allow-other", *appearance, *fresh, env=bucket.env)
+        yield mounter.mount(bucket.url("library"), "--xattr", *appearance, *fresh, env=bucket.env)
 
 
 def error_of(action: Callable[[], object]) -> int | None:
@@ -126,12 +126,14 @@ def _as_nobody(mounted: Mounted, name: str) -> subprocess.CompletedProcess[bytes
     )
 
 
-def test_another_user_reads_roots_mount(library: Mounted, bucket: Bucket) -> None:
-    done = _as_nobody(library, "model/config.pbtxt")
+def test_another_user_reads_roots_mount_if_so_configured(mounter: Mounter, bucket: Bucket) -> None:
+    shared = mounter.mount(bucket.url("library"), "--allow-other", env=bucket.env)
+    assert shared.said.endswith(f"mounted on {shared.point}, for all users\n")
+    done = _as_nobody(shared, "model/config.pbtxt")
     assert (done.returncode, done.stdout) == (0, bucket.files["model/config.pbtxt"])
 
 
-def test_another_user_is_kept_out_when_so_configured(tuned: Mounted) -> None:
-    done = _as_nobody(tuned, "model/config.pbtxt")
+def test_another_user_is_kept_out_of_roots_mount(library: Mounted) -> None:
+    done = _as_nobody(library, "model/config.pbtxt")
     assert done.returncode != 0
     assert b"Permission denied" in done.stderr

@@ -77,6 +77,10 @@ class MemoryOrigin:
     def credentials_expire_at(self) -> float:
         return math.inf
 
+    @property
+    def principal(self) -> str:
+        return ""
+
     def describe(self) -> dict[str, str]:
         return {"endpoint": "memory"}
 

@@ -105,9 +105,7 @@ def test_what_makes_a_directory() -> None:
         page(blob("a"))[:-10],
         page(blob("")),
         page(blob("a", size="")),
-        page(blob("a", size="many")),
         page(blob("a").replace("<Etag>0x8DE28A</Etag>", "")),
-        page(blob("a").replace(MODIFIED, "yesterday")),
         page("<BlobPrefix/>"),
         b'<!DOCTYPE x [<!ENTITY e "e">]>' + page(blob("a")).removeprefix("\ufeff".encode()),
     ],
@@ -119,3 +117,9 @@ def test_what_is_no_listing(body: bytes) -> None:
 
 def test_http_date() -> None:
     assert seconds_ns(MODIFIED) == MTIME_NS
+
+
+def test_an_entry_that_cannot_be_is_no_fault_of_the_others() -> None:
+    body = page(blob("a", size=str(1 << 63)) + blob("b") + blob("c").replace(MODIFIED, "yesterday"))
+    found = parsed(body)
+    assert [(version.key, version.fault != "") for version in found.objects] == [("a", True), ("b", False), ("c", True)]

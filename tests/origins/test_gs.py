@@ -360,6 +360,10 @@ def json_error(status: int, reason: str) -> Reply:
             "leaves out 'timeCreated'",
         ),
         (Reply(200, {}, b'{"kind": "storage#objects", "items": 7}'), BadReply, "not Cloud Storage"),
+        (Reply(200, {}, b"[" * 100_000), BadReply, "too deep"),
+        (Reply(200, {}, b'{"kind": "storage#objects", "prefixes": [7]}'), BadReply, "names an object '7'"),
+        (Reply(200, {}, b'{"kind": "storage#objects", "nextPageToken": 7}'), BadReply, "cannot be asked for"),
+        (Reply(200, {}, b'{"kind": 1e999}'), BadReply, "JSON with the number '1e999'"),
     ],
 )
 async def test_refused_and_malformed_listings(
@@ -369,6 +373,27 @@ async def test_refused_and_malformed_listings(
     async with opened(server, key_file) as origin:
         with pytest.raises(error, match=words):
             await origin.list("a/")
+
+
+@pytest.mark.parametrize(
+    ("size", "generation", "created"),
+    [
+        ("9" * 5000, "1", "2026-01-01T00:00:00Z"),
+        (str(1 << 63), "1", "2026-01-01T00:00:00Z"),
+        ("1", "x" * 100_000, "2026-01-01T00:00:00Z"),
+        ("1", "1", "0001-01-01T00:00:00Z"),
+    ],
+)
+async def test_an_object_that_cannot_be_is_no_fault_of_the_others(
+    server: GcsServer, key_file: CredentialsFile, size: str, generation: str, created: str
+) -> None:
+    good = {"name": "a/b", "size": "1", "generation": "5", "timeCreated": "2026-01-01T00:00:00Z"}
+    bad = {"name": "a/a", "size": size, "generation": generation, "timeCreated": created}
+    body = json.dumps({"kind": "storage#objects", "items": [bad, good]}).encode()
+    server.intercept = lambda request: Reply(200, {}, body) if request.path.startswith("/storage/") else None
+    async with opened(server, key_file) as origin:
+        first, second = (await origin.list("a/")).objects
+    assert (first.key, bool(first.fault), second.key, second.fault) == ("a/a", True, "a/b", "")
 
 
 @pytest.mark.parametrize(

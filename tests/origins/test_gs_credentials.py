@@ -87,7 +87,9 @@ def refusing(path: str) -> Callable[[Request], Reply | None]:
 async def test_service_account(server: GcsServer, tmp_path: Path, clock: Clock) -> None:
     source = written(tmp_path / "key.json", server.account())
     async with opened(source, clock) as credentials:
+        assert credentials.principal == ""
         held = await credentials.get()
+        assert credentials.principal == "account reader@project.iam.gserviceaccount.com"
     assert server.tokens[held.token].scopes == {"https://www.googleapis.com/auth/devstorage.read_only"}
     assert (held.email, held.project, held.asking) == ("reader@project.iam.gserviceaccount.com", "project", None)
     assert held.sign
@@ -104,6 +106,7 @@ async def test_user(server: GcsServer, tmp_path: Path, clock: Clock, monkeypatch
         held = await credentials.get()
         assert held.token in server.tokens
         assert (held.email, held.project) == ("", "payer")
+        assert credentials.principal == ""
 
 
 async def test_workload_identity_federation_rereads_its_token(server: GcsServer, tmp_path: Path, clock: Clock) -> None:

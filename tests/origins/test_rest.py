@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import math
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -14,7 +16,7 @@ import trustme
 
 from d7yfs.errors import BadReply, OriginUnavailable, OriginUntrusted
 from d7yfs.origins import rest as rest_module
-from d7yfs.origins.rest import Rest, retry_after_s
+from d7yfs.origins.rest import ControlReply, Rest, retry_after_s
 from tests.servers import faults
 from tests.servers.http11 import Answer, Exchange, HttpServer, Request
 
@@ -168,3 +170,59 @@ async def test_nothing_secret_is_shown(server: Echo) -> None:
         reply = await rest.send("GET", f"{server.url}/hunter2", {"Authorization": "hunter2"}, subject="t://b/k")
         assert "hunter2" not in repr(reply)
         assert "hunter2" not in repr(rest)
+
+
+async def test_a_body_without_an_end_is_left_at_once(server: Echo) -> None:
+    sent_bytes = 0
+
+    async def endless(exchange: Exchange, answer: Answer) -> None:
+        nonlocal sent_bytes
+        await exchange.send_head(200, {"Transfer-Encoding": "chunked"})
+        while True:
+            await exchange.send(b"10000\r\n" + b"x" * 65536 + b"\r\n")
+            sent_bytes += 65536
+
+    server.script(endless, forever=True)
+    async with client() as rest:
+        with trio.fail_after(20), pytest.raises(BadReply, match="more than 16 MiB") as caught:
+            await rest.send("GET", server.url, {}, subject="t://b/k")
+    assert caught.value.lasting, "it is not asked for again"
+    assert sent_bytes < 64 << 20, "what the sockets hold, and no more"
+    assert len(server.requests) == 1
+
+
+async def test_a_compressed_body_is_not_decompressed(server: Echo) -> None:
+    bomb = gzip.compress(bytes(32 << 20))
+    server.script(faults.status(200, {"Content-Encoding": "gzip"}, bomb))
+    async with client() as rest:
+        assert (await rest.send("GET", server.url, {}, subject="t://b/k")).body == bomb
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
+        b"HTTP/1.1 " + b"2" * 5000 + b" OK\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX: " + b"9" * 500_000 + b"\r\n\r\n",
+    ],
+)
+async def test_a_head_of_absurd_numbers(server: Echo, autojump_clock: trio.testing.MockClock, head: bytes) -> None:
+    server.script(faults.raw(head), forever=True)
+    async with client() as rest:
+        with pytest.raises(OriginUnavailable, match="does not speak HTTP"):
+            await rest.send("GET", server.url, {}, subject="t://b/k")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "9" * 5000,
+        "Mon, 01 Jan 2026 00:00:00 +" + "9" * 30,
+        "Mon, 01 Jan " + "9" * 30 + " 00:00:00 GMT",
+        "Mon, 01 Jan 2026 00:00:00 +9999",
+        "\u0667",
+    ],
+)
+def test_an_absurd_retry_after_or_date(value: str) -> None:
+    assert retry_after_s({"retry-after": value}, NOW) in (0, math.inf)
+    assert ControlReply(200, {"date": value}).date is None

@@ -28,6 +28,7 @@ from d7yfs.objects import ObjectVersion, SecretStr, StoreIdentity
 from d7yfs.origins import open_origin
 from d7yfs.origins.origin import Checksums
 from d7yfs.origins.s3.origin import S3Origin
+from d7yfs.origins.survey import list_all
 from tests.origins.opening import opened_at
 from tests.servers.http11 import Answer, HttpServer, Request
 
@@ -561,3 +562,58 @@ def test_sdk_endpoint_is_part_of_the_identity(monkeypatch: pytest.MonkeyPatch) -
 def test_sdk_is_imported_only_when_used() -> None:
     code = "import sys, d7yfs.origins; sys.exit('botocore' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0
+
+
+# --- a store that means harm ---
+
+
+def sized(key: str, size: object) -> str:
+    return entry(key).replace("<Size>3<", f"<Size>{size}<")
+
+
+@pytest.mark.parametrize("size", [1 << 50, 1 << 63, "9" * 5000, "-1", ""])
+async def test_an_impossible_size_hides_one_object_alone(s3: ScriptedS3, size: object) -> None:
+    s3.reply = lambda _: listing(entry("a"), sized("b", size), entry("c"))
+    async with aclosing(s3.origin()) as origin:
+        page = await origin.list("")
+    assert [(version.key, version.size_bytes, bool(version.fault)) for version in page.objects] == [
+        ("a", 3, False),
+        ("b", 0, True),
+        ("c", 3, False),
+    ]
+
+
+@pytest.mark.parametrize("length", ["9" * 15, "9" * 18])
+async def test_an_impossible_size_in_a_stat(s3: ScriptedS3, length: str) -> None:
+    s3.reply = lambda _: head(Content_Length=length)
+    async with aclosing(s3.origin()) as origin:
+        with pytest.raises(BadReply, match="a size that no object has"):
+            await origin.stat("a")
+
+
+async def test_a_page_of_too_many_entries(s3: ScriptedS3) -> None:
+    s3.reply = lambda _: listing(*(f"<CommonPrefixes><Prefix>{n}/</Prefix></CommonPrefixes>" for n in range(10_001)))
+    async with aclosing(s3.origin()) as origin:
+        with pytest.raises(BadReply, match="10,001 entries, over 10,000"):
+            await origin.list("")
+
+
+async def test_a_token_that_no_url_holds(s3: ScriptedS3) -> None:
+    s3.reply = lambda _: listing(more=f"<NextContinuationToken>{'t' * 5000}</NextContinuationToken>")
+    async with aclosing(s3.origin()) as origin:
+        with pytest.raises(BadReply, match="a next page that cannot be asked for"):
+            await origin.list("")
+
+
+async def test_a_listing_that_goes_round_in_a_circle(s3: ScriptedS3) -> None:
+    def reply(request: Request) -> Answer:
+        after = {"a": "b", "b": "c", "c": "a"}
+        token = parse_qs(urlsplit(request.target).query).get("continuation-token", ["c"])[0]
+        return listing(entry(after[token]), more=f"<NextContinuationToken>{after[token]}</NextContinuationToken>")
+
+    s3.reply = reply
+    async with aclosing(s3.origin()) as origin, aclosing(list_all(origin, "m/")) as pages:
+        with pytest.raises(BadReply, match="m/: the listing does not end: its pages come round in a circle"):
+            async for _ in pages:
+                pass
+    assert len(s3.requests) == 4

@@ -6,6 +6,7 @@ Which credentials the SDK finds, and how it gets them, is the SDK's to test.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -329,3 +330,44 @@ async def test_secrets_stay_out_of_logs_and_errors(server: CredentialServer, cap
             pytest.fail("credentials that have ended do not sign")
     text = caplog.text + "".join(written)
     assert not re.search("temporary-|first-token|ASIAFIRST", text)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a directory to another user")
+@pytest.mark.parametrize("is_his", [True, False])
+async def test_no_program_of_another_users_home_is_run(
+    tmp_path: Path, setenv: Setenv, monkeypatch: pytest.MonkeyPatch, is_his: bool
+) -> None:
+    """`sudo` may keep HOME, and a `credential_process` in that user's ~/.aws/config runs as root."""
+    ran, keys = tmp_path / "ran", '{"Version": 1, "AccessKeyId": "HIS", "SecretAccessKey": "s"}'
+    (tmp_path / ".aws").mkdir()
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\ntouch {ran}\necho '{keys}'\n")
+    program.chmod(0o755)
+    (tmp_path / ".aws" / "config").write_text(f"[default]\ncredential_process = {program}\n")
+    for variable in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.delenv(variable, raising=False)
+    setenv({"HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true"})
+    if is_his:
+        os.chown(tmp_path, 54321, -1)
+    async with aclosing(opened()) as origin:
+        if is_his:
+            with pytest.raises(AccessDenied, match="no credentials"):
+                await signs_with(origin)
+        else:
+            assert await signs_with(origin) == "HIS"
+    assert ran.exists() is not is_his
+
+
+async def test_a_role_is_the_same_principal_after_its_keys_have_rotated(
+    server: CredentialServer, anywhere: str
+) -> None:
+    principals = set()
+    for key in ("ASIAFIRST", "ASIASECOND"):
+        server.keys = TemporaryKeys(key)
+        async with aclosing(opened()) as origin:
+            assert await signs_with(origin) == key
+            principals.add(origin.principal)
+    if anywhere == "web identity":
+        assert principals == {f"role {os.environ['AWS_ROLE_ARN']}"}
+    else:
+        assert principals == {"session ASIAFIRST", "session ASIASECOND"}, "its role is not known"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
@@ -164,9 +165,6 @@ def test_archived(extra: str, archived: str) -> None:
         (document(entry(replacing=("Key>", "Name>"))), "leaves out 'Key'"),
         (document("<EncodingType>url</EncodingType>", entry(replacing=("Key>", "Name>"))), "leaves out 'Key'"),
         (document("<CommonPrefixes/>"), "leaves out 'Prefix'"),
-        (document(entry(replacing=(">7<", ">-7<"))), "size '-7'"),
-        (document(entry(replacing=(">7<", "><"))), "size ''"),
-        (document(entry(replacing=("2026-", "2026+"))), r"time '2026\+01"),
     ],
 )
 def test_anything_else_is_refused(body: bytes, reason: str) -> None:
@@ -185,3 +183,34 @@ def test_damage_is_refused_or_still_a_listing(data: st.DataObject) -> None:
     except ValueError:
         return
     assert isinstance(listing, XmlListing)
+
+
+@pytest.mark.parametrize(
+    ("replacing", "reason"),
+    [
+        ((">7<", ">-7<"), "size that no object has: '-7'"),
+        ((">7<", "><"), "size that no object has: ''"),
+        ((">7<", f">{1 << 50}<"), "size that no object has"),
+        ((">7<", f">{1 << 63}<"), "size that no object has"),
+        ((">7<", f">{'9' * 5000}<"), "size that no object has"),
+        ((">7<", ">\u0667<"), "size that no object has"),
+        (("2026-", "2026+"), r"time that no file can have: '2026\+01"),
+        (("2026-", "1026-"), "time that no file can have"),
+        (("2026-", "9026-"), "time that no file can have"),
+        (("2026-01-02T03:04:05.678Z", "Mon, 01 Jan 2026 00:00:00 +" + "9" * 30), "time that no file can have"),
+        (("&quot;e&quot;", "e" * 5000), "too long"),
+    ],
+)
+def test_an_object_that_cannot_be_is_no_fault_of_the_others(replacing: tuple[str, str], reason: str) -> None:
+    first, bad, last = parse_listing(document(entry("a"), entry("b", replacing=replacing), entry("c"))).objects
+    assert (first.fault, last.fault) == ("", "")
+    assert (bad.key, bad.size_bytes, bad.mtime_ns) == ("b", 0, 0)
+    assert re.search(reason, bad.fault)
+    assert len(bad.fault) < 200
+
+
+def test_a_page_of_too_many_elements_is_refused_before_it_is_parsed() -> None:
+    with pytest.raises(ValueError, match="more elements than a page can have"):
+        parse_listing(document("<a/>" * 300_000))
+    with pytest.raises(ValueError, match="more elements than a page can have"):
+        parse_listing(document("<a " + " ".join(f'b{index}=""' for index in range(1_100_000)) + "/>"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from d7yfs.config.sources import load_settings
-from d7yfs.errors import AccessDenied, NotFound
+from d7yfs.errors import AccessDenied, ConfigError, NotFound
 from d7yfs.fetch.dragonfly_task import TaskOptions
 from d7yfs.objects import ObjectVersion
 from d7yfs.repository.repository import Repository, open_repositories
@@ -61,6 +61,31 @@ async def test_proxies_are_shared_and_what_they_are_told_is_not(tmp_path: Path) 
     assert other.options == TaskOptions(filter=("a", "b"), headers=headers)
     for repository in (models, data, plain):
         await repository.aclose()
+
+
+async def test_the_secret_of_content_ids_is_read_from_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(b"5ecre7" * 4 + b"\n")
+    flags = {"cache_dir": tmp_path, "anonymous": True, "proxy": "http://node:4001", "p2p_secret_file": file}
+    settings = load_settings(flags, ["s3://127.0.0.1:9/b"], None, {}, None)
+    (repository,) = open_repositories(settings)
+    assert repository.fetcher.proxy is not None
+    assert repository.fetcher.proxy.options.secret == b"5ecre7" * 4
+    assert "5ecre7" not in repr(repository.fetcher.proxy.options) + repr(settings.explain())
+    await repository.aclose()
+    file.chmod(0o644)
+    assert any("secret" in each for each in load_settings(flags, ["s3://127.0.0.1:9/b"], None, {}, None).warnings)
+
+
+@pytest.mark.parametrize("content", [None, b"short\n"])
+async def test_a_secret_that_is_none(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "secret"
+    if content is not None:
+        file.write_bytes(content)
+    flags = {"cache_dir": tmp_path, "anonymous": True, "proxy": "http://node:4001", "p2p_secret_file": file}
+    with pytest.raises(ConfigError, match="p2p_secret_file") as caught:
+        open_repositories(load_settings(flags, ["s3://127.0.0.1:9/b"], None, {}, None))
+    assert "short" not in str(caught.value)
 
 
 class Locked(MemoryOrigin):

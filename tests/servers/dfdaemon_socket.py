@@ -280,10 +280,14 @@ def _get(download: common_pb2.Download, byte_range: str) -> tuple[int, Any, byte
         connection.close()
 
 
+def details_of(status: int) -> bytes:
+    """`errordetails.v2.Backend` in JSON."""
+    return json.dumps({"message": "request failed", "header": {}, "status_code": status}).encode()
+
+
 def _abort_by_backend(context: grpc.ServicerContext, status: int) -> None:
     """Abort as dfdaemon does: `errordetails.v2.Backend` as JSON in the place of a
     google.rpc.Status.
     """
-    details = json.dumps({"message": "request failed", "header": {}, "status_code": status}).encode()
-    context.set_trailing_metadata((("grpc-status-details-bin", details),))
+    context.set_trailing_metadata((("grpc-status-details-bin", details_of(status)),))
     context.abort(grpc.StatusCode.INTERNAL, f"backend error: status code {status}")

@@ -27,7 +27,7 @@ from unittest import mock
 
 import pyfuse3
 import trio
-from pyfuse3 import FUSEError
+from pyfuse3 import FUSEError, RequestContext
 
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
@@ -64,6 +64,7 @@ PATHS = (
 """Names of files and directories, with others before and behind them in the order of keys."""
 
 DEADLINE_S = 120.0
+CALLER = RequestContext()
 """Seconds; the longest wait for a request of the kernel, which no answer takes here."""
 
 
@@ -296,7 +297,7 @@ class World:
             return
         try:
             if self.kernel.meaning(inode) is not None:
-                opened = await self.adapter.open(inode, 0, None)
+                opened = await self.adapter.open(inode, 0, CALLER)
                 await self.adapter.release(opened.fh)
             elif attributes:
                 asked_at = trio.current_time()

@@ -119,6 +119,10 @@ class SimulatedOrigin:
     def credentials_expire_at(self) -> float:
         return math.inf
 
+    @property
+    def principal(self) -> str:
+        return ""
+
     def describe(self) -> Mapping[str, str]:
         return {}
 

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from d7yfs.errors import D7yfsError, OriginUnavailable
+from d7yfs.errors import BadReply, D7yfsError, OriginUnavailable
 from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.tree.huge_directory import DirectoryPage, DirectoryStream
 from d7yfs.tree.listing import DirectoryListing, NoObject, by_segment
@@ -383,3 +383,17 @@ def test_whatever_changes_what_stays_is_shown_once(
             assert stays <= set(names) <= before.keys() | after.keys()
 
     trio.run(main)
+
+
+async def test_pages_that_come_round_in_a_circle_are_an_error() -> None:
+    async def fetch(token: str) -> tuple[DirectoryListing, str]:
+        await trio.lowlevel.checkpoint()
+        number = int(token or 0)
+        key = f"{PREFIX}{number}"
+        next_token = str(number % 3 + 1)
+        return collect(PREFIX, [ListingPage((ObjectVersion(key, 1, '"e"', 1),), (), next_token, 1)]), next_token
+
+    async with trio.open_nursery() as nursery:
+        reader = Reader(DirectoryStream(PREFIX, fetch, nursery))
+        with trio.fail_after(10), pytest.raises(BadReply, match="p/: the listing does not end"):
+            await reader.rest()

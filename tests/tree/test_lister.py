@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -11,7 +12,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from d7yfs.errors import AccessDenied, BucketNotFound, D7yfsError, NotFound, OriginUnavailable
-from d7yfs.objects import ListingPage
+from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.stats.repository_status import LastScanStatus
 from d7yfs.tree.lister import LIMIT, RACE_AFTER_S, STALE_RETRY_S, Lister
 from d7yfs.tree.nodes import Absent, Directory, File, Found, NameChanges
@@ -874,3 +875,29 @@ async def test_the_one_object_of_a_repository_is_refreshed_by_its_key(autojump_c
         assert await it.names() == ["one"]
         listings.add("m/one", "new")
         assert (await it.refresher.refresh_entry(await it.directory(), "one")).replaced == ("one",)
+
+
+# --- a store that means harm ---
+
+
+class EndlessListings(MemoryListings):
+    """A store whose listings bring new names for ever, in pages of a thousand."""
+
+    async def pages(self, prefix: str, *, delimiter: str = "/") -> AsyncGenerator[ListingPage, None]:
+        for number in itertools.count():
+            await trio.lowlevel.checkpoint()
+            self.requests.append("list" if delimiter else "scan")
+            keys = [f"{prefix}{number:09}-{each:03}" for each in range(1000)]
+            yield ListingPage(tuple(ObjectVersion(key, 1, '"e"', DATE_NS) for key in keys), (), f"t{number}", DATE_NS)
+
+
+@pytest.mark.parametrize("mode", [ListingMode.AUTO, ListingMode.WHOLE, ListingMode.DIRECTORY])
+async def test_a_listing_without_an_end_keeps_within_the_bounds(autojump_clock: MockClock, mode: ListingMode) -> None:
+    listings = EndlessListings("000000000-000")
+    async with scene(listings, mode, limit=3000, max_entries=10_000) as it:
+        directory = await it.directory()
+        await it.lister.list(directory, trio.current_time())
+        assert directory.huge, "it is read page by page, and each name is asked for"
+        assert it.tree.statistics().inodes < 11_000
+        assert len(listings.requests) < 30
+        assert await it.look("000000000-000") is not None

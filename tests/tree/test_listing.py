@@ -14,7 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from d7yfs.objects import ListingPage, ObjectVersion
-from d7yfs.tree.listing import HIDDEN_SAMPLE, Answer, DirectoryListing, NoObject, Scan, Unordered
+from d7yfs.tree.listing import (
+    HIDDEN_SAMPLE,
+    KEY_MAX_CHARACTERS,
+    KEY_MAX_DIRECTORIES,
+    Answer,
+    DirectoryListing,
+    HiddenKey,
+    NoObject,
+    Scan,
+    TooLarge,
+    Unordered,
+)
 from tests.tree.listings import collect
 
 Shown: TypeAlias = tuple[dict[str, ObjectVersion | None], set[tuple[str, str]], int, list[str], list[str]]
@@ -259,3 +270,39 @@ def test_a_key_as_prefix_lists_that_object_alone() -> None:
     assert listing.hidden_count == 0
     assert collect("top", [page("top")]).entries == {"top": version("top")}
     assert collect("p/gone", [page("p/gone2")]).entries == {}
+
+
+def test_an_object_that_cannot_be_hides_itself_alone_in_both_ways_of_listing() -> None:
+    bad = ObjectVersion("d/bad", 0, "", 0, fault="the store lists a size that no object has: '9'")
+    good = ObjectVersion("d/good", 1, '"e"', 0)
+    scan = Scan("")
+    scan.add(ListingPage((bad, good), (), "", 1))
+    flat = scan.listing("d/")
+    listed = DirectoryListing("d/")
+    listed.add(ListingPage((bad, good), (), "", 1))
+    for listing in (flat, listed):
+        assert listing is not None
+        assert listing.entries == {"good": good}
+        assert listing.hidden == [HiddenKey("d/bad", bad.fault)]
+        assert listing.hidden_count == 1
+
+
+def test_keys_that_no_path_can_lead_to_cost_nothing() -> None:
+    """Directories that only such keys have would cost a megabyte for each key."""
+    deep, long = "d/" * 100_000 + "x", "k" * 1_000_000
+    scan = Scan("", 1000)
+    scan.add(ListingPage(tuple(ObjectVersion(key, 1, '"e"', 0) for key in (deep, long)), (), "", 1))
+    top = scan.listing("")
+    assert top is not None
+    assert list(top.entries) == ["d"]
+    assert sum(1 for _ in scan.listings()) == KEY_MAX_DIRECTORIES + 1
+    (hidden,) = top.hidden
+    assert (len(hidden.key), hidden.reason) == (KEY_MAX_CHARACTERS, "name of 1000000 bytes, over 255")
+
+
+def test_more_objects_and_directories_than_may_be_kept_end_a_scan() -> None:
+    keys = [f"{number:04}/" + "d/" * 200 + "x" for number in range(1000)]
+    scan = Scan("", 5000)
+    with pytest.raises(TooLarge, match="more than 5000"):
+        scan.add(ListingPage(tuple(ObjectVersion(key, 1, '"e"', 0) for key in keys), (), "next", 1))
+    assert scan.answer("", "0000") is None

@@ -422,7 +422,9 @@ def test_a_removed_directory_takes_what_is_below_it_along_but_not_what_is_rememb
     assert mount.tree.statistics().inodes == 2
 
 
-def test_very_deep_trees_are_removed_without_recursion() -> None:
+def test_very_deep_trees_are_removed_without_recursion(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("d7yfs.tree.listing.KEY_MAX_CHARACTERS", 5000)
+    monkeypatch.setattr("d7yfs.tree.listing.KEY_MAX_DIRECTORIES", 5000)
     mount = Mount(make_tree(), version("m/" + "d/" * 2000 + "a"))
     node = mount.tree.get(ROOT_INODE)
     for _ in range(2000):

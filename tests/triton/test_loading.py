@@ -42,7 +42,7 @@ def test_several_models_at_once(mounter: Mounter, models: Models, start: Start) 
 def test_a_server_of_another_user(mounter: Mounter, models: Models, start: Start) -> None:
     weights = weights_of(1, 8 * MIB)
     models.put_model("m", weights)
-    mounted = mounter.mount(models.url, env=models.bucket.env)
+    mounted = mounter.mount(models.url, "--allow-other", env=models.bucket.env)
     triton = start(mounted.point, uid=NOBODY)
     triton.wait_for("m")
     assert shown(triton, "m", weights)

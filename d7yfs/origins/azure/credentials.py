@@ -206,7 +206,7 @@ class _Identity(Access):
                 assert signer is not None
             except _DelegationDenied as denied:
                 self._no_key_until = self._clock() + _NO_KEY_PAUSE_S
-                log.warning("%s; reads go on with a bearer token, which reaches dfdaemon and its peers", denied)
+                log.warning("%s; no URL can be signed for dfdaemon", denied)
             else:
                 expires_at = min(self._clock() + SIGNATURE_LIFE_S, signer.expires_at)
                 return Grant(signer.value.sign_blob(key, version_id, expires_at), expires_at=expires_at)

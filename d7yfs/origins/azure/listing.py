@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
+from d7yfs.bounds.values import bounded_text, read_size
 from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.origins.rest import entity_tag
-from d7yfs.origins.xml_listing import parse_root, seconds_ns
+from d7yfs.origins.xml_listing import faulty, parse_root, seconds_ns
 
 ARCHIVE_TIER = "Archive"
 """The one access tier whose blobs cannot be read until they are rehydrated."""
@@ -49,13 +50,19 @@ def _version(blob: ElementTree.Element) -> ObjectVersion:
     key = _name(parts.get("Name"))
     if is_directory(fields.get("ResourceType", ""), metadata.get("hdi_isfolder", "")):
         key = key.rstrip("/") + "/"
+    size, etag, time = (_field(fields, name) for name in ("Content-Length", "Etag", "Last-Modified"))
+    try:
+        size_bytes, mtime_ns, validator = read_size(size), seconds_ns(time), bounded_text(entity_tag(etag))
+        encoding = bounded_text(fields.get("Content-Encoding", ""))
+    except ValueError as error:
+        return faulty(key, error)
     return ObjectVersion(
         key=key,
-        size_bytes=int(_field(fields, "Content-Length")),
-        validator=entity_tag(_field(fields, "Etag")),
-        mtime_ns=seconds_ns(_field(fields, "Last-Modified")),
+        size_bytes=size_bytes,
+        validator=validator,
+        mtime_ns=mtime_ns,
         archived=ARCHIVE_TIER if fields.get("AccessTier") == ARCHIVE_TIER else "",
-        encoding=fields.get("Content-Encoding", ""),
+        encoding=encoding,
     )
 
 

@@ -22,8 +22,9 @@ from urllib.parse import quote, urlencode
 
 from azure.core.credentials import TokenCredential
 
+from d7yfs.bounds.values import bounded_text, read_size
 from d7yfs.config.place import azure_account_url
-from d7yfs.config.schema import Anonymous, Credentials, RepositoryConfig
+from d7yfs.config.schema import Anonymous, Credentials, RepositoryConfig, StaticKeys
 from d7yfs.config.url import AZURE_SUFFIX, normal_endpoint
 from d7yfs.errors import ConfigError, D7yfsError, NotFound
 from d7yfs.objects import ListingPage, ObjectVersion, StoreIdentity
@@ -31,7 +32,7 @@ from d7yfs.origins.azure.credentials import Grant, access_for
 from d7yfs.origins.azure.errors import NO_ACCOUNT, is_no_directory, refused
 from d7yfs.origins.azure.listing import ARCHIVE_TIER, is_directory, parse
 from d7yfs.origins.azure.sas import VERSION, expiry_of
-from d7yfs.origins.origin import Checksums, ReadRequest
+from d7yfs.origins.origin import ANONYMOUS, Checksums, ReadRequest
 from d7yfs.origins.refusal import Call
 from d7yfs.origins.renewal import RELOAD_INTERVAL_S
 from d7yfs.origins.rest import ControlReply, RestOrigin, entity_tag
@@ -131,12 +132,12 @@ class AzureOrigin(RestOrigin):
             raise NotFound(f"{self._subject(key)}: is a directory")
         return ObjectVersion(
             key=key,
-            size_bytes=int(headers["content-length"]),
-            validator=entity_tag(headers["etag"]),
+            size_bytes=read_size(headers["content-length"]),
+            validator=bounded_text(entity_tag(headers["etag"])),
             mtime_ns=seconds_ns(headers["last-modified"]),
-            version_id=headers.get("x-ms-version-id", "") if self._versioned else "",
+            version_id=bounded_text(headers.get("x-ms-version-id", "")) if self._versioned else "",
             archived=ARCHIVE_TIER if headers.get("x-ms-access-tier") == ARCHIVE_TIER else "",
-            encoding=headers.get("content-encoding", ""),
+            encoding=bounded_text(headers.get("content-encoding", "")),
         )
 
     def _parse_checksums(self, reply: ControlReply) -> tuple[str, Checksums]:
@@ -171,6 +172,13 @@ class AzureOrigin(RestOrigin):
     @property
     def credentials_expire_at(self) -> float:
         return self._access.expires_at
+
+    @property
+    def principal(self) -> str:
+        """The account, where its key is held: such a key may do everything."""
+        if isinstance(self._credentials, Anonymous):
+            return ANONYMOUS
+        return f"account {self._account}" if isinstance(self._credentials, StaticKeys) else ""
 
     def describe(self) -> dict[str, str]:
         """The endpoint, the account and the kind of credentials."""

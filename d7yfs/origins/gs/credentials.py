@@ -34,9 +34,11 @@ from google.oauth2 import credentials as user
 from google.oauth2 import service_account
 
 from d7yfs.config.schema import CredentialsFile, ProviderChain
+from d7yfs.config.settings_file import read_file, trusts_home
 from d7yfs.errors import AccessDenied
 from d7yfs.origins import renewal
 from d7yfs.origins.gs.errors import token_refused
+from d7yfs.origins.origin import ANONYMOUS
 from d7yfs.origins.renewal import Renewal
 
 SCOPES = ("https://www.googleapis.com/auth/devstorage.read_only",)
@@ -125,6 +127,14 @@ class GoogleCredentials:
         """The end of the token in use (time.time()); infinity while there is none."""
         return held.expires_at if (held := self._renewal.held) else math.inf
 
+    @property
+    def principal(self) -> str:
+        """See `Origin.principal`."""
+        held = self._renewal.held
+        if held is None:
+            return ""
+        return ANONYMOUS if held.credentials is None else held.email and f"account {held.email}"
+
     async def get(self, *, fresh: bool = False) -> GoogleLogin:
         """The login in use; waits only for a valid one. Raises AccessDenied and OriginUnavailable.
 
@@ -207,6 +217,8 @@ class GoogleCredentials:
         if named := os.environ.get(environment_vars.CREDENTIALS):
             return Path(named)
         root = os.environ.get(environment_vars.CLOUD_SDK_CONFIG_DIR)
+        if not root and not trusts_home():
+            return None
         path = Path(root or Path("~/.config/gcloud").expanduser()) / "application_default_credentials.json"
         return path if path.is_file() else None
 
@@ -259,7 +271,7 @@ _GRANTED: Mapping[str, Callable[..., Any]] = {
 
 def _from_file(path: Path) -> tuple[Any, str | None]:
     """Credentials and project, by the type that the file names and no other."""
-    info = json.loads(path.read_bytes())
+    info = json.loads(read_file(path))
     kind: Any = info.get("type") if isinstance(info, dict) else None
     if kind == "external_account" and info.get("subject_token_type") == _AWS_TOKEN:
         kind = "external_account aws"

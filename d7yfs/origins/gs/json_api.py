@@ -6,16 +6,16 @@ of its generation: `updated` moves when only metadata change, and a version's ti
 
 from __future__ import annotations
 
-import json
 from base64 import b64decode
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
+from d7yfs.bounds.values import bounded_text, excerpt, read_integer, read_json, read_size, read_time
 from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.origins.origin import Checksums
 from d7yfs.origins.rest import ControlReply
+from d7yfs.origins.xml_listing import faulty
 
 _FIELDS = "name,size,generation,timeCreated,contentEncoding"
 
@@ -46,8 +46,8 @@ class JsonApi:
         if page.get("kind") != "storage#objects":
             raise ValueError("the reply is not Cloud Storage's")
         return ListingPage(
-            tuple(_version(item) for item in page.get("items", ())),
-            tuple(page.get("prefixes", ())),
+            tuple(_listed(item) for item in page.get("items", ())),
+            tuple(map(_text, page.get("prefixes", ()))),
             page.get("nextPageToken", ""),
             date_ns,
         )
@@ -69,25 +69,38 @@ class JsonApi:
     def error_code(self, reply: ControlReply) -> str:
         """The `reason` of an error; empty without one."""
         try:
-            reason = json.loads(reply.body)["error"]["errors"][0]["reason"]
+            reason = read_json(reply.body)["error"]["errors"][0]["reason"]
         except (ValueError, KeyError, IndexError, TypeError):
             return ""
         return reason if isinstance(reason, str) and reason.isalnum() and len(reason) < 80 else ""
 
 
 def _mapping(reply: ControlReply) -> dict[str, Any]:
-    found = json.loads(reply.body)
+    found = read_json(reply.body)
     if not isinstance(found, dict):
         raise ValueError("the reply is not Cloud Storage's")
     return found
 
 
+def _listed(item: Mapping[str, str]) -> ObjectVersion:
+    try:
+        return _version(item)
+    except ValueError as error:
+        return faulty(_text(item["name"]), error)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"it names an object {excerpt(value)}")
+    return value
+
+
 def _version(item: Mapping[str, str]) -> ObjectVersion:
-    created = datetime.fromisoformat(item["timeCreated"])
+    created = read_time(item["timeCreated"])
     return ObjectVersion(
-        item["name"],
-        int(item["size"]),
-        str(item["generation"]),
+        _text(item["name"]),
+        read_size(item["size"]),
+        str(read_integer(item["generation"])),
         int(created.timestamp()) * 1_000_000_000 + created.microsecond * 1000,
-        encoding=item.get("contentEncoding", ""),
+        encoding=bounded_text(item.get("contentEncoding", "")),
     )

@@ -25,6 +25,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from urllib.parse import quote
 
+from d7yfs.bounds.values import read_json
 from d7yfs.config.place import GS_ENDPOINT, endpoint_name
 from d7yfs.config.schema import Anonymous, Credentials, CredentialsFile, ProviderChain, RepositoryConfig, StaticKeys
 from d7yfs.errors import AccessDenied, ConfigError, D7yfsError
@@ -34,7 +35,7 @@ from d7yfs.origins.gs.errors import PERMISSIONS, refused
 from d7yfs.origins.gs.json_api import JsonApi
 from d7yfs.origins.gs.signing import RSA, SIGNATURE_LIFE_S, SIGNATURE_PARAMS, HmacKey, canonical_query, unsigned_url
 from d7yfs.origins.gs.xml_api import XmlApi
-from d7yfs.origins.origin import Checksums, ReadRequest
+from d7yfs.origins.origin import ANONYMOUS, Checksums, ReadRequest
 from d7yfs.origins.refusal import Call
 from d7yfs.origins.rest import ControlReply, RestOrigin
 from d7yfs.tls import ca_file
@@ -179,6 +180,13 @@ class GsOrigin(RestOrigin):
     def credentials_expire_at(self) -> float:
         return self._google.expires_at if self._google is not None else math.inf
 
+    @property
+    def principal(self) -> str:
+        """The service account, or the id of an HMAC key; not a user's, who is not known."""
+        if isinstance(self._source, StaticKeys):
+            return f"key {self._source.key_id}"
+        return self._google.principal if self._google is not None else ANONYMOUS
+
     def describe(self) -> Mapping[str, str]:
         """The endpoint and the source of the credentials."""
         return {
@@ -226,12 +234,12 @@ class GsOrigin(RestOrigin):
             )
             if reply.status != 200:
                 raise AccessDenied(f"{subject}: signBlob says {reply.status}")
-            signature = b64decode(json.loads(reply.body)["signedBlob"])
+            signature = b64decode(read_json(reply.body)["signedBlob"])
         except (D7yfsError, ValueError, KeyError, TypeError) as error:
             self._no_signing_until = now + _NO_SIGNING_S
             reason = error if isinstance(error, D7yfsError) else f"{subject}: signBlob's reply cannot be read"
             log.warning(
-                "%s; reads through dfdaemon carry a token instead of a signature (%s needs iam.serviceAccounts.signBlob on itself)",
+                "%s; no URL can be signed for dfdaemon (%s needs iam.serviceAccounts.signBlob on itself)",
                 reason,
                 held.email,
             )

@@ -12,6 +12,7 @@ from base64 import b64decode
 from collections.abc import Mapping
 from urllib.parse import quote
 
+from d7yfs.bounds.values import read_size
 from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.origins.origin import Checksums
 from d7yfs.origins.refusal import xml_code
@@ -55,7 +56,7 @@ class XmlApi:
         headers = reply.headers
         return ObjectVersion(
             key,
-            int(headers.get("x-goog-stored-content-length") or headers["content-length"]),
+            read_size(headers.get("x-goog-stored-content-length") or headers["content-length"]),
             headers["x-goog-generation"],
             seconds_ns(headers["last-modified"]),
         )

@@ -11,14 +11,13 @@ The first source of the chain that has keys supplies all of them:
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 
 import trio
 
+from d7yfs.bounds.values import read_json, read_time
 from d7yfs.errors import BadReply, OriginUnavailable
 from d7yfs.origins.access_keys import AccessKeys, from_environment
 from d7yfs.origins.rest import Rest
@@ -67,8 +66,8 @@ class ObsCredentials:
         if reply.status != 200:
             raise OriginUnavailable(f"{subject} says {reply.status}")
         try:
-            credential = json.loads(reply.body)["credential"]
-            expires_at = datetime.fromisoformat(credential["expires_at"]).timestamp()
+            credential = read_json(reply.body)["credential"]
+            expires_at = read_time(credential["expires_at"]).timestamp()
             names = ("access", "secret", "securitytoken")
             key_id, secret, token = (str(credential[name]) for name in names)
         except (ValueError, KeyError, TypeError):

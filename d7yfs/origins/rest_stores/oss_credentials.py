@@ -37,6 +37,7 @@ from alibabacloud_credentials.provider import (  # type: ignore[import-untyped]
     URLCredentialsProvider,
 )
 
+from d7yfs.config.settings_file import read_file, trusts_home
 from d7yfs.errors import AccessDenied, ConfigError, D7yfsError
 from d7yfs.origins.access_keys import AccessKeys, from_environment
 
@@ -236,7 +237,9 @@ class OssCredentials:
 
     def _text(self, path: Path) -> str:
         try:
-            return path.read_text() if path.is_file() else ""
+            if not path.exists() or (path.is_relative_to(self._home) and not trusts_home()):
+                return ""
+            return read_file(path).decode()
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not text"
             raise ConfigError(f"{self.subject}: {path} cannot be read: {reason}") from None

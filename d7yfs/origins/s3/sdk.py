@@ -35,6 +35,7 @@ from botocore.httpsession import URLLib3Session
 from botocore.loaders import create_loader
 
 from d7yfs.config.schema import Credentials, Profile, RepositoryConfig
+from d7yfs.config.settings_file import trusts_home
 from d7yfs.config.url import normal_endpoint
 from d7yfs.errors import ConfigError
 from d7yfs.origins.access_keys import AccessKeys
@@ -48,6 +49,8 @@ _ATTEMPTS = 3
 _CHECK_AGAIN_S = 60.0
 """Seconds until the next look; the SDK replaces temporary keys 15 minutes before they expire."""
 _DEFAULT_REGION = "us-east-1"
+_HOME_FILES = {"config_file": "AWS_CONFIG_FILE", "credentials_file": "AWS_SHARED_CREDENTIALS_FILE"}
+"""Files of the AWS SDK in the home directory, with the variables that name others."""
 _SERVICE_MODELS = create_loader()
 """botocore's parsed description of S3, shared by all sessions: one costs 12 MiB and 50 ms."""
 
@@ -86,6 +89,7 @@ class AwsSdk:
         self._credentials = credentials
         self._found: AwsCredentials | None = None
         self._files: dict[Path, Hashable] = {}
+        self._role = ""
         self.region, self.endpoint_url = guarded(self._settings, self._subject, str(credentials))
 
     def resolve(self, region: str) -> tuple[Address, S3Signer]:
@@ -176,6 +180,7 @@ class AwsSdk:
             expires_at,
             check_again_s=_CHECK_AGAIN_S,
             source=source,
+            role=self._role,
         )
 
     def _load(self) -> tuple[AwsCredentials | None, dict[Path, Hashable]]:
@@ -191,12 +196,18 @@ class AwsSdk:
         fetcher: Any = getattr(resolver.get_provider("iam-role"), "_role_fetcher", None)
         if isinstance(getattr(fetcher, "_session", None), URLLib3Session):
             fetcher._session = URLLib3Session(timeout=fetcher._timeout)
-        return resolver.load_credentials(), files
+        found = resolver.load_credentials()
+        self._role = _role_of(session, found.method if found is not None else None)
+        return found, files
 
     def _session(self) -> botocore.session.Session:
         profile = self._credentials.name if isinstance(self._credentials, Profile) else None
         session = botocore.session.Session(profile=profile)
         session.register_component("data_loader", _SERVICE_MODELS)
+        if not trusts_home():  # a `credential_process` in such a file would run as this user
+            for name, variable in _HOME_FILES.items():
+                if variable not in os.environ:
+                    session.set_config_variable(name, os.devnull)
         proxy = self._repository.control_proxy
         session.set_default_client_config(
             Config(
@@ -208,6 +219,19 @@ class AwsSdk:
             )
         )
         return session
+
+
+def _role_of(session: botocore.session.Session, method: str | None) -> str:
+    """The role that the SDK takes on, where its settings name it; empty for other sources.
+
+    Containers and instances do not name theirs: several pods may have one cache and one endpoint.
+    """
+    named = ""
+    if method == "assume-role-with-web-identity":
+        named = os.environ.get("AWS_ROLE_ARN", "")
+    if method in ("assume-role", "assume-role-with-web-identity"):
+        named = named or session.get_scoped_config().get("role_arn", "")
+    return named
 
 
 def _config(**options: Any) -> Config:

@@ -1,0 +1,22 @@
+"""Printing to a terminal: names from a store neither drive it nor are taken for markup.
+
+Every command prints text by `say`, or by `cell` in a table of rich. Names that end up in a line of
+their own go through `printable` too, because a name may hold a newline.
+"""
+
+from __future__ import annotations
+
+import click
+from rich.text import Text
+
+from d7yfs.objects import printable
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print lines, on stdout or stderr; control characters but newlines are escaped."""
+    click.echo("\n".join(map(printable, text.split("\n"))), err=err)
+
+
+def cell(text: str) -> Text:
+    """Text for a table or console of rich, escaped, and without markup."""
+    return Text(printable(text))

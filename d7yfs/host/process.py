@@ -1,0 +1,58 @@
+"""The daemon's process as the kernel treats it: open files, core dumps, the killer of processes.
+
+Called by `daemon` when a mount begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import resource
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+OOM_SCORE_ADJ = -800
+"""The same as in the systemd unit; proc_pid_oom_score_adj(5)."""
+
+_PR_SET_DUMPABLE = 4  # linux/prctl.h
+
+
+def raise_descriptor_limit() -> int:
+    """Raise the soft limit on open files to the hard one, which needs no privilege; the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError) as error:
+        log.warning("the limit on open files stays at %d: %s", soft, error)
+        return soft
+    return hard
+
+
+def descriptor_limit() -> int:
+    """The limit on the open files of this process."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft if soft != resource.RLIM_INFINITY else 1 << 20
+
+
+def forbid_core_dumps() -> None:
+    """Have the kernel write no image of this process, whose memory holds keys, and let no other
+    process of its user read that memory (PR_SET_DUMPABLE in prctl(2)). Children cannot dump
+    either."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0):
+        log.warning("core dumps cannot be forbidden: %s", os.strerror(ctypes.get_errno()))
+
+
+def ask_to_be_spared(path: Path = Path("/proc/self/oom_score_adj")) -> None:
+    """Ask the kernel to kill this process late when memory is short: every reader of the mount
+    depends on it.
+
+    A value that systemd, the kubelet or choom(1) has set is kept.
+    """
+    with contextlib.suppress(OSError):
+        if path.read_text().strip() == "0":
+            path.write_text(str(OOM_SCORE_ADJ))

@@ -1,0 +1,57 @@
+"""The daemon's process: its limits, and that its memory stays its own."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from d7yfs.host.process import OOM_SCORE_ADJ, ask_to_be_spared, raise_descriptor_limit
+
+
+def test_limit_is_raised() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+        assert raise_descriptor_limit() == before[1]
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_others_are_killed_first(tmp_path: Path) -> None:
+    path = tmp_path / "oom_score_adj"
+    for before, after in (("0\n", str(OOM_SCORE_ADJ)), ("-900\n", "-900\n"), ("300\n", "300\n")):
+        path.write_text(before)
+        ask_to_be_spared(path)
+        assert path.read_text() == after
+    ask_to_be_spared(tmp_path / "absent")
+
+
+_SLEEPER = "from d7yfs.host.process import forbid_core_dumps as f; f(); print(flush=True); input()"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to see what another user's process may")
+def test_memory_is_neither_dumped_nor_read() -> None:
+    """As any user: another process of the same user cannot read its memory, and it leaves no core."""
+    command = [sys.executable, "-c", _SLEEPER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        limits = Path(f"/proc/{process.pid}/limits").read_text()
+        assert [line.split()[4:6] for line in limits.splitlines() if "core file" in line] == [["0", "0"]]
+        looked = subprocess.run(
+            ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "cat", f"/proc/{process.pid}/environ"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "Permission denied" in looked.stderr
+        process.send_signal(signal.SIGQUIT)
+        assert os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1]) == -signal.SIGQUIT
+        process.returncode = -signal.SIGQUIT
