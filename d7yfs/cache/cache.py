@@ -25,7 +25,6 @@ import trio
 
 from d7yfs.cache import earlier
 from d7yfs.cache.backing import BackingFile
-from d7yfs.cache.data_file import SHORTAGE
 from d7yfs.cache.descriptors import DataUse, Descriptors
 from d7yfs.cache.directory import TRIES, CacheDirectory, Locked
 from d7yfs.cache.disk import STALL_S, Disk, Lane
@@ -37,6 +36,7 @@ from d7yfs.cache.memory import MemoryBudget
 from d7yfs.cache.pair import VersionFiles
 from d7yfs.cache.version import CachedVersion
 from d7yfs.errors import TooManyOpenFiles
+from d7yfs.host.descriptors import SHORTAGE
 from d7yfs.objects import BLOCK_BYTES, ObjectVersion, StoreIdentity
 from d7yfs.stats.status import CacheStatus
 

@@ -14,8 +14,6 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-SHORTAGE = frozenset({errno.EMFILE, errno.ENFILE})
-"""The errors of a process, or a machine, whose descriptors are used up."""
 _reopening = threading.Lock()
 
 

@@ -14,9 +14,10 @@ from functools import partial
 
 import trio
 
-from d7yfs.cache.data_file import SHORTAGE, DataFile
+from d7yfs.cache.data_file import DataFile
 from d7yfs.cache.disk import Lane
 from d7yfs.errors import ReadTimeout
+from d7yfs.host.descriptors import SHORTAGE
 from d7yfs.host.process import descriptor_limit
 
 _HEADROOM = 128

@@ -18,8 +18,6 @@ import logging
 import math
 import os
 import socket
-import stat
-import struct
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ import trio
 from d7yfs.errors import D7yfsError, MountError, UsageError
 from d7yfs.host.acceptor import accept_clients
 from d7yfs.host.descriptors import Reserve
+from d7yfs.host.socket_trust import is_private_directory, peer_of
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +44,6 @@ _CHUNK_BYTES = 64 << 10
 _CLIENTS = 256
 """Most clients at once; reports, which may last, are such."""
 CLIENT_TIMEOUT_S = 10.0
-
-_CREDENTIALS = struct.Struct("3i")
-"""struct ucred: pid, uid, gid."""
 
 REPORT_PERIOD_S = 0.5
 """Pause between two lines of a report: much less than a client waits for one."""
@@ -86,7 +82,7 @@ def _check_runtime_directory(path: Path) -> None:
         found = path.lstat()
     except OSError:
         return
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+    if not is_private_directory(found, os.geteuid()):
         raise MountError(
             f"{path} is no directory of uid {os.geteuid()} alone (mode 0700): its sockets are not believed",
             hint="remove it, or set D7YFS_RUNTIME_DIR to a directory of yours",
@@ -340,6 +336,4 @@ def _listeners() -> Generator[tuple[Path, int], None, None]:
             except OSError:
                 continue
             else:
-                # The process that called listen(2): SO_PEERCRED in unix(7).
-                credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-                yield path, _CREDENTIALS.unpack(credentials)[0]
+                yield path, peer_of(client)[0]

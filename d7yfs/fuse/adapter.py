@@ -334,6 +334,8 @@ class Adapter(pyfuse3.Operations):
             return await self._filesystem.read(fh, off, size)  # type: ignore[return-value]  # any buffer will do
         finally:
             waiting[uid] -= 1
+            if not waiting[uid]:
+                del waiting[uid]
 
     @_answered
     async def release(self, fh: FileHandleT) -> None:

@@ -13,14 +13,13 @@ Used by the control socket and by the HTTP listener of a mount.
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 import trio
 
-from d7yfs.host.descriptors import Reserve
+from d7yfs.host.descriptors import SHORTAGE, Reserve
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +54,7 @@ async def accept_clients(
             try:
                 accepted, _ = await listener.accept()
             except OSError as error:
-                exhausted = error.errno in (errno.EMFILE, errno.ENFILE)
+                exhausted = error.errno in SHORTAGE
                 if not (exhausted and reserve is not None and reserve.release()):
                     log.warning("a client could not be accepted: %s", error.strerror)
                     await trio.sleep(_PAUSE_S)

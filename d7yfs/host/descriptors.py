@@ -3,12 +3,16 @@
 A daemon whose descriptors are used up must still answer `d7yfs status`. So `Reserve` holds some
 open for nothing, and gives them up when a client cannot be accepted for want of one.
 
-Called by `acceptor`.
+`Reserve` is used by `acceptor`, `SHORTAGE` by the cache too.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+
+SHORTAGE = frozenset({errno.EMFILE, errno.ENFILE})
+"""The errors of a process, or a machine, whose descriptors are used up."""
 
 RESERVED = 16
 """Enough for a client, the files that `status` reads, and the child process that `health` starts."""

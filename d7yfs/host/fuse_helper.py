@@ -22,8 +22,6 @@ import logging
 import os
 import re
 import socket
-import stat
-import struct
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -31,13 +29,12 @@ from pathlib import Path
 
 from d7yfs.errors import MountError
 from d7yfs.host import mount_table
+from d7yfs.host.socket_trust import is_private_directory, peer_of
 
 log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 30.0
 _DEV_FD = re.compile(r"/dev/fd/(\d+)")
-_CREDENTIALS = struct.Struct("3i")
-"""struct ucred: pid, uid, gid."""
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8  # sys/mount.h
 
 
@@ -142,7 +139,7 @@ def _prepare_directory(path: Path, uid: int) -> None:
             os.chown(path, uid, -1)
         except FileExistsError:
             found = path.lstat()
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (0, uid) or found.st_mode & 0o077:
+            if not is_private_directory(found, 0, uid):
                 raise MountError(
                     f"{path} is no directory of uid {uid} alone (mode 0700)",
                     hint="name a socket in a directory that d7yfs can make, such as /run/d7yfs-helper/own/socket",
@@ -153,8 +150,8 @@ def _prepare_directory(path: Path, uid: int) -> None:
 
 
 def _is_allowed(connection: socket.socket, uid: int) -> bool:
-    """True if the process at the other end runs as `uid` (SO_PEERCRED in unix(7)), or as root."""
-    pid, peer, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    """True if the process at the other end runs as `uid`, or as root."""
+    pid, peer = peer_of(connection)
     if peer not in (0, uid):
         log.warning("process %d of uid %d asked for the mount and did not get it; it is uid %d's", pid, peer, uid)
         return False

@@ -12,11 +12,9 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from functools import partial
 
 import trio
 
-from d7yfs.bounds.paging import Paging
 from d7yfs.errors import AccessDenied, D7yfsError, NotFound
 from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.origins.origin import Origin
@@ -51,12 +49,9 @@ class VisibleListings:
             yield await self._list_lone(prefix)
             return
         flat = Flat(self._visibility, prefix) if self._visibility.hides_any and not delimiter else None
-        token, more, paging = "", True, Paging(f"{self.origin.url}/{prefix}")
-        while more:
-            page = await ask_again(partial(self.origin.list, prefix, delimiter=delimiter, token=token))
-            paging.add_page(page)
-            yield await self._hide_entries(prefix, page) if flat is None else flat.add(page)
-            token, more = page.next_token, bool(page.next_token)
+        async with aclosing(list_all(self.origin, prefix, delimiter=delimiter)) as pages:
+            async for page in pages:
+                yield await self._hide_entries(prefix, page) if flat is None else flat.add(page)
 
     async def page(self, prefix: str, token: str) -> ListingPage:
         """One page of the delimiter listing of `prefix`, shown keys only: the first ("") or the

@@ -50,7 +50,7 @@ class OperationCounters:
             errors={**self.errors},
             in_flight=len(self.under_way),
             oldest_request_s=round(self.oldest_s, 3),
-            waiting_reads={str(uid): count for uid, count in self.waiting_reads.items() if count},
+            waiting_reads={str(uid): count for uid, count in self.waiting_reads.items()},
             latency_bounds_s=BOUNDS_S,
             latency={
                 name: LatencyStatus(counts=[*took.counts], sum_s=round(took.sum_s, 6))
