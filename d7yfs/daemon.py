@@ -37,10 +37,13 @@ from d7yfs.fill.verification import Verifier
 from d7yfs.fs.backend import RepositoryBackend
 from d7yfs.fs.filesystem import Filesystem
 from d7yfs.fs.rights import Rights
-from d7yfs.fuse.adapter import Adapter, Appearance
+from d7yfs.fuse import engine
+from d7yfs.fuse.appearance import Appearance
 from d7yfs.fuse.notices import Invalidator
 from d7yfs.fuse.openers import MAX_OPEN_FILES, Openers
+from d7yfs.fuse.session import Session
 from d7yfs.host import mount_table, process
+from d7yfs.host.fuse_device import MountFlags
 from d7yfs.host.fuse_helper import HandedMount
 from d7yfs.host.launch import Readiness
 from d7yfs.monitor.probe import Probe
@@ -170,19 +173,12 @@ class _Mount:
             max_entries=config.max_inodes,
         )
         sources = {each.config.name: self._make_backend(each) for each, _ in repositories}
-        self._invalidator = Invalidator(Adapter.forget_entries)
+        self._invalidator = Invalidator(lambda directory, names: self._engine.forget_entries(directory, names))
         self._filesystem = Filesystem(
             inodes, sources, cache, nursery, changed=self._entries_changed, forget_names=self._invalidator.changed
         )
         refreshers = self._filesystem.refreshers
-        appearance = Appearance(config.uid, config.gid, config.file_mode, config.dir_mode, config.xattr)
-        self._adapter = Adapter(
-            self._filesystem,
-            self._invalidator,
-            appearance,
-            deadline_s=config.read_timeout_s,
-            openers=Openers(_most_open_files(config)),
-        )
+        self._engine = self._make_engine(config)
         self._commands = Commands(
             mountpoint=mountpoint,
             reloader=self._reloader,
@@ -194,7 +190,7 @@ class _Mount:
             notices=self._invalidator.counters,
             refreshes=Refreshes(inodes, refreshers, self._invalidator),
             warm_ups=WarmUps(self._filesystem, nursery),
-            operations=self._adapter.counters,
+            operations=self._engine.guard.counters,
             reporter=self._reporter,
             forget_pages=self._forget_pages_of,
             nursery=nursery,
@@ -216,14 +212,7 @@ class _Mount:
         path = control_socket.socket_path(self._mountpoint)
         await nursery.start(control_socket.serve, path, self._commands.handlers())
         self._handed = await trio.to_thread.run_sync(self._receive_mount)
-        place = str(self._mountpoint) if self._handed is None else self._handed.libfuse_mountpoint
-        try:
-            Adapter.mount(self._adapter, place, self._mount_options())
-        except RuntimeError as error:
-            raise MountError(
-                f"{self._mountpoint} could not be mounted: {error}",
-                hint="d7yfs check says what FUSE lacks here (/dev/fuse, fusermount3, user_allow_other)",
-            ) from error
+        self._engine.mount(self._mountpoint, self._mount_flags(), self._handed.fd if self._handed is not None else None)
         try:
             with self._session_scope:
                 async with trio.open_nursery() as session:
@@ -233,7 +222,7 @@ class _Mount:
                     await self._announce()
                     session.start_soon(self._reporter.run, self._config.metrics_listen)
         finally:
-            Adapter.close()
+            self._engine.close()
             if not self._unmounted and mount_table.mounted_at(self._mountpoint) is not None:
                 self._take_away(lazy=True)
             nursery.cancel_scope.cancel()
@@ -283,7 +272,7 @@ class _Mount:
             await self._forget_pages_of(inode)
 
     async def _forget_pages_of(self, inode: int) -> None:
-        await trio.to_thread.run_sync(Adapter.forget_pages, inode, abandon_on_cancel=True)
+        await trio.to_thread.run_sync(self._engine.forget_pages, inode, abandon_on_cancel=True)
 
     def _receive_mount(self) -> HandedMount | None:
         """The mount that a helper hands over; None if the daemon mounts by itself."""
@@ -303,14 +292,25 @@ class _Mount:
             names = itertools.chain(changes.added, changes.removed, changes.replaced)
             self._invalidator.changed(directory.inode, names)
 
-    def _mount_options(self) -> list[str]:
+    def _make_engine(self, config: Config) -> engine.Engine:
+        name, reason = engine.chosen(config.fuse_engine)
+        log.info("FUSE engine: %s (%s)", name, reason)
+        make: type[engine.Engine] = Session
+        if name == "pyfuse3":
+            from d7yfs.fuse.adapter import Adapter  # it needs an extra, and libfuse
+
+            make = Adapter
+        appearance = Appearance(config.uid, config.gid, config.file_mode, config.dir_mode, config.xattr)
+        openers = Openers(_most_open_files(config))
+        return make(self._filesystem, self._invalidator, appearance, deadline_s=config.read_timeout_s, openers=openers)
+
+    def _mount_flags(self) -> MountFlags:
         source = ";".join(f"{each.config.name}={each.config.url}".removeprefix("=") for each, _ in self._repositories)
-        escaped = source.replace("\\", "\\\\").replace(",", "\\,")
-        options = [f"fsname={escaped}", "subtype=d7yfs", "ro", "nosuid", "nodev", "default_permissions"]
-        return options + [name for name in ("allow_other", "noexec") if getattr(self._config, name)]
+        config = self._config
+        return MountFlags(source, os.geteuid(), os.getegid(), allow_other=config.allow_other, noexec=config.noexec)
 
     async def _serve_kernel(self) -> None:
-        await self._adapter.serve()
+        await self._engine.serve()
         self._session_scope.cancel()
 
     async def _announce(self) -> None:
@@ -420,7 +420,7 @@ class _Mount:
         await trio.to_thread.run_sync(partial(self._take_away, lazy=True))
         self._unmounted = True
         self._cache.fail_waiters(Stopped("the mount is being taken down"))
-        await self._adapter.answer_all()
+        await self._engine.guard.answer_all()
         # While the kernel holds a thread that sends a notice, the connection and its waiters live on.
         with trio.move_on_after(_LAST_NOTICE_S):
             await self._invalidator.quiet()

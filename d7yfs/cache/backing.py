@@ -233,6 +233,27 @@ class BackingFile:
         if arriving is not None and arriving.in_memory:
             self._memory_file().free(index)
 
+    def read_at_once(self, wanted: ByteRange, into: memoryview) -> bool:
+        """Fill `into` with a readable range; False if a disk would have to be waited for."""
+        memory_fd = self._memory.fd if self._memory is not None else -1
+        on_tmpfs = memory_fd >= 0 or (self._files is not None and self._files.on_tmpfs)
+        for start, stop, fd in self._extents(wanted):
+            view = into[start - wanted.start : stop - wanted.start]
+            if read_cached(fd, start, view, on_tmpfs=on_tmpfs) < len(view):
+                return False
+            times = self.link_times if self.linked and fd == self.linked.fd else None
+            if times and times_of(fd) != times:
+                return False  # `finish_read` says so
+        return True
+
+    @property
+    def whole_file(self) -> int | None:
+        """The descriptor of the data file, if that has all bytes, each verified, and no others."""
+        files = self._files
+        if files is None or files.is_asleep or self._disk_refused or not self.presence.all_in_data_file:
+            return None
+        return files.data_fd
+
     def begin_read(self, wanted: ByteRange) -> tuple[bytearray, Cold]:
         """Read the part of a readable range that needs no waiting.
 

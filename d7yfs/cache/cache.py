@@ -97,7 +97,7 @@ class Cache:
         patience, the version is uncached. Raises TooManyOpenFiles when descriptors are short.
         """
         key = (store, *version.identity)
-        while (cached := self._open.get(key)) is None:
+        while (cached := self.open_at_once(store, version, new_filler)) is None:
             if (opening := self._opening.get(key)) is not None:
                 await opening.wait()
                 continue
@@ -107,7 +107,23 @@ class Cache:
                 self._open[key] = self._make(key, version, files, new_filler)
             finally:
                 self._opening.pop(key).set()
-        cached.hold()
+        return cached
+
+    def open_at_once(self, store: StoreIdentity, version: ObjectVersion, new_filler: NewFiller) -> CachedVersion | None:
+        """`open`, if it waits for nothing: the version is open, or the disk has just taken a write.
+        Raises TooManyOpenFiles.
+        """
+        key = (store, *version.identity)
+        cached = self._open.get(key)
+        if cached is None and self._disk.is_prompt and key not in self._opening:
+            try:
+                files = self._open_pair(store, version, tries=1)
+            except OSError:
+                return None  # locked, or a failure that `open` tells of
+            self._accept(version, files)
+            cached = self._open[key] = self._make(key, version, files, new_filler)
+        if cached is not None:
+            cached.hold()
         return cached
 
     def _make(
@@ -176,32 +192,24 @@ class Cache:
 
     async def _open_files(self, store: StoreIdentity, version: ObjectVersion) -> VersionFiles | None:
         try:
-            files = self._open_here(store, version)
-            if files is None:
-                files = await self._open_when_unlocked(partial(self._open_pair, store, version))
+            files = await self._open_when_unlocked(partial(self._open_pair, store, version))
         except OSError as error:
             if error.errno in SHORTAGE:
                 raise _descriptors_are_short(version) from error
             log.warning("cache: %s cannot be kept: %s; reading it uncached", version.key, error.strerror or error)
             self._uncached_opens += 1
             return None
+        self._accept(version, files)
+        return files
+
+    def _accept(self, version: ObjectVersion, files: VersionFiles) -> None:
+        """Take account of a pair that was opened. Raises TooManyOpenFiles."""
         self._directory.take(files.made_bytes)
         if self._descriptors.are_short(files.map_fd):
             self._disk.run_soon(files.close)
             raise _descriptors_are_short(version)
         # Not waited for: a frozen file system opens what it has, and can be read.
         self._disk.run_soon(partial(self._disk.prove_with, files.touch))
-        return files
-
-    def _open_here(self, store: StoreIdentity, version: ObjectVersion) -> VersionFiles | None:
-        """Open a pair on the trio thread, where small files follow each other.
-
-        None unless the disk has just taken a write, and where the pair is locked.
-        """
-        if self._disk.is_prompt:
-            with contextlib.suppress(Locked):
-                return self._open_pair(store, version, tries=1)
-        return None
 
     async def _open_when_unlocked(self, open_pair: Callable[[], VersionFiles]) -> VersionFiles:
         """Open a pair in a thread, none between tries: many may be locked. Raises OSError."""

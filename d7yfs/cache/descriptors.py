@@ -86,6 +86,11 @@ class DataUse:
         self._descriptors.add(self)
         return True
 
+    @property
+    def is_asleep(self) -> bool:
+        """True if `begin` would say so."""
+        return self._data is not None and self._data.is_asleep
+
     def end(self) -> None:
         self._users -= 1
 

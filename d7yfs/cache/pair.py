@@ -30,6 +30,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import secrets
 import struct
 from array import array
@@ -90,6 +91,8 @@ class Block(IntEnum):
 LINKED = frozenset({Block.LINKED, Block.UNVERIFIED_LINK})
 ON_DISK = LINKED | {Block.DISK, Block.UNVERIFIED}
 _ABSENT, _MEMORY = bytes([Block.ABSENT]), bytes([Block.MEMORY])
+_OFF_DISK = re.compile(rb"[^\x01]")
+"""Any state but DISK."""
 _READABLE = frozenset({Block.DISK, Block.MEMORY, Block.LINKED})
 _UNVERIFIED = frozenset({Block.UNVERIFIED, Block.UNVERIFIED_LINK})
 
@@ -158,6 +161,11 @@ class Presence:
     def known(self) -> Iterator[tuple[int, int]]:
         """Index and state of each block that is not absent; the caller may change them."""
         return nonzero_states(self.blocks)
+
+    @property
+    def all_in_data_file(self) -> bool:
+        """True if every block is verified, and lies in the data file."""
+        return not self.absent_count and _OFF_DISK.search(self.blocks) is None
 
     @property
     def all_on_disk(self) -> bool:

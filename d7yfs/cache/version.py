@@ -209,6 +209,23 @@ class CachedVersion:
         finally:
             self.end_work()
 
+    def read_at_once(self, wanted: ByteRange, into: memoryview) -> bool:
+        """Fill `into` with the bytes of `wanted`, which lies inside the object, if they can be had
+        without waiting: they are cached, and the kernel has them in memory.
+        """
+        readable = not self._use.is_asleep and self.has(wanted) and self.backing.read_at_once(wanted, into)
+        self.backing.counts["hits"] += readable
+        return readable
+
+    def prefetch(self, ahead: ByteRange) -> None:
+        """Have the filler bring a range that a reader is expected to want."""
+        self._filler.prefetch(ahead)
+
+    @property
+    def is_complete(self) -> bool:
+        """True if no block is absent: there is nothing to bring."""
+        return not self.backing.presence.absent_count
+
     def has(self, wanted: ByteRange) -> bool:
         """True if `read` would return `wanted` at once."""
         return self.backing.presence.first_unreadable(wanted) is None

@@ -380,6 +380,11 @@ class Config:
         "Show ETag, version, URL, route and Dragonfly's task as extended attributes user.d7yfs.*; ls -l then asks twice for each file.",
     )
 
+    fuse_engine: str = _mount(
+        kinds.one_of("auto", "kernel", "pyfuse3"),
+        "Who speaks with the kernel: kernel (d7yfs itself: the kernel reads cached files without the daemon), pyfuse3 (libfuse), "
+        "or auto (kernel on Linux 5.4 and later, else pyfuse3).",
+    )
     fuse_helper: Path | None = _mount(
         kinds.PATH,
         "Have the d7yfs fuse-helper that listens on this socket make the mount, so that this process needs no privilege.",

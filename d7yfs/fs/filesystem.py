@@ -10,46 +10,24 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from weakref import WeakKeyDictionary
 
 import trio
 
 from d7yfs.cache.cache import Cache
-from d7yfs.cache.version import CachedVersion
-from d7yfs.errors import AccessDenied, D7yfsError, IsADirectory, NotFound, ObjectArchived, VersionGone
+from d7yfs.errors import D7yfsError, NotFound
 from d7yfs.fs.backend import RepositoryBackend
-from d7yfs.fs.density import Density
 from d7yfs.fs.description import NodeDescriber
-from d7yfs.fs.neighbours import Neighbours
-from d7yfs.fs.readahead import SMALL_FILE_BYTES, Window
+from d7yfs.fs.open_files import OpenFiles
 from d7yfs.logs import fields_of
-from d7yfs.objects import ByteRange
-from d7yfs.stats.load_times import Fullness
-from d7yfs.stats.repository_status import ModelStatus
 from d7yfs.tree.huge_directory import DirectoryPage, DirectoryStream, Unseen
 from d7yfs.tree.lister import Lister
-from d7yfs.tree.nodes import Absent, Directory, Expired, File, Found, NameChanges, Node
+from d7yfs.tree.nodes import Absent, Directory, Expired, Found, NameChanges, Node
 from d7yfs.tree.refresher import Refresher
 from d7yfs.tree.tree import ROOT_INODE, Tree
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Handle:
-    node: File
-    cached: CachedVersion | None
-    window: Window
-    model: ModelStatus
-    is_gone: bool = False
-    """True once a read found the version gone. It stays so, even if the same content is uploaded
-    again: of a read(2) that the kernel splits, one part could end short and the next one go on."""
-    epoch: object = None
-    """The `Rights.epoch` in which the credentials were seen to be granted the version."""
 
 
 @dataclass(slots=True)
@@ -68,7 +46,7 @@ class _DirectoryHandle:
         self.names = tuple(self.nodes)
 
 
-class Filesystem:
+class Filesystem(OpenFiles):
     """The file system of one mount, over its repositories by name. `nursery` runs listings.
 
     `changed` gets the changes of each directory, at once; it must not block. `forget_names` has the
@@ -85,7 +63,7 @@ class Filesystem:
         changed: Callable[[Directory, NameChanges], None] = lambda _directory, _changes: None,
         forget_names: Callable[[int, Iterable[str]], None] = lambda _inode, _names: None,
     ) -> None:
-        self.tree = tree
+        super().__init__(tree, backends, cache, nursery)
         self.listers = {
             name: Lister(
                 tree,
@@ -101,23 +79,9 @@ class Filesystem:
         }
         self.refreshers = {name: Refresher(tree, name, lister) for name, lister in self.listers.items()}
         self.describer = NodeDescriber(backends, cache)
-        self._backends = backends
-        self._cache = cache
-        self._nursery = nursery
         self._tell_changed = changed
         self._forget_names = forget_names
-        self._numbers = itertools.count(1)
-        self._handles: dict[int, _Handle] = {}
         self._directory_handles: dict[int, _DirectoryHandle] = {}
-        self._densities: WeakKeyDictionary[CachedVersion, Density] = WeakKeyDictionary()
-        self._neighbours = Neighbours(tree, backends, cache, nursery)
-        self.fullness = {
-            name: Fullness(each.models, partial(cache.open_bytes, each.identity), partial(cache.look, each.identity))
-            for name, each in backends.items()
-        }
-        self.idle = trio.Event()
-        """An event that is set while no file is open; replaced when one is opened."""
-        self.idle.set()
 
     def _changed(self, directory: Directory, changes: NameChanges) -> None:
         if names := {*changes.removed, *changes.replaced}:
@@ -129,6 +93,8 @@ class Filesystem:
     async def lookup(self, parent: int, name: str) -> Found | Absent:
         """The entry `name`; if it exists, the caller tells the kernel of it and owes a `forget`."""
         asked_at = trio.current_time()
+        if (known := self.lookup_at_once(parent, name)) is not None:
+            return known
         directory = self.tree.directory(parent)
         revalidates = self.revalidates(directory)
         if revalidates is None or not revalidates(name):
@@ -138,9 +104,24 @@ class Filesystem:
             answer = await self._ask(parent, name, asked_at)
             answer = Found(answer.node, 0.0) if isinstance(answer, Found) else Absent(0.0)
         if isinstance(answer, Found):
-            self.tree.remember(answer.node.inode)
-            self._trim_kernel_names()
+            self._remember(answer.node)
         return answer
+
+    def lookup_at_once(self, parent: int, name: str) -> Found | Absent | None:
+        """`lookup`, if it waits for nothing: the name is known, and is not to be revalidated."""
+        answer = self.tree.lookup(parent, name, trio.current_time())
+        if isinstance(answer, Expired):
+            return None
+        revalidates = self.revalidates(self.tree.directory(parent))
+        if revalidates is not None and revalidates(name):
+            return None
+        if isinstance(answer, Found):
+            self._remember(answer.node)
+        return answer
+
+    def _remember(self, node: Node) -> None:
+        self.tree.remember(node.inode)
+        self._trim_kernel_names()
 
     def revalidates(self, directory: Directory) -> Callable[[str], bool] | None:
         """A test for names that the kernel must ask for at every use; None: no such name."""
@@ -187,10 +168,20 @@ class Filesystem:
 
     async def getattr(self, inode: int) -> Node:
         """The node of a number; a listed directory's attributes rest on a live listing."""
+        if (known := self.getattr_at_once(inode)) is not None:
+            return known
+        await self._list(inode, trio.current_time())
+        return self.tree.get(inode)
+
+    def getattr_at_once(self, inode: int) -> Node | None:
+        """`getattr`, if it waits for nothing."""
         node = self.tree.get(inode)
         if isinstance(node, Directory) and node.children is not None:
-            await self._list(inode, trio.current_time())
-        return self.tree.get(inode)
+            now = trio.current_time()
+            if not node.fresh(now):
+                return None
+            node.used_at = now
+        return node
 
     def forget(self, inode: int, count: int) -> None:
         """Give back `count` lookups of the kernel."""
@@ -210,20 +201,32 @@ class Filesystem:
     def _trim_kernel_names(self) -> None:
         """Have the kernel forget some names if it remembers too many."""
         if self.tree.is_crowded:
-            opened = {handle.node.inode for handle in self._handles.values()}
-            for inode, names in self.tree.pick_names_to_forget(opened).items():
+            for inode, names in self.tree.pick_names_to_forget(self.open_inodes).items():
                 self._forget_names(inode, names)
 
     # --- directories ---
 
     async def opendir(self, inode: int) -> int:
         """A handle on the names that the directory has now."""
+        if (known := self.opendir_at_once(inode)) is not None:
+            return known
         asked_at = trio.current_time()
         directory = await self._list(inode, asked_at)
         if self.tree.listed(inode, asked_at):
-            opened = _DirectoryHandle(inode, directory.children or {}, asked_at)
-        else:
-            opened = _DirectoryHandle(inode, {}, asked_at, self._lister(directory).streams.open(directory, asked_at))
+            return self._add(_DirectoryHandle(inode, directory.children or {}, asked_at))
+        stream = self._lister(directory).streams.open(directory, asked_at)
+        return self._add(_DirectoryHandle(inode, {}, asked_at, stream))
+
+    def opendir_at_once(self, inode: int) -> int | None:
+        """`opendir`, if it waits for nothing: the directory is listed, and the listing lives."""
+        now = trio.current_time()
+        if not self.tree.listed(inode, now):
+            return None
+        directory = self.tree.directory(inode)
+        directory.used_at = now
+        return self._add(_DirectoryHandle(inode, directory.children or {}, now))
+
+    def _add(self, opened: _DirectoryHandle) -> int:
         handle = next(self._numbers)
         self._directory_handles[handle] = opened
         return handle
@@ -239,8 +242,9 @@ class Filesystem:
         The caller must use them before it awaits. Unlike `lookup` this does not remember: the
         adapter does, as far as the kernel has room for the entries.
         """
+        if (known := self.entries_at_once(handle, start)) is not None:
+            return known
         opened = self._directory_handles[handle]
-        self._trim_kernel_names()
         if opened.stream is not None:
             return await self._read_stream(opened, opened.stream, start)
         directory = await self._list(opened.inode, opened.opened_at)
@@ -251,6 +255,18 @@ class Filesystem:
             (index, name, directory.entry(name) or Unseen(node.is_directory))
             for index, (name, node) in itertools.islice(enumerate(opened.nodes.items()), start, None)
         )
+
+    def entries_at_once(
+        self, handle: int, start: int
+    ) -> tuple[Directory, Iterator[tuple[int, str, Node | Unseen]]] | None:
+        """`entries`, if it waits for nothing."""
+        opened = self._directory_handles[handle]
+        self._trim_kernel_names()
+        if opened.stream is not None or not self.tree.listed(opened.inode, opened.opened_at):
+            return None
+        directory = self.tree.directory(opened.inode)
+        directory.used_at = trio.current_time()
+        return directory, self.tree.entries(opened.inode, opened.names, start)
 
     async def _read_stream(
         self, opened: _DirectoryHandle, stream: DirectoryStream, start: int
@@ -303,122 +319,3 @@ class Filesystem:
 
     def releasedir(self, handle: int) -> None:
         self._directory_handles.pop(handle, None)
-
-    # --- files ---
-
-    async def open(self, inode: int) -> int:
-        """A handle on the version of `inode`. Raises IsADirectory, ObjectArchived, VersionGone."""
-        node = self.tree.get(inode)
-        if isinstance(node, Directory):
-            raise IsADirectory(f"inode {inode} is a directory")
-        self.tree.remember(inode)
-        try:
-            cached = await self._open(node)
-        except BaseException:
-            self.tree.forget(inode)
-            raise
-        if cached is not None and cached not in self._densities:
-            self._densities[cached] = Density(node.version.key, node.size_bytes)
-        handle = next(self._numbers)
-        model = self._backends[node.repository].models.of(node.version.key)
-        model.opens += 1
-        self._handles[handle] = _Handle(node, cached, Window(node.size_bytes), model)
-        if cached is not None:
-            self._note_open(node, cached)
-        if self.idle.is_set():
-            self.idle = trio.Event()
-        return handle
-
-    async def _open(self, node: File) -> CachedVersion | None:
-        """The file's version, opened for the caller; None if it is empty. Raises ObjectArchived."""
-        backend = self._backends[node.repository]
-        if node.version.archived:
-            raise ObjectArchived(
-                f"{backend.url}/{node.version.key}: lies in the archive storage class {node.version.archived}",
-                hint="restore it at the provider, then open it again",
-            )
-        return await self._cache.open(backend.identity, node.version, backend.new_filler) if node.size_bytes else None
-
-    def _note_open(self, node: File, cached: CachedVersion) -> None:
-        fullness, version = self.fullness[node.repository], node.version
-        if fullness.opened(version, trio.current_time(), whole=cached.is_whole):
-            cached.call_when_whole(lambda: fullness.whole(version, trio.current_time()))
-
-    def _drop(self, node: File, cached: CachedVersion) -> None:
-        self.fullness[node.repository].closed(node.version, trio.current_time(), cached.cached_bytes)
-        cached.drop()
-
-    @asynccontextmanager
-    async def held(self, node: File) -> AsyncIterator[CachedVersion | None]:
-        """A file's version, open meanwhile; None when it is empty. Raises ObjectArchived."""
-        cached = await self._open(node)
-        if cached is None:
-            yield None
-            return
-        self._note_open(node, cached)
-        try:
-            yield cached
-        finally:
-            self._drop(node, cached)
-
-    @property
-    def keepable_bytes(self) -> int:
-        """The bytes that the cache can take, file by file, without evicting the first of them."""
-        return self._cache.keepable_bytes
-
-    async def read(self, handle: int, offset: int, size_bytes: int) -> bytes | bytearray:
-        """Exactly the bytes `[offset, offset + size_bytes)`, up to the end of the file.
-
-        Raises VersionGone, AccessDenied, OriginUnavailable, ReadTimeout, …; never returns fewer
-        bytes instead.
-        """
-        opened = self._handles[handle]
-        wanted = ByteRange(offset, offset + size_bytes).clip(opened.node.size_bytes)
-        if not wanted:
-            return b""
-        cached = opened.cached
-        assert cached is not None
-        if not wanted.start and opened.node.size_bytes <= SMALL_FILE_BYTES:
-            self._neighbours.fetch_ahead(opened.node)
-        ahead = opened.window.plan(wanted.start, wanted.size, lambda: cached.window_bytes)
-        if self._densities[cached].touch(wanted):
-            cached.fill()
-        was_there = cached.has(wanted)
-        backend = self._backends[opened.node.repository]
-        name, rights = f"{backend.url}/{opened.node.version.key}", backend.rights
-        try:
-            if opened.is_gone and not was_there:
-                raise VersionGone(f"{name}: this version was gone when it was read before")
-            data = await cached.read(wanted, ahead)
-            # Afterwards, as bytes that came from the store have brought the grant with them.
-            if rights is not None and opened.epoch is not rights.epoch:
-                opened.epoch = await rights.claim(cached)
-        except D7yfsError as error:
-            opened.is_gone |= isinstance(error, VersionGone)
-            if rights is not None and isinstance(error, AccessDenied):
-                rights.deny(cached)
-            error.about(object=name, repository=opened.node.repository)
-            raise
-        assert len(data) == wanted.size
-        opened.model.read_bytes += len(data)
-        opened.model.cache_bytes += len(data) if was_there else 0
-        return data
-
-    def release(self, handle: int) -> None:
-        opened = self._handles.pop(handle, None)
-        if opened is None:
-            return
-        if opened.cached is not None:
-            self._drop(opened.node, opened.cached)
-        self.tree.forget(opened.node.inode)
-        if not self._handles:
-            self.idle.set()
-
-    @property
-    def read_bytes(self) -> int:
-        """The bytes that readers were given since start."""
-        return sum(backend.models.total.read_bytes for backend in self._backends.values())
-
-    @property
-    def open_files(self) -> int:
-        return len(self._handles)

@@ -105,16 +105,25 @@ class Rights:
         Raises AccessDenied and VersionGone by the store's word, and OriginUnavailable or BadReply
         when it cannot be asked and has not granted the version before.
         """
-        self._notice_principal()
+        if (granted := self.claim_at_once(cached)) is not None:
+            return granted
         epoch, identity = self.epoch, cached.version.identity
-        if identity not in self._granted and not self._is_believed(cached):
-            # Single flight. A reader that gives up takes nothing from the next.
-            async with self._proving.setdefault(identity, trio.Lock()):
-                if identity not in self._granted:
-                    await self._ask(cached)
+        # Single flight. A reader that gives up takes nothing from the next.
+        async with self._proving.setdefault(identity, trio.Lock()):
+            if identity not in self._granted:
+                await self._ask(cached)
         if identity in self._granted:
             self._record(cached)
         return epoch
+
+    def claim_at_once(self, cached: CachedVersion) -> object | None:
+        """The epoch, if these credentials are known to have been granted the version."""
+        self._notice_principal()
+        if cached.version.identity in self._granted:
+            self._record(cached)
+        elif not self._is_believed(cached):
+            return None
+        return self.epoch
 
     async def _ask(self, cached: CachedVersion) -> None:
         """One proof. Returns without one where an older record stands in."""

@@ -1,9 +1,7 @@
 """pyfuse3 → `Filesystem`: a protocol adapter only.
 
-Converts arguments and values, gives each request a deadline, and catches everything. An exception
-that escapes a pyfuse3 handler ends the session for every reader of the mount, so the catch-all in
-`_answered` is correctness. Expected errors become their errno; any other becomes a traceback in the
-log and EIO to that one caller.
+Converts arguments and values. `RequestGuard` counts each request, gives it a deadline, and catches
+everything: an exception that escapes a pyfuse3 handler ends the session for every reader.
 
 libfuse's session is global to the process: one `Adapter` per process. Built and run by `daemon`.
 """
@@ -12,13 +10,10 @@ from __future__ import annotations
 
 import errno
 import functools
-import itertools
 import logging
 import os
-import stat
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
-from time import perf_counter
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyfuse3
@@ -26,14 +21,15 @@ import trio
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestContext, StatvfsData
 from pyfuse3._pyfuse3 import FileHandleT, FileNameT, FlagT, InodeT, ModeT, XAttrNameT
 
-from d7yfs.errors import D7yfsError, TooManyReads
+from d7yfs.errors import D7yfsError, MountError
 from d7yfs.fs.filesystem import Filesystem
 from d7yfs.fuse import nameonly_entries, parallel_dirops
+from d7yfs.fuse.appearance import BLOCK_SIZE, UNSEEN_INODES, Appearance
 from d7yfs.fuse.notices import Invalidator
 from d7yfs.fuse.openers import Openers
 from d7yfs.fuse.parallel_dirops import Handshake
-from d7yfs.logs import REQUEST, fields, fields_of
-from d7yfs.stats.kernel import OperationCounters
+from d7yfs.fuse.request_guard import OPERATIONS, RequestGuard, RequestRefused
+from d7yfs.host.fuse_device import MountFlags
 from d7yfs.tree.huge_directory import Unseen
 from d7yfs.tree.nodes import Absent, Node
 
@@ -43,77 +39,26 @@ MAX_TASKS = 17_000
 """The requests handled at once. They exceed the kernel's background limit that
 `mount_table.tune` sets: requests that stall in one repository leave room for those of another."""
 
-MAX_WAITING_READS = 4096
-"""The reads of one user's open files that may wait at once. Much less than the kernel's background
-limit: beyond that the kernel holds back every user's reads, cached or not."""
-
-BLOCK_SIZE = 4096
-_UNSEEN_INODES = 1 << 62
-"""The first of the numbers that readdir shows for entries without an inode."""
 XATTR_PREFIX = b"user.d7yfs."
 _TASK_ID = XATTR_PREFIX + b"task_id"
-
-OPERATIONS: list[str] = []
-"""The operations that are counted; `_answered` fills it."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Appearance:
-    """The attributes that all files of the mount have in common."""
-
-    uid: int
-    gid: int
-    file_mode: int
-    dir_mode: int
-    xattr: bool
-
-
 def _answered(
     method: Callable[Concatenate[Adapter, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Adapter, P], Coroutine[Any, Any, T]]:
-    """Answer the kernel in every case, so that the session lives on."""
+    """Have the guard answer in every case, so that the session lives on."""
     operation = method.__name__
-    OPERATIONS.append(operation)
+    assert operation in OPERATIONS
 
     @functools.wraps(method)
     async def answered(self: Adapter, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        counters = self.counters
-        counters.calls[operation] = counters.calls.get(operation, 0) + 1
-        number_of_request = next(self.numbers)
-        REQUEST.set(number_of_request)
-        counters.under_way[number_of_request] = began_at = perf_counter()
         try:
-            if operation == "read":
-                # It has a deadline of its own, counted from the last byte that came.
-                return await method(self, *args, **kwargs)
-            with trio.fail_after(self.deadline_s) as scope:
-                self._waiting.add(scope)
-                try:
-                    return await method(self, *args, **kwargs)
-                finally:
-                    self._waiting.remove(scope)
-        except FUSEError:
-            raise
-        except D7yfsError as error:
-            number = error.errno
-            if number not in (errno.ENOENT, errno.ENODATA):
-                log.warning("%s: %s", operation, error, extra=fields_of(error, operation=operation))
-        except trio.TooSlowError:
-            number = errno.EIO
-            if not self._ending:
-                facts = fields({"operation": operation, "errno": "EIO"})
-                log.warning("%s: no answer within %g s", operation, self.deadline_s, extra=facts)
-        except Exception:
-            number = errno.EIO
-            log.exception("%s failed unexpectedly", operation, extra=fields({"operation": operation, "errno": "EIO"}))
-        finally:
-            del counters.under_way[number_of_request]
-            counters.observe(operation, perf_counter() - began_at)
-        counters.errors[operation] += 1
-        raise FUSEError(number)
+            return await self.guard.answer(operation, functools.partial(method, self, *args, **kwargs))
+        except RequestRefused as refused:
+            raise FUSEError(refused.number) from None
 
     return answered
 
@@ -134,12 +79,8 @@ class Adapter(pyfuse3.Operations):
         openers: Openers | None = None,
     ) -> None:
         super().__init__()
-        self.counters = OperationCounters(errors=dict.fromkeys(OPERATIONS, 0))
-        self.numbers = itertools.count(1)
+        self.guard = RequestGuard(deadline_s=deadline_s)
         self._openers = openers or Openers()
-        self.deadline_s = deadline_s
-        self._waiting: set[trio.CancelScope] = set()
-        self._ending = False
         self._handshake: Handshake | None = None
         self._filesystem = filesystem
         self._invalidator = invalidator
@@ -147,14 +88,23 @@ class Adapter(pyfuse3.Operations):
 
     # --- the session ---
 
-    @staticmethod
-    def mount(adapter: Adapter, mountpoint: str, options: Sequence[str]) -> None:
-        """Mount. Raises RuntimeError when libfuse refuses; its reason went to stderr."""
+    def mount(self, mountpoint: Path, flags: MountFlags, handed_fd: int | None) -> None:
+        """Mount, or take over the descriptor of a mount that is not served yet. Raises
+        MountError; libfuse's reason went to stderr.
+        """
+        # libfuse takes a descriptor as the mount point /dev/fd/N.
+        place = str(mountpoint) if handed_fd is None else f"/dev/fd/{handed_fd}"
         before = parallel_dirops.devices()
-        pyfuse3.init(adapter, mountpoint, set(options))
+        try:
+            pyfuse3.init(self, place, set(flags.options))
+        except RuntimeError as error:
+            raise MountError(
+                f"{mountpoint} could not be mounted: {error}",
+                hint="d7yfs check says what FUSE lacks here (/dev/fuse, fusermount3, user_allow_other)",
+            ) from error
         new = parallel_dirops.devices() - before
         if len(new) == 1:
-            adapter._handshake = Handshake(new.pop())
+            self._handshake = Handshake(new.pop())
         else:
             log.warning("lookups in one directory will wait for each other: /dev/fuse is not where it was expected")
 
@@ -181,15 +131,6 @@ class Adapter(pyfuse3.Operations):
     def close() -> None:
         """Close the session; readers with open files get ENOTCONN. Does not unmount."""
         pyfuse3.close(unmount=False)
-
-    async def answer_all(self) -> None:
-        """Answer all requests but reads now, with EIO: no client may wait for an ended daemon."""
-        self._ending = True
-        waiting = set(self._waiting)
-        for scope in waiting:
-            scope.cancel()
-        while waiting & self._waiting:
-            await trio.lowlevel.checkpoint()
 
     @staticmethod
     def forget_pages(inode: int) -> None:
@@ -232,7 +173,7 @@ class Adapter(pyfuse3.Operations):
             answer = await self._filesystem.lookup(parent_inode, os.fsdecode(name))
         if isinstance(answer, Absent):
             if answer.timeout_s <= 0:
-                raise FUSEError(errno.ENOENT)
+                raise RequestRefused(errno.ENOENT)
             # Inode 0 is a negative entry: the kernel remembers that there is none (fuse_entry_param
             # in fuse_lowlevel.h).
             negative = EntryAttributes()
@@ -257,7 +198,7 @@ class Adapter(pyfuse3.Operations):
     @_answered
     async def access(self, inode: InodeT, mode: ModeT, ctx: RequestContext) -> bool:
         if mode & os.W_OK:
-            raise FUSEError(errno.EROFS)
+            raise RequestRefused(errno.EROFS)
         return True  # the kernel has checked the mode bits (default_permissions)
 
     # --- directories ---
@@ -291,7 +232,7 @@ class Adapter(pyfuse3.Operations):
             if revalidates is not None:
                 value.entry_timeout = 0.0 if revalidates(name) else entry_timeout_s
             if isinstance(node, Unseen):
-                value.st_ino = InodeT(_UNSEEN_INODES | index)
+                value.st_ino = InodeT(UNSEEN_INODES | index)
                 nameonly_entries.clear_node_id(value)
             else:
                 _set_attributes(node, value, now)
@@ -313,7 +254,7 @@ class Adapter(pyfuse3.Operations):
     @_answered
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
         if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
-            raise FUSEError(errno.EROFS)
+            raise RequestRefused(errno.EROFS)
         self._openers.admit(ctx.uid)
         try:
             handle = await self._filesystem.open(inode)
@@ -326,16 +267,8 @@ class Adapter(pyfuse3.Operations):
 
     @_answered
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
-        uid, waiting = self._openers.user_of(fh), self.counters.waiting_reads
-        if waiting[uid] >= MAX_WAITING_READS:
-            raise TooManyReads(f"more than {MAX_WAITING_READS} reads of uid {uid} wait for bytes")
-        waiting[uid] += 1
-        try:
+        with self.guard.waiting_read(self._openers.user_of(fh)):
             return await self._filesystem.read(fh, off, size)  # type: ignore[return-value]  # any buffer will do
-        finally:
-            waiting[uid] -= 1
-            if not waiting[uid]:
-                del waiting[uid]
 
     @_answered
     async def release(self, fh: FileHandleT) -> None:
@@ -371,20 +304,20 @@ class Adapter(pyfuse3.Operations):
     @_answered
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
         if not self._appearance.xattr:
-            raise FUSEError(errno.ENOSYS)  # the kernel never asks again
+            raise RequestRefused(errno.ENOSYS)  # the kernel never asks again
         node = self._filesystem.tree.get(inode)
         value = (await self._describe(node)).get(bytes(name), b"")
         if name == _TASK_ID:
             # Not among the others: it may take a signature, or a request for the version's id.
             value = (await self._filesystem.describer.task_id(node)).encode()
         if not value:
-            raise FUSEError(errno.ENODATA)
+            raise RequestRefused(errno.ENODATA)
         return value
 
     @_answered
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
         if not self._appearance.xattr:
-            raise FUSEError(errno.ENOSYS)
+            raise RequestRefused(errno.ENOSYS)
         node = self._filesystem.tree.get(inode)
         names = [*await self._describe(node), *([_TASK_ID] if await self._filesystem.describer.task_id(node) else [])]
         return [XAttrNameT(name) for name in names]
@@ -403,7 +336,7 @@ class Adapter(pyfuse3.Operations):
 
     @_answered
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> FileNameT:
-        raise FUSEError(errno.EINVAL)  # there are no symbolic links
+        raise RequestRefused(errno.EINVAL)  # there are no symbolic links
 
     # --- values ---
 
@@ -416,9 +349,7 @@ class Adapter(pyfuse3.Operations):
         """The attributes that all directories, or all files, have in common."""
         appearance = self._appearance
         value = EntryAttributes()
-        value.st_mode = ModeT(
-            stat.S_IFDIR | appearance.dir_mode if is_directory else stat.S_IFREG | appearance.file_mode
-        )
+        value.st_mode = ModeT(appearance.mode(is_directory=is_directory))
         value.st_uid = appearance.uid
         value.st_gid = appearance.gid
         value.st_blksize = BLOCK_SIZE

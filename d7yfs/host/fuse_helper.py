@@ -17,7 +17,6 @@ The daemon sends one word at a time: `ready` (the helper raises the mount's limi
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import re
@@ -28,21 +27,21 @@ from functools import partial
 from pathlib import Path
 
 from d7yfs.errors import MountError
-from d7yfs.host import mount_table
+from d7yfs.host import fuse_device, mount_table
+from d7yfs.host.fuse_device import MountFlags
 from d7yfs.host.socket_trust import is_private_directory, peer_of
 
 log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 30.0
 _DEV_FD = re.compile(r"/dev/fd/(\d+)")
-_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8  # sys/mount.h
 
 
 class HandedMount:
     """The daemon's end of a mount that was handed over."""
 
     def __init__(self, fd: int, helper: socket.socket | None) -> None:
-        self.libfuse_mountpoint = f"/dev/fd/{fd}"
+        self.fd = fd
         self._helper = helper
 
     @classmethod
@@ -110,6 +109,7 @@ def help_with(point: Path, path: Path, *, uid: int, allow_other: bool = False, n
     the socket. Its directory and the socket itself belong to `uid` alone, and the kernel is asked who
     connects.
     """
+    flags = MountFlags("d7yfs", uid, allow_other=allow_other, noexec=noexec)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         _prepare_directory(path.parent, uid)
         path.unlink(missing_ok=True)
@@ -125,7 +125,7 @@ def help_with(point: Path, path: Path, *, uid: int, allow_other: bool = False, n
                 connection, _ = listener.accept()
                 with connection:
                     if _is_allowed(connection, uid):
-                        _help(point, connection, partial(_mount, point, uid, allow_other=allow_other, noexec=noexec))
+                        _help(point, connection, partial(fuse_device.mount, point, flags))
         finally:
             path.unlink(missing_ok=True)
             _remove_mount(point)
@@ -195,21 +195,3 @@ def _remove_mount(point: Path) -> None:
     with suppress(MountError):
         if mount_table.mounted_at(point) is not None:
             mount_table.unmount(point, lazy=True)
-
-
-def _mount(point: Path, uid: int, *, allow_other: bool, noexec: bool) -> int:
-    """Mount a new FUSE file system of user `uid` at `point`, as fusermount3 does
-    (Documentation/filesystems/fuse/fuse.rst). Returns its descriptor."""
-    try:
-        fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        raise MountError(f"/dev/fuse cannot be opened: {error.strerror}", hint="see d7yfs check") from error
-    libc = ctypes.CDLL(None, use_errno=True)
-    options = f"fd={fd},rootmode=40000,user_id={uid},group_id=0,default_permissions{',allow_other' * allow_other}"
-    flags = _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC * noexec
-    if libc.mount(b"d7yfs", os.fsencode(point), b"fuse.d7yfs", ctypes.c_ulong(flags), options.encode()):
-        os.close(fd)
-        raise MountError(
-            f"{point} could not be mounted: {os.strerror(ctypes.get_errno())}", hint="this needs CAP_SYS_ADMIN"
-        )
-    return fd

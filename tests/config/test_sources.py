@@ -170,6 +170,7 @@ def test_every_option_by_every_way(host: Host) -> None:
         "p2p_secret_file": "/s",
         "metrics_listen": "0.0.0.0:7718",
         "fuse_helper": "/h.sock",
+        "fuse_engine": "pyfuse3",
     }
     for option in OPTIONS.values():
         url = f"{(option.schemes or ('s3',))[0]}://account/models"

@@ -14,7 +14,8 @@ from typing import cast
 import trio
 
 from d7yfs.fs.filesystem import Filesystem
-from d7yfs.fuse.adapter import Adapter, Appearance
+from d7yfs.fuse.adapter import Adapter
+from d7yfs.fuse.appearance import Appearance
 from d7yfs.fuse.notices import Invalidator
 from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.stats.status import TreeStatus

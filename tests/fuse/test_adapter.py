@@ -17,7 +17,8 @@ from pyfuse3._pyfuse3 import FileHandleT, FileNameT, FlagT, InodeT, ModeT, XAttr
 from trio.testing import MockClock
 
 from d7yfs.fs.filesystem import Filesystem
-from d7yfs.fuse.adapter import BLOCK_SIZE, Adapter
+from d7yfs.fuse.adapter import Adapter
+from d7yfs.fuse.appearance import BLOCK_SIZE
 from d7yfs.tree.nodes import FOREVER_S, Absent, Directory
 from d7yfs.tree.tree import ROOT_INODE
 from tests.fuse.doubles import APPEARANCE, NEGATIVE_TTL_S, TTL_S, UNKNOWN, FakeFilesystem, adapter_of
@@ -85,7 +86,7 @@ async def test_where_it_may_not_remember_it_the_name_is_enoent(
     adapter = adapter_of(Unsure())
     assert await errno_of(lookup(adapter)) == errno.ENOENT
     assert not caplog.records
-    assert adapter.counters.errors["lookup"] == 0, "it is an answer"
+    assert adapter.guard.counters.errors["lookup"] == 0, "it is an answer"
 
 
 async def test_what_is_given_back_reaches_the_tree(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,7 @@ import trio
 from pyfuse3._pyfuse3 import FileHandleT, FileNameT
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from d7yfs.fuse import adapter as adapter_module
+from d7yfs.fuse import request_guard
 from d7yfs.fuse.adapter import Adapter
 from d7yfs.fuse.notices import Invalidator
 from d7yfs.tree.tree import ROOT_INODE
@@ -43,14 +43,14 @@ async def test_a_request_that_hangs_is_eio_at_its_deadline(
         assert await errno_of(REQUESTS[operation].call(adapter)) == errno.EIO
     assert trio.current_time() - started == pytest.approx(DEADLINE_S)
     assert [record.getMessage() for record in caplog.records] == [f"{operation}: no answer within 20 s"]
-    assert adapter.counters.errors[operation] == 1
-    assert not adapter.counters.under_way
+    assert adapter.guard.counters.errors[operation] == 1
+    assert not adapter.guard.counters.under_way
     assert filesystem.tree.statistics().remembered == 1, "no more than the root"
 
     filesystem.gates.clear()
     await REQUESTS[operation].call(adapter)
     await trio.sleep(10 * DEADLINE_S)
-    assert adapter.counters.errors[operation] == 1, "the next one has a deadline of its own"
+    assert adapter.guard.counters.errors[operation] == 1, "the next one has a deadline of its own"
 
 
 @waiting
@@ -60,7 +60,7 @@ async def test_a_request_that_is_slow_has_its_answer(operation: str, autojump_cl
         nursery.start_soon(REQUESTS[operation].call, adapter)
         await trio.sleep(DEADLINE_S - 0.01)
         filesystem.gates[REQUESTS[operation].reaches].set()
-    assert not any(adapter.counters.errors.values())
+    assert not any(adapter.guard.counters.errors.values())
 
 
 async def test_a_read_has_no_deadline_here(autojump_clock: MockClock) -> None:
@@ -116,10 +116,10 @@ async def test_the_end_frees_all_who_wait_but_readers(
                 nursery.start_soon(ask, operation)
         await wait_all_tasks_blocked()
         started = trio.current_time()
-        await adapter.answer_all()
+        await adapter.guard.answer_all()
         assert trio.current_time() == started
         assert {*freed, "read"} == set(operations)
-        assert len(adapter.counters.under_way) == 1
+        assert len(adapter.guard.counters.under_way) == 1
         filesystem.gates["read"].set()
     assert not caplog.records, "nobody has done anything wrong"
 
@@ -128,7 +128,7 @@ async def test_a_request_after_the_end_is_freed_without_a_word(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, adapter = await hanging("lookup")
-    await adapter.answer_all()
+    await adapter.guard.answer_all()
     assert await errno_of(lookup(adapter)) == errno.EIO
     assert not caplog.records
 
@@ -173,7 +173,7 @@ async def test_notices_wait_while_the_kernel_holds_the_lock_for_a_request(operat
 
 
 async def test_one_users_waiting_reads_are_bounded_and_another_reads_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter_module, "MAX_WAITING_READS", 10)
+    monkeypatch.setattr(request_guard, "MAX_WAITING_READS", 10)
     filesystem, adapter = await hanging("read")
     mine, other = FileHandleT(91), FileHandleT(92)
     adapter._openers.opened(mine, 1000)
@@ -190,7 +190,7 @@ async def test_one_users_waiting_reads_are_bounded_and_another_reads_on(monkeypa
         assert await errno_of(adapter.read(mine, 0, 3)) == errno.EAGAIN
         nursery.start_soon(reading, other)
         await wait_all_tasks_blocked()
-        assert adapter.counters.waiting_reads == {1000: 10, 1001: 1}
+        assert adapter.guard.counters.waiting_reads == {1000: 10, 1001: 1}
         filesystem.gates["read"].set()
     assert len(read) == 11
     assert await adapter.read(mine, 0, 3) == bytes(3), "none waits any more"

@@ -12,13 +12,14 @@ import logging
 import pyfuse3
 import pytest
 import trio
-from pyfuse3 import EntryAttributes, FileInfo, FUSEError, StatvfsData
+from pyfuse3 import EntryAttributes, FileInfo, StatvfsData
 from pyfuse3._pyfuse3 import InodeT
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from d7yfs import errors
 from d7yfs.errors import D7yfsError
-from d7yfs.fuse.adapter import OPERATIONS, Adapter
+from d7yfs.fuse.adapter import Adapter
+from d7yfs.fuse.request_guard import OPERATIONS, RequestRefused
 from d7yfs.logs import REQUEST
 from tests.fuse.doubles import UNKNOWN, FakeFilesystem, adapter_of
 from tests.fuse.reply import Reply
@@ -132,7 +133,7 @@ async def test_answers_are_what_pyfuse3_takes(operation: str) -> None:
 async def test_an_unforeseen_exception_is_eio_for_one_caller(operation: str, caplog: pytest.LogCaptureFixture) -> None:
     filesystem = FakeFilesystem([FILE])
     adapter = await opened(filesystem)
-    counters, request = adapter.counters, REQUESTS[operation]
+    counters, request = adapter.guard.counters, REQUESTS[operation]
     calls = counters.calls.get(operation, 0)
     filesystem.failures[request.reaches] = ZeroDivisionError("oops")
     assert await errno_of(request.call(adapter)) == errno.EIO
@@ -165,7 +166,7 @@ async def test_other_callers_do_not_notice(autojump_clock: MockClock) -> None:
         nursery.start_soon(look)
         await wait_all_tasks_blocked()
         assert await errno_of(REQUESTS["readdir"].call(adapter)) == errno.EIO
-        assert list(adapter.counters.under_way) == [2], "the lookup's number"
+        assert list(adapter.guard.counters.under_way) == [2], "the lookup's number"
         gate.set()
     assert found[0].st_ino == filesystem.node(FILE).inode
 
@@ -211,8 +212,8 @@ async def test_what_ends_the_program_passes(error: BaseException) -> None:
     adapter = adapter_of(filesystem)
     with pytest.raises(type(error)):
         await lookup(adapter)
-    assert not adapter.counters.under_way
-    assert not adapter.counters.errors["lookup"]
+    assert not adapter.guard.counters.under_way
+    assert not adapter.guard.counters.errors["lookup"]
 
 
 @pytest.mark.parametrize("operation", [name for name, request in REQUESTS.items() if request.waits])
@@ -226,8 +227,8 @@ async def test_a_request_that_is_cancelled_from_outside_is_no_error(
     with trio.move_on_after(1) as scope:
         await request.call(adapter)
     assert scope.cancelled_caught
-    assert not adapter.counters.under_way
-    assert not any(adapter.counters.errors.values())
+    assert not adapter.guard.counters.under_way
+    assert not any(adapter.guard.counters.errors.values())
     assert not caplog.records
 
 
@@ -254,7 +255,7 @@ async def test_an_expected_failure_is_its_errno(
     filesystem.failures[request.reaches] = kind("s3://b/key: what failed", hint="what to do")
     number = await errno_of(request.call(adapter))
     assert number == ERRNOS[kind.__name__]
-    assert adapter.counters.errors[operation] == 1
+    assert adapter.guard.counters.errors[operation] == 1
     said = [(record.levelname, record.getMessage(), record.exc_info) for record in caplog.records]
     told = ("WARNING", f"{operation}: s3://b/key: what failed (what to do)", None)
     assert said == ([] if number == errno.ENOENT else [told])
@@ -265,10 +266,10 @@ async def test_an_errno_from_below_passes(operation: str, caplog: pytest.LogCapt
     filesystem = FakeFilesystem([FILE])
     adapter = await opened(filesystem)
     request = REQUESTS[operation]
-    filesystem.failures[request.reaches] = FUSEError(errno.EXDEV)
+    filesystem.failures[request.reaches] = RequestRefused(errno.EXDEV)
     assert await errno_of(request.call(adapter)) == errno.EXDEV
     assert not caplog.records
-    assert not adapter.counters.under_way
+    assert not adapter.guard.counters.under_way
 
 
 # --- what is told of them ---
@@ -288,7 +289,7 @@ async def test_how_long_the_oldest_request_has_waited(autojump_clock: MockClock)
     filesystem = FakeFilesystem([FILE])
     filesystem.gates["lookup"] = trio.Event()
     adapter = adapter_of(filesystem)
-    counters = adapter.counters
+    counters = adapter.guard.counters
     assert counters.oldest_s == 0
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lookup, adapter)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from d7yfs.fuse.adapter import OPERATIONS
+from d7yfs.fuse.request_guard import OPERATIONS
 from d7yfs.monitor import metrics
 from d7yfs.stats.kernel import BOUNDS_S
 from d7yfs.stats.repository_status import SOURCES

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from d7yfs.host import fuse_helper, mount_table
+from d7yfs.host import fuse_device, mount_table
+from d7yfs.host.fuse_device import MountFlags
 from tests.mount.conftest import Bucket
 from tests.mount.mounted import D7YFS, READ_TIMEOUT_S, free_port, is_mounted, run, until, within
 
@@ -92,7 +93,7 @@ def test_a_daemon_without_privilege(ground: Path, helper: subprocess.Popen[bytes
 
 def test_a_descriptor_that_another_program_hands_over(ground: Path, bucket: Bucket) -> None:
     point, log = ground / "mnt", ground / "log"
-    fd = fuse_helper._mount(point, 0, allow_other=False, noexec=False)
+    fd = fuse_device.mount(point, MountFlags("handed", 0))
     command = [
         *(*D7YFS, "mount", "--foreground", "--cache-dir", str(ground / "cache"), "--log-file", str(log)),
         *("--metrics-listen", f"127.0.0.1:{free_port()}", bucket.url("library"), f"/dev/fd/{fd}"),

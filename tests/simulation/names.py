@@ -39,7 +39,8 @@ from d7yfs.control.refresh import Refreshes
 from d7yfs.errors import D7yfsError, VersionGone
 from d7yfs.fs.backend import RepositoryBackend
 from d7yfs.fs.filesystem import Filesystem
-from d7yfs.fuse.adapter import Adapter, Appearance
+from d7yfs.fuse.adapter import Adapter
+from d7yfs.fuse.appearance import Appearance
 from d7yfs.fuse.notices import MAX_NAMES, Invalidator
 from d7yfs.objects import StoreIdentity
 from d7yfs.repository.visible import VisibleListings

@@ -1,0 +1,80 @@
+"""What the rest of the daemon knows of the two engines that speak with the kernel.
+
+- *kernel*: `session`, our own. It needs Linux 5.4 and nothing else.
+- *pyfuse3*: `adapter`, by libfuse. For other kernels, and where the first one does less.
+
+`daemon` chooses one by `--fuse-engine`; nothing but its start knows which one runs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from d7yfs.fs.filesystem import Filesystem
+from d7yfs.fuse.appearance import Appearance
+from d7yfs.fuse.notices import Invalidator
+from d7yfs.fuse.openers import Openers
+from d7yfs.fuse.request_guard import RequestGuard
+from d7yfs.host.fuse_device import MountFlags
+
+_OLDEST_KERNEL = (5, 4)
+_RELEASE = re.compile(r"(\d+)\.(\d+)")
+
+
+class Engine(Protocol):
+    """A connection to the kernel, and the requests on it."""
+
+    guard: RequestGuard
+
+    def __init__(
+        self,
+        filesystem: Filesystem,
+        invalidator: Invalidator,
+        appearance: Appearance,
+        *,
+        deadline_s: float,
+        openers: Openers | None = None,
+    ) -> None: ...
+
+    def mount(self, mountpoint: Path, flags: MountFlags, handed_fd: int | None) -> None:
+        """Mount, or take over the descriptor of a mount that is not served yet. Raises
+        MountError.
+        """
+
+    async def serve(self) -> None:
+        """Answer requests until the file system is unmounted or the caller cancels."""
+
+    def close(self) -> None:
+        """Close the connection; readers with open files get ENOTCONN. Does not unmount."""
+
+    def forget_pages(self, inode: int) -> None:
+        """Have the kernel drop its pages of a file. For a worker thread: it waits for reads that
+        only we can answer.
+        """
+
+    def forget_entries(self, directory: int, names: Sequence[bytes]) -> int:
+        """Have the kernel forget these entries of a directory, and its attributes; returns how many
+        it knew.
+
+        For a worker thread: it waits until every lookup and readdir of that directory has its
+        answer. Open files stay open, and cached pages stay cached.
+        """
+
+
+def chosen(wanted: str, release: str | None = None) -> tuple[str, str]:
+    """The engine for `--fuse-engine`, and the reason in words; `release` is the kernel's (uname -r)."""
+    if wanted != "auto":
+        return wanted, "as --fuse-engine says"
+    if speaks_our_protocol(release):
+        return "kernel", "the kernel is new enough"
+    return "pyfuse3", "the kernel is older than Linux 5.4"
+
+
+def speaks_our_protocol(release: str | None = None) -> bool:
+    """True if a kernel of this release (uname -r) speaks the protocol that `session` needs."""
+    found = _RELEASE.match(release if release is not None else os.uname().release)
+    return found is not None and (int(found[1]), int(found[2])) >= _OLDEST_KERNEL

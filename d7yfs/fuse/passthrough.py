@@ -1,0 +1,96 @@
+"""Which files the kernel reads by itself from the cache (FUSE passthrough, since Linux 6.9).
+
+A file that is whole in the cache is opened with a *backing id*: the kernel then reads the cache's
+data file, and no read or page fault comes to the daemon. The rules are the kernel's (`fs/fuse/iomode.c`,
+`fs/fuse/backing.c`):
+
+- All open handles of a node are in one mode, and with one backing id. So the mode is decided by a
+  node's first open handle, and holds until the last one is closed.
+- Registering a descriptor needs CAP_SYS_ADMIN in the init user namespace. The first refusal turns
+  passthrough off for this mount.
+- The kernel keeps the file of a backing id open: its descriptor may be closed, and its name
+  unlinked. It must not be cut off: readers would get less than the object has.
+
+Used by the session. Trio thread only; no call waits.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import struct
+from dataclasses import dataclass
+
+log = logging.getLogger(__name__)
+
+_BACKING_MAP = struct.Struct("=iIQ")
+"""struct fuse_backing_map: fd, flags, padding."""
+_BACKING_ID = struct.Struct("=I")
+_BACKING_OPEN = 0x4010E501
+"""FUSE_DEV_IOC_BACKING_OPEN: _IOW(229, 1, struct fuse_backing_map)."""
+_BACKING_CLOSE = 0x4004E502
+"""FUSE_DEV_IOC_BACKING_CLOSE: _IOW(229, 2, uint32_t)."""
+
+
+@dataclass(slots=True)
+class _OpenNode:
+    """A node with open handles; `backing_id` is 0 if the daemon serves its reads."""
+
+    backing_id: int
+    handles: int = 1
+
+
+class Passthrough:
+    """The backing ids of one connection, `device`; `enabled` by what was agreed in INIT."""
+
+    def __init__(self, device: int, *, enabled: bool) -> None:
+        self.enabled = enabled
+        self.opens = 0
+        """The opens that the kernel serves by itself, since start."""
+        self._device = device
+        self._nodes: dict[int, _OpenNode] = {}
+
+    def needs_file(self, nodeid: int) -> bool:
+        """True if the next handle of this node may be in passthrough mode, given a whole file."""
+        return self.enabled and nodeid not in self._nodes
+
+    def open(self, nodeid: int, data_fd: int | None) -> int:
+        """Note a new handle of a node; returns its backing id, or 0 if the daemon serves its reads.
+
+        `data_fd` is a file with all of the node's bytes and no others, if there is one.
+        """
+        node = self._nodes.get(nodeid)
+        if node is not None:
+            node.handles += 1
+        else:
+            backing_id = self._register(data_fd) if self.enabled and data_fd is not None else 0
+            node = self._nodes[nodeid] = _OpenNode(backing_id)
+        self.opens += node.backing_id != 0
+        return node.backing_id
+
+    def release(self, nodeid: int) -> None:
+        """Note that a handle was closed; with the last one the backing id goes."""
+        node = self._nodes.get(nodeid)
+        if node is None:
+            return
+        node.handles -= 1
+        if node.handles:
+            return
+        del self._nodes[nodeid]
+        if node.backing_id:
+            try:
+                fcntl.ioctl(self._device, _BACKING_CLOSE, bytearray(_BACKING_ID.pack(node.backing_id)))
+            except OSError as error:
+                log.warning("passthrough: backing id %d stays: %s", node.backing_id, error.strerror)
+
+    def _register(self, data_fd: int) -> int:
+        """The kernel's id for this file; 0 if it takes none."""
+        try:
+            # A mutable buffer: with bytes, fcntl.ioctl would return those and not the result.
+            return int(fcntl.ioctl(self._device, _BACKING_OPEN, bytearray(_BACKING_MAP.pack(data_fd, 0, 0))))
+        except OSError as error:
+            self.enabled = False
+            reason = "it needs CAP_SYS_ADMIN" if error.errno == errno.EPERM else error.strerror
+            log.info("passthrough is off for this mount: %s", reason)
+            return 0

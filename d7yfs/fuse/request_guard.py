@@ -1,0 +1,163 @@
+"""Every request of a mount's kernel gets an answer: counted, within its deadline, and as an errno
+if it fails.
+
+An exception that left a handler would end the session for every reader of the mount, so the
+catch-all here is correctness. Expected errors become their errno; any other becomes a traceback in
+the log and EIO to that one caller.
+
+Used by both engines, which convert arguments and answers. Trio thread only.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import ParamSpec, TypeVar
+
+import trio
+
+from d7yfs.errors import D7yfsError, TooManyReads
+from d7yfs.logs import REQUEST, fields, fields_of
+from d7yfs.stats.kernel import OperationCounters
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING_READS = 4096
+"""The reads of one user's open files that may wait at once. Much less than the kernel's background
+limit: beyond that the kernel holds back every user's reads, cached or not."""
+
+OPERATIONS = (
+    *(
+        "lookup",
+        "getattr",
+        "access",
+        "opendir",
+        "readdir",
+        "releasedir",
+        "open",
+        "read",
+        "release",
+        "fsync",
+        "fsyncdir",
+    ),
+    *("statfs", "getxattr", "listxattr", "readlink"),
+)
+"""The operations that are counted, by their names in `status`."""
+READ = "read"
+"""The operation with a deadline of its own, counted from the last byte that came."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class RequestRefused(Exception):
+    """The answer to a request that fails. It is counted as a failure only if the guard made it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(errno.errorcode.get(number, number))
+        self.number = number
+
+
+class RequestGuard:
+    """The requests of one mount. `deadline_s` bounds every one but a read."""
+
+    def __init__(self, *, deadline_s: float) -> None:
+        self.counters = OperationCounters(errors=dict.fromkeys(OPERATIONS, 0))
+        self.deadline_s = deadline_s
+        self._numbers = itertools.count(1)
+        self._waiting: set[trio.CancelScope] = set()
+        self._ending = False
+
+    async def answer(self, operation: str, request: Callable[[], Awaitable[T]]) -> T:
+        """The answer of `request`. Raises RequestRefused for every failure."""
+        with self._counting(operation):
+            try:
+                if operation == READ:
+                    return await request()
+                with trio.fail_after(self.deadline_s) as scope:
+                    self._waiting.add(scope)
+                    try:
+                        return await request()
+                    finally:
+                        self._waiting.remove(scope)
+            except Exception as error:
+                raise self._refusal(operation, error) from None
+
+    def answer_at_once(self, operation: str, request: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
+        """The answer of a `request` that waits for nothing; None if it has to wait, uncounted.
+        Raises RequestRefused for every failure.
+        """
+        began_at = perf_counter()
+        try:
+            answer = request(*args, **more)
+        except Exception as error:
+            self._count(operation)
+            self.counters.observe(operation, perf_counter() - began_at)
+            raise self._refusal(operation, error) from None
+        if answer is not None:
+            self._count(operation)
+            self.counters.observe(operation, perf_counter() - began_at)
+        return answer
+
+    @contextmanager
+    def _counting(self, operation: str) -> Iterator[None]:
+        self._count(operation)
+        counters = self.counters
+        number_of_request = next(self._numbers)
+        REQUEST.set(number_of_request)
+        counters.under_way[number_of_request] = began_at = perf_counter()
+        try:
+            yield
+        finally:
+            del counters.under_way[number_of_request]
+            counters.observe(operation, perf_counter() - began_at)
+
+    def _count(self, operation: str) -> None:
+        calls = self.counters.calls
+        calls[operation] = calls.get(operation, 0) + 1
+
+    def _refusal(self, operation: str, error: Exception) -> RequestRefused:
+        """What the kernel is told, after the log and the counters."""
+        if isinstance(error, RequestRefused):
+            return error
+        number = errno.EIO
+        if isinstance(error, D7yfsError):
+            number = error.errno
+            if number not in (errno.ENOENT, errno.ENODATA):
+                log.warning("%s: %s", operation, error, extra=fields_of(error, operation=operation))
+        elif isinstance(error, trio.TooSlowError):
+            if not self._ending:
+                facts = fields({"operation": operation, "errno": "EIO"})
+                log.warning("%s: no answer within %g s", operation, self.deadline_s, extra=facts)
+        else:
+            facts = fields({"operation": operation, "errno": "EIO"})
+            log.error("%s failed unexpectedly", operation, exc_info=error, extra=facts)
+        self.counters.errors[operation] += 1
+        return RequestRefused(number)
+
+    @contextmanager
+    def waiting_read(self, uid: int) -> Iterator[None]:
+        """Mark a read of a file that `uid` opened as waiting meanwhile. Raises TooManyReads."""
+        waiting = self.counters.waiting_reads
+        if waiting[uid] >= MAX_WAITING_READS:
+            raise TooManyReads(f"more than {MAX_WAITING_READS} reads of uid {uid} wait for bytes")
+        waiting[uid] += 1
+        try:
+            yield
+        finally:
+            waiting[uid] -= 1
+            if not waiting[uid]:
+                del waiting[uid]
+
+    async def answer_all(self) -> None:
+        """Answer all requests but reads now, with EIO: no client may wait for an ended daemon."""
+        self._ending = True
+        waiting = set(self._waiting)
+        for scope in waiting:
+            scope.cancel()
+        while waiting & self._waiting:
+            await trio.lowlevel.checkpoint()

@@ -1,0 +1,302 @@
+"""Requests of the kernel → `Filesystem` → replies, as bytes of the FUSE protocol.
+
+Each request has a method that answers it at once, without a task or an await, or returns None where
+an answer has to be waited for: names that are not known, bytes that are not cached. Then the method of
+the same name with `wait_for_` is awaited. An answer is the body of the reply. Failures are
+RequestRefused and D7yfsError.
+
+Called by `session`. Trio thread only.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+
+import trio
+
+from d7yfs.errors import D7yfsError
+from d7yfs.fs.filesystem import Filesystem
+from d7yfs.fuse import wire
+from d7yfs.fuse.appearance import BLOCK_SIZE, UNSEEN_INODES, Appearance
+from d7yfs.fuse.notices import Invalidator
+from d7yfs.fuse.openers import Openers
+from d7yfs.fuse.passthrough import Passthrough
+from d7yfs.fuse.request_guard import RequestGuard, RequestRefused
+from d7yfs.fuse.wire import OpenFlag, split_seconds
+from d7yfs.tree.huge_directory import Unseen
+from d7yfs.tree.nodes import Absent, Directory, Found, Node
+
+XATTR_PREFIX = b"user.d7yfs."
+_TASK_ID = XATTR_PREFIX + b"task_id"
+_MAX_XATTR_BYTES = 65_536
+"""XATTR_SIZE_MAX and XATTR_LIST_MAX of linux/limits.h."""
+_DT_DIR, _DT_REG = stat.S_IFDIR >> 12, stat.S_IFREG >> 12
+
+Reply = bytes | bytearray | memoryview
+_Entries = tuple[Directory, Iterator[tuple[int, str, Node | Unseen]]]
+
+
+class Responder:
+    """The answers of one mount.
+
+    `buffer` is memory for the bytes of a read that is answered at once. It is resident, so that the
+    kernel never has to wait for a page of it.
+    """
+
+    def __init__(
+        self,
+        filesystem: Filesystem,
+        invalidator: Invalidator,
+        appearance: Appearance,
+        guard: RequestGuard,
+        openers: Openers,
+        buffer: memoryview,
+    ) -> None:
+        self.passthrough: Passthrough
+        """Set by the session once INIT is answered, before any other request."""
+        self._filesystem = filesystem
+        self._tree = filesystem.tree
+        self._invalidator = invalidator
+        self._appearance = appearance
+        self._guard = guard
+        self._openers = openers
+        self._buffer = buffer
+        self._file_mode = appearance.mode(is_directory=False)
+        self._directory_mode = appearance.mode(is_directory=True)
+
+    # --- names and attributes ---
+
+    def lookup(self, nodeid: int, _uid: int, body: memoryview) -> Reply | None:
+        answer = self._filesystem.lookup_at_once(nodeid, os.fsdecode(wire.name_of(body)))
+        return None if answer is None else self._entry_reply(answer)
+
+    async def wait_for_lookup(self, nodeid: int, _uid: int, body: memoryview) -> Reply:
+        with self._invalidator.holding(nodeid):
+            answer = await self._filesystem.lookup(nodeid, os.fsdecode(wire.name_of(body)))
+        return self._entry_reply(answer)
+
+    def _entry_reply(self, answer: Found | Absent) -> bytes:
+        if isinstance(answer, Found):
+            return self._entry(answer.node, answer.entry_timeout_s, trio.current_time())
+        if answer.timeout_s <= 0:
+            raise RequestRefused(errno.ENOENT)
+        # Node id 0 is a negative entry: the kernel remembers that there is none.
+        whole_s, ns = split_seconds(answer.timeout_s)
+        return wire.ENTRY_OUT.pack(0, 0, whole_s, 0, ns, *[0] * 17)
+
+    def getattr(self, nodeid: int, _uid: int, _body: memoryview) -> Reply | None:
+        node = self._filesystem.getattr_at_once(nodeid)
+        return None if node is None else self._attributes_reply(node)
+
+    async def wait_for_getattr(self, nodeid: int, _uid: int, _body: memoryview) -> Reply:
+        return self._attributes_reply(await self._filesystem.getattr(nodeid))
+
+    def _attributes_reply(self, node: Node) -> bytes:
+        whole_s, ns = split_seconds(node.attributes_timeout_s(trio.current_time()))
+        return wire.ATTR_OUT.pack(whole_s, ns, 0, *self._attributes(node))
+
+    def _entry(self, node: Node, entry_timeout_s: float, now: float) -> bytes:
+        """fuse_entry_out of a node, which the kernel takes for a lookup."""
+        entry_s, entry_ns = split_seconds(entry_timeout_s)
+        whole_s, ns = split_seconds(node.attributes_timeout_s(now))
+        return wire.ENTRY_OUT.pack(node.inode, 0, entry_s, whole_s, entry_ns, ns, *self._attributes(node))
+
+    def _attributes(self, node: Node) -> tuple[int, ...]:
+        seconds, ns = divmod(node.mtime_ns, 1_000_000_000)
+        size_bytes = node.size_bytes
+        return (
+            *(node.inode, size_bytes, -(-size_bytes // 512), seconds, seconds, seconds, ns, ns, ns),
+            self._directory_mode if node.is_directory else self._file_mode,
+            *(node.nlink, self._appearance.uid, self._appearance.gid, 0, BLOCK_SIZE, 0),
+        )
+
+    def statfs(self, _nodeid: int, _uid: int, _body: memoryview) -> Reply:
+        # A bucket has no size. A read-only file system says that it is full, without a free block.
+        return wire.STATFS_OUT.pack(0, 0, 0, self._tree.statistics().inodes, 0, BLOCK_SIZE, 255, BLOCK_SIZE)
+
+    # --- directories ---
+
+    def opendir(self, nodeid: int, _uid: int, _body: memoryview) -> Reply | None:
+        handle = self._filesystem.opendir_at_once(nodeid)
+        return None if handle is None else wire.OPEN_OUT.pack(handle, 0, 0)
+
+    async def wait_for_opendir(self, nodeid: int, _uid: int, _body: memoryview) -> Reply:
+        return wire.OPEN_OUT.pack(await self._filesystem.opendir(nodeid), 0, 0)
+
+    def readdir(self, _nodeid: int, _uid: int, body: memoryview) -> Reply | None:
+        handle, offset, size, *_ = wire.READ_IN.unpack_from(body)
+        known = self._filesystem.entries_at_once(handle, max(offset - 2, 0))
+        return None if known is None else self._list(known, offset, size, with_attributes=False)
+
+    async def wait_for_readdir(self, nodeid: int, _uid: int, body: memoryview) -> Reply:
+        handle, offset, size, *_ = wire.READ_IN.unpack_from(body)
+        return self._list(await self._entries(nodeid, handle, offset), offset, size, with_attributes=False)
+
+    def readdirplus(self, _nodeid: int, _uid: int, body: memoryview) -> Reply | None:
+        handle, offset, size, *_ = wire.READ_IN.unpack_from(body)
+        known = self._filesystem.entries_at_once(handle, max(offset - 2, 0))
+        return None if known is None else self._list(known, offset, size, with_attributes=True)
+
+    async def wait_for_readdirplus(self, nodeid: int, _uid: int, body: memoryview) -> Reply:
+        handle, offset, size, *_ = wire.READ_IN.unpack_from(body)
+        return self._list(await self._entries(nodeid, handle, offset), offset, size, with_attributes=True)
+
+    async def _entries(self, nodeid: int, handle: int, offset: int) -> _Entries:
+        with self._invalidator.holding(nodeid):
+            return await self._filesystem.entries(handle, max(offset - 2, 0))
+
+    def _list(self, found: _Entries, offset: int, size: int, *, with_attributes: bool) -> bytearray:
+        """The entries of a directory from `offset` on that fit into `size` bytes.
+
+        With attributes each is a lookup, which is counted here.
+        """
+        directory, entries = found
+        reply = wire.DirectoryReply(size)
+        nothing = bytes(wire.ENTRY_OUT.size) if with_attributes else b""
+        """An entry without a node: the kernel takes its name, and makes no inode of it."""
+        for index, dots in enumerate((b".", b"..")):
+            if offset <= index and not reply.add(dots, directory.inode, _DT_DIR, index + 1, nothing):
+                return reply.data
+        now = trio.current_time()
+        entry_timeout_s = directory.remaining_s(now)
+        revalidates = self._filesystem.revalidates(directory)
+        told: list[int] = []
+        for index, name, node in entries:
+            kind = _DT_DIR if node.is_directory else _DT_REG
+            if isinstance(node, Unseen):
+                fitted = reply.add(os.fsencode(name), UNSEEN_INODES | index, kind, index + 3, nothing)
+            else:
+                entry = b""
+                if with_attributes:
+                    timeout_s = 0.0 if revalidates is not None and revalidates(name) else entry_timeout_s
+                    entry = self._entry(node, timeout_s, now)
+                fitted = reply.add(os.fsencode(name), node.inode, kind, index + 3, entry)
+                if fitted and with_attributes:
+                    told.append(node.inode)
+            if not fitted:
+                break
+        for inode in told:
+            self._tree.remember(inode)
+        return reply.data
+
+    def releasedir(self, _nodeid: int, _uid: int, body: memoryview) -> Reply:
+        self._filesystem.releasedir(wire.FH.unpack_from(body)[0])
+        return b""
+
+    # --- files ---
+
+    def open(self, nodeid: int, uid: int, body: memoryview) -> Reply | None:
+        self._refuse_to_write(body)
+        self._openers.admit(uid)
+        try:
+            handle = self._filesystem.open_at_once(nodeid)
+        except BaseException:
+            self._openers.leave(uid)
+            raise
+        if handle is None:
+            self._openers.leave(uid)
+            return None
+        if self.passthrough.needs_file(nodeid) and self._filesystem.awaits_grant(handle):
+            self._openers.leave(uid)
+            self._filesystem.release(handle)
+            return None
+        return self._open_reply(nodeid, uid, handle)
+
+    async def wait_for_open(self, nodeid: int, uid: int, _body: memoryview) -> Reply:
+        self._openers.admit(uid)
+        try:
+            handle = await self._filesystem.open(nodeid)
+            try:
+                if self.passthrough.needs_file(nodeid) and self._filesystem.awaits_grant(handle):
+                    await self._filesystem.claim(handle)
+            except BaseException:
+                self._filesystem.release(handle)
+                raise
+        except BaseException:
+            self._openers.leave(uid)
+            raise
+        return self._open_reply(nodeid, uid, handle)
+
+    @staticmethod
+    def _refuse_to_write(body: memoryview) -> None:
+        flags, _ = wire.OPEN_IN.unpack_from(body)
+        if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
+            raise RequestRefused(errno.EROFS)
+
+    def _open_reply(self, nodeid: int, uid: int, handle: int) -> bytes:
+        self._openers.opened(handle, uid)
+        whole = self._filesystem.whole_file(handle) if self.passthrough.needs_file(nodeid) else None
+        backing_id = self.passthrough.open(nodeid, whole)
+        # An inode is one version for ever, so its cached pages are right for ever. The kernel has
+        # none for a file that it reads by itself, and takes no word on them.
+        flags = OpenFlag.NOFLUSH | (OpenFlag.PASSTHROUGH if backing_id else OpenFlag.KEEP_CACHE)
+        return wire.OPEN_OUT.pack(handle, flags, backing_id)
+
+    def read(self, _nodeid: int, _uid: int, body: memoryview) -> Reply | None:
+        handle, offset, size, *_ = wire.READ_IN.unpack_from(body)
+        if size > len(self._buffer):
+            return None
+        size_bytes = self._filesystem.read_at_once(handle, offset, self._buffer[:size])
+        return None if size_bytes is None else self._buffer[:size_bytes]
+
+    async def wait_for_read(self, _nodeid: int, _uid: int, body: memoryview) -> Reply:
+        handle, offset, size, *_ = wire.READ_IN.unpack_from(body)
+        with self._guard.waiting_read(self._openers.user_of(handle)):
+            return await self._filesystem.read(handle, offset, size)
+
+    def release(self, nodeid: int, _uid: int, body: memoryview) -> Reply:
+        handle = wire.FH.unpack_from(body)[0]
+        self._openers.release(handle)
+        self.passthrough.release(nodeid)
+        self._filesystem.release(handle)
+        return b""
+
+    # --- extended attributes ---
+
+    async def wait_for_getxattr(self, nodeid: int, _uid: int, body: memoryview) -> Reply:
+        if not self._appearance.xattr:
+            raise RequestRefused(errno.ENOSYS)  # the kernel never asks again
+        room_bytes, _ = wire.XATTR_IN.unpack_from(body)
+        name, node = wire.name_of(body, wire.XATTR_IN.size), self._tree.get(nodeid)
+        value = (await self._describe(node)).get(name, b"")
+        if name == _TASK_ID:
+            # Not among the others: it may take a signature, or a request for the version's id.
+            value = (await self._filesystem.describer.task_id(node)).encode()
+        if not value:
+            raise RequestRefused(errno.ENODATA)
+        return self._xattr_reply(value, room_bytes)
+
+    async def wait_for_listxattr(self, nodeid: int, _uid: int, body: memoryview) -> Reply:
+        if not self._appearance.xattr:
+            raise RequestRefused(errno.ENOSYS)
+        room_bytes, _ = wire.XATTR_IN.unpack_from(body)
+        node = self._tree.get(nodeid)
+        names = [*await self._describe(node), *([_TASK_ID] if await self._filesystem.describer.task_id(node) else [])]
+        return self._xattr_reply(b"".join(name + b"\0" for name in names), room_bytes)
+
+    @staticmethod
+    def _xattr_reply(value: bytes, room_bytes: int) -> bytes:
+        if not room_bytes:  # the caller asks for the size
+            return wire.XATTR_IN.pack(len(value), 0)
+        if len(value) > min(room_bytes, _MAX_XATTR_BYTES):
+            raise RequestRefused(errno.ERANGE)
+        return value
+
+    async def _describe(self, node: Node) -> dict[bytes, bytes]:
+        described = await self._filesystem.describer.describe(node)
+        return {XATTR_PREFIX + name.encode(): value.encode() for name, value in described.items()}
+
+    def readlink(self, _nodeid: int, _uid: int, _body: memoryview) -> Reply:
+        raise RequestRefused(errno.EINVAL)  # there are no symbolic links
+
+    # --- what has no reply ---
+
+    def forget(self, nodeid: int, count: int) -> None:
+        """Give back `count` lookups of a node."""
+        try:
+            self._filesystem.forget(nodeid, count)
+        except D7yfsError:
+            return  # a node that is not known any more

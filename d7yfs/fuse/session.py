@@ -1,0 +1,286 @@
+"""Our own FUSE session: the connection to the kernel, spoken by the protocol itself.
+
+Owns the descriptor of /dev/fuse, the loop that reads requests from it, and the memory of requests
+and of replies. What can be answered at once is answered in the loop; for anything else there is a
+task. Invariants:
+
+- A request is answered once, on the descriptor that it came by.
+- The loop waits for nothing but the next request.
+- Notices to the kernel are written by worker threads: the kernel may hold them up until requests are
+  answered that only the loop can answer.
+- Replies are sent from memory that is resident. A daemon that were killed while the kernel waited
+  for a page of a reply would take the request with it.
+
+The first request is INIT, in which features are agreed on (`_greet`). Built and run by `daemon`.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from d7yfs.errors import MountError
+from d7yfs.fs.filesystem import Filesystem
+from d7yfs.fuse import wire
+from d7yfs.fuse.appearance import Appearance
+from d7yfs.fuse.notices import Invalidator
+from d7yfs.fuse.openers import Openers
+from d7yfs.fuse.passthrough import Passthrough
+from d7yfs.fuse.request_guard import RequestGuard, RequestRefused
+from d7yfs.fuse.responder import Reply, Responder
+from d7yfs.fuse.wire import Greeting, InitFlag, Opcode, Terms
+from d7yfs.host import fuse_device
+from d7yfs.host.fuse_device import MountFlags
+from d7yfs.host.mount_table import MAX_BACKGROUND, READ_AHEAD_KIB
+
+log = logging.getLogger(__name__)
+
+_REQUEST_BYTES = 64 << 10
+"""Larger than any request: FUSE_MIN_READ_BUFFER is 8 KiB, and a BATCH_FORGET fills what there is."""
+_READ_BYTES = 1 << 20
+"""The largest READ, by `Terms.max_pages`."""
+_AT_A_TIME = 64
+"""The requests that are read before other tasks have their turn."""
+
+_FEATURES = (
+    InitFlag.ASYNC_READ
+    | InitFlag.READDIRPLUS
+    | InitFlag.READDIRPLUS_AUTO
+    | InitFlag.ASYNC_DIO
+    | InitFlag.PARALLEL_DIROPS
+    | InitFlag.MAX_PAGES
+    | InitFlag.EXPLICIT_INVAL_DATA
+    | InitFlag.INIT_EXT
+    | InitFlag.HAS_EXPIRE_ONLY
+    | InitFlag.DIRECT_IO_ALLOW_MMAP
+    | InitFlag.PASSTHROUGH
+)
+"""What is asked for, as far as the kernel offers it. EXPLICIT_INVAL_DATA: an inode is one version for
+ever, so its pages are never dropped because of an attribute."""
+
+_GONE = frozenset({errno.ENODEV, errno.ENOTCONN, errno.ECONNABORTED})
+"""The errors of a connection that has ended: it was unmounted, or aborted."""
+_RETRIED = frozenset({errno.EINTR, errno.ENOENT})
+"""A request that was withdrawn before it was read."""
+
+AtOnce = Callable[[int, int, memoryview], Reply | None]
+Waiting = Callable[[int, int, memoryview], Awaitable[Reply]]
+
+
+class Session:
+    """The connection of one mount. Requests are answered by its `Responder`."""
+
+    def __init__(
+        self,
+        filesystem: Filesystem,
+        invalidator: Invalidator,
+        appearance: Appearance,
+        *,
+        deadline_s: float,
+        openers: Openers | None = None,
+        passthrough: bool = True,
+    ) -> None:
+        self._device = -1
+        self._request = bytearray(_REQUEST_BYTES)
+        self._wants_passthrough = passthrough
+        self._greeted = False
+        self._ended = False
+        buffer = memoryview(bytearray(b"\1") * _READ_BYTES)  # written, and so resident
+        self._at_once: dict[int, tuple[str, AtOnce]] = {}
+        self._waiting: dict[int, tuple[str, Waiting]] = {}
+        self.guard = RequestGuard(deadline_s=deadline_s)
+        self._responder = Responder(filesystem, invalidator, appearance, self.guard, openers or Openers(), buffer)
+        for opcode in _ANSWERED:
+            name = opcode.name.lower()
+            operation = name.removesuffix("plus")
+            if (at_once := getattr(self._responder, name, None)) is not None:
+                self._at_once[opcode] = operation, at_once
+            if (waiting := getattr(self._responder, f"wait_for_{name}", None)) is not None:
+                self._waiting[opcode] = operation, waiting
+
+    # --- the connection ---
+
+    def mount(self, mountpoint: Path, flags: MountFlags, handed_fd: int | None) -> None:
+        """Mount, or take over the descriptor of a mount that is not served yet. Raises
+        MountError.
+        """
+        fd = handed_fd if handed_fd is not None else self._mount(mountpoint, flags)
+        os.set_blocking(fd, False)
+        self._device = fd
+
+    @staticmethod
+    def _mount(mountpoint: Path, flags: MountFlags) -> int:
+        try:
+            return fuse_device.mount(mountpoint, flags)
+        except MountError as error:
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.EPERM, errno.EACCES):
+                return fuse_device.mount_by_fusermount(mountpoint, flags)
+            raise
+
+    async def serve(self) -> None:
+        """Answer requests until the file system is unmounted or the caller cancels."""
+        async with trio.open_nursery() as nursery:
+            while not self._ended:
+                await trio.lowlevel.wait_readable(self._device)
+                for _ in range(_AT_A_TIME):
+                    if not self._serve_one(nursery):
+                        break
+            nursery.cancel_scope.cancel()
+
+    def close(self) -> None:
+        """Close the connection; readers with open files get ENOTCONN. Does not unmount."""
+        if self._device >= 0:
+            trio.lowlevel.notify_closing(self._device)
+            os.close(self._device)
+            os.close(self._device)
+            self._device = -1
+
+    # --- notices, from worker threads ---
+
+    def forget_pages(self, inode: int) -> None:
+        """Have the kernel drop its pages of a file. For a worker thread: it waits for reads that
+        only we can answer.
+        """
+        try:
+            os.write(self._device, wire.inval_inode(inode))
+        except OSError as error:
+            if error.errno != errno.ENOENT:  # the kernel knows no such inode any more
+                log.warning("the kernel's pages of inode %d could not be dropped: %s", inode, error.strerror)
+
+    def forget_entries(self, directory: int, names: Sequence[bytes]) -> int:
+        """Have the kernel forget these entries of a directory, and its attributes; returns how many
+        it knew.
+
+        For a worker thread: it waits until every lookup and readdir of that directory has its
+        answer. Open files stay open, and cached pages stay cached.
+        """
+        known = 0
+        try:
+            for name in names:
+                try:
+                    os.write(self._device, wire.inval_entry(directory, name))
+                    known += 1
+                except FileNotFoundError:
+                    pass
+            os.write(self._device, wire.inval_inode(directory, attributes_only=True))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            log.warning("the kernel could not be told what changed in inode %d: %s", directory, error.strerror)
+        return known
+
+    # --- requests ---
+
+    def _serve_one(self, nursery: trio.Nursery) -> bool:
+        """Read a request and answer it, or start a task that does. False if there is none now."""
+        try:
+            size_bytes = os.readv(self._device, [self._request])
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno in _RETRIED:
+                return True
+            self._ended = True
+            if error.errno not in _GONE:
+                log.error("the connection to the kernel failed: %s", error.strerror)
+            return False
+        length, opcode, unique, nodeid, uid, _, _, _, _ = wire.IN_HEADER.unpack_from(self._request)
+        body = memoryview(self._request)[wire.IN_HEADER.size : size_bytes]
+        if length != size_bytes:
+            log.error("a request of the kernel says %d bytes, and has %d", length, size_bytes)
+            return True
+        if (known := self._at_once.get(opcode)) is not None:
+            operation, answer_at_once = known
+            try:
+                reply = self.guard.answer_at_once(operation, answer_at_once, nodeid, uid, body)
+            except RequestRefused as refused:
+                self._send(unique, wire.refusal(unique, refused.number))
+                return True
+            if reply is not None:
+                self._send(unique, wire.reply_header(unique, len(reply)), reply)
+                return True
+        if opcode in self._waiting:
+            nursery.start_soon(self._wait, opcode, unique, nodeid, uid, memoryview(bytes(body)))
+            return True
+        self._serve_other(opcode, unique, nodeid, body)
+        return True
+
+    async def _wait(self, opcode: int, unique: int, nodeid: int, uid: int, body: memoryview) -> None:
+        operation, answer = self._waiting[opcode]
+        try:
+            content = await self.guard.answer(operation, partial(answer, nodeid, uid, body))
+        except RequestRefused as refused:
+            self._send(unique, wire.refusal(unique, refused.number))
+        else:
+            self._send(unique, wire.reply_header(unique, len(content)), content)
+
+    def _serve_other(self, opcode: int, unique: int, nodeid: int, body: memoryview) -> None:
+        """Serve what is no request to the file system."""
+        try:
+            if opcode == Opcode.FORGET:
+                self._responder.forget(nodeid, wire.FH.unpack_from(body)[0])
+            elif opcode == Opcode.BATCH_FORGET:
+                for each, count in wire.parse_forgets(body):
+                    self._responder.forget(each, count)
+            elif opcode == Opcode.INIT:
+                self._greet(unique, Greeting.parse(body))
+            elif opcode == Opcode.DESTROY:
+                self._send(unique, wire.reply_header(unique, 0))
+            elif opcode not in wire.UNANSWERED:
+                number = errno.EROFS if opcode in wire.WRITING else errno.ENOSYS
+                self._send(unique, wire.refusal(unique, number))
+        except Exception:
+            log.exception("a message of the kernel (opcode %d) could not be handled", opcode)
+
+    def _greet(self, unique: int, greeting: Greeting) -> None:
+        """Agree on the protocol and its features (fuse_init_out in linux/fuse.h)."""
+        if greeting.major != wire.MAJOR or greeting.minor < wire.OLDEST_MINOR:
+            log.error("this kernel speaks FUSE %d.%d: use --fuse-engine pyfuse3", greeting.major, greeting.minor)
+            self._send(unique, wire.refusal(unique, errno.EPROTO))
+            return
+        flags = _FEATURES & greeting.flags
+        if not self._wants_passthrough:
+            flags &= ~InitFlag.PASSTHROUGH
+        terms = Terms(
+            max_readahead=READ_AHEAD_KIB << 10,
+            flags=flags,
+            max_background=MAX_BACKGROUND,
+            max_stack_depth=1 if flags & InitFlag.PASSTHROUGH else 0,
+        )
+        self._responder.passthrough = Passthrough(self._device, enabled=bool(flags & InitFlag.PASSTHROUGH))
+        self._greeted = True
+        log.info("FUSE %d.%d, %s", greeting.major, greeting.minor, flags.name)
+        self._send(unique, wire.reply_header(unique, wire.INIT_OUT.size), terms.encode())
+
+    def _send(self, unique: int, *parts: Reply) -> None:
+        """Send a reply. One that the kernel does not wait for any more is dropped."""
+        try:
+            os.writev(self._device, parts)
+        except OSError as error:
+            if error.errno not in _GONE | {errno.ENOENT, errno.EBADF}:
+                log.error("the kernel did not take the reply to request %d: %s", unique, error.strerror)
+
+
+_ANSWERED = (
+    Opcode.LOOKUP,
+    Opcode.GETATTR,
+    Opcode.READLINK,
+    Opcode.OPEN,
+    Opcode.READ,
+    Opcode.STATFS,
+    Opcode.RELEASE,
+    Opcode.GETXATTR,
+    Opcode.LISTXATTR,
+    Opcode.OPENDIR,
+    Opcode.READDIR,
+    Opcode.READDIRPLUS,
+    Opcode.RELEASEDIR,
+)
+"""The requests that the responder answers. What is missing here is refused; the kernel remembers
+that of most, and does not ask again: FLUSH, ACCESS, FSYNC, LSEEK, …"""

@@ -1,0 +1,105 @@
+"""/dev/fuse: a new connection to the kernel, and its mount.
+
+As root by mount(2); without the right to mount by fusermount3, which is set-uid and passes the
+descriptor over a socket (_FUSE_COMMFD, util/fusermount.c of libfuse). The kernel's side is in
+Documentation/filesystems/fuse/fuse.rst.
+
+Used by the FUSE helper, and by the engine that speaks the protocol itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import socket
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from d7yfs.errors import MountError
+
+_DEVICE = "/dev/fuse"
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8  # sys/mount.h
+_PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class MountFlags:
+    """The properties of a mount that its maker chooses. It is read-only, nosuid and nodev anyway."""
+
+    source: str
+    """Its name in the mount table."""
+    uid: int
+    """The user to whom it belongs: nobody else reads it, unless `allow_other`."""
+    gid: int = 0
+    allow_other: bool = False
+    noexec: bool = False
+
+    @property
+    def options(self) -> list[str]:
+        """The mount's options as fusermount3 and libfuse take them."""
+        escaped = self.source.replace("\\", "\\\\").replace(",", "\\,")
+        options = [f"fsname={escaped}", "subtype=d7yfs", "ro", "nosuid", "nodev", "default_permissions"]
+        return options + [name for name in ("allow_other", "noexec") if getattr(self, name)]
+
+
+def mount(point: Path, flags: MountFlags) -> int:
+    """Mount a new connection at `point` with mount(2); returns its descriptor. Raises MountError,
+    with EPERM as its cause where this process may not mount.
+    """
+    try:
+        fd = os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise MountError(f"{_DEVICE} cannot be opened: {error.strerror}", hint="see d7yfs check") from error
+    libc = ctypes.CDLL(None, use_errno=True)
+    options = f"fd={fd},rootmode=40000,user_id={flags.uid},group_id={flags.gid},default_permissions"
+    options += ",allow_other" * flags.allow_other
+    bits = _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC * flags.noexec
+    source, where = os.fsencode(flags.source), os.fsencode(point)
+    if libc.mount(source, where, b"fuse.d7yfs", ctypes.c_ulong(bits), options.encode()):
+        os.close(fd)
+        number = ctypes.get_errno()
+        raise MountError(
+            f"{point} could not be mounted: {os.strerror(number)}", hint="this needs CAP_SYS_ADMIN"
+        ) from OSError(number, os.strerror(number))
+    return fd
+
+
+def mount_by_fusermount(point: Path, flags: MountFlags) -> int:
+    """Have fusermount3 mount a new connection at `point`; returns its descriptor. Raises
+    MountError with what it said.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ours:
+        with theirs:
+            try:
+                child = subprocess.Popen(  # noqa: S603
+                    ["fusermount3", "-o", ",".join(flags.options), "--", str(point)],  # noqa: S607
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    pass_fds=[theirs.fileno()],
+                    env={**os.environ, "_FUSE_COMMFD": str(theirs.fileno())},
+                    text=True,
+                )
+            except FileNotFoundError:
+                raise MountError("fusermount3 is not installed", hint="install the package fuse3") from None
+        ours.settimeout(_PATIENCE_S)
+        try:
+            _, fds, _, _ = socket.recv_fds(ours, 1, 1)
+        except OSError as error:
+            fds = []
+            child.kill()
+            if error.errno != errno.ECONNRESET:
+                raise MountError(f"{point} could not be mounted: fusermount3 does not answer") from error
+        finally:
+            _, said = child.communicate()
+    if not fds:
+        reason = " ".join(said.split()).removeprefix("fusermount3: ") or "fusermount3 gave no reason"
+        raise MountError(
+            f"{point} could not be mounted: {reason}",
+            hint="d7yfs check says what FUSE lacks here (/dev/fuse, fusermount3, user_allow_other)",
+        )
+    os.set_inheritable(fds[0], False)
+    return fds[0]
