@@ -72,7 +72,9 @@ def _table(mount: MountStatus) -> Table:
     row("cache", _describe_cache(mount.cache))
     row("known", f"{mount.tree.files} files, {mount.tree.directories} directories")
     fuse = mount.fuse
-    row("read", f"{show_size_roughly(fuse.read_bytes)} by the kernel, {fuse.open_files} files open")
+    itself = f", {fuse.passthrough_opens} opens of files that the kernel reads by itself" * fuse.passthrough
+    row("read", f"{show_size_roughly(fuse.read_bytes)} from the daemon, {fuse.open_files} files open{itself}")
+    row("engine", fuse.engine)
     row("log", mount.log)
     where = mount.metrics.listens_on
     row("metrics", f"http://{where}/metrics" if where else mount.metrics.error or "none")

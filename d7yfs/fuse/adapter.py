@@ -79,7 +79,7 @@ class Adapter(pyfuse3.Operations):
         openers: Openers | None = None,
     ) -> None:
         super().__init__()
-        self.guard = RequestGuard(deadline_s=deadline_s)
+        self.guard = RequestGuard("pyfuse3", deadline_s=deadline_s)
         self._openers = openers or Openers()
         self._handshake: Handshake | None = None
         self._filesystem = filesystem

@@ -22,6 +22,8 @@ import logging
 import struct
 from dataclasses import dataclass
 
+from d7yfs.stats.kernel import OperationCounters
+
 log = logging.getLogger(__name__)
 
 _BACKING_MAP = struct.Struct("=iIQ")
@@ -42,18 +44,17 @@ class _OpenNode:
 
 
 class Passthrough:
-    """The backing ids of one connection, `device`; `enabled` by what was agreed in INIT."""
+    """The backing ids of one connection, `device`, if `counters.passthrough` is set. That is what
+    was agreed in INIT, until the kernel refuses."""
 
-    def __init__(self, device: int, *, enabled: bool) -> None:
-        self.enabled = enabled
-        self.opens = 0
-        """The opens that the kernel serves by itself, since start."""
+    def __init__(self, device: int, counters: OperationCounters) -> None:
         self._device = device
+        self._counters = counters
         self._nodes: dict[int, _OpenNode] = {}
 
     def needs_file(self, nodeid: int) -> bool:
         """True if the next handle of this node may be in passthrough mode, given a whole file."""
-        return self.enabled and nodeid not in self._nodes
+        return self._counters.passthrough and nodeid not in self._nodes
 
     def open(self, nodeid: int, data_fd: int | None) -> int:
         """Note a new handle of a node; returns its backing id, or 0 if the daemon serves its reads.
@@ -64,9 +65,9 @@ class Passthrough:
         if node is not None:
             node.handles += 1
         else:
-            backing_id = self._register(data_fd) if self.enabled and data_fd is not None else 0
+            backing_id = self._register(data_fd) if self._counters.passthrough and data_fd is not None else 0
             node = self._nodes[nodeid] = _OpenNode(backing_id)
-        self.opens += node.backing_id != 0
+        self._counters.passthrough_opens += node.backing_id != 0
         return node.backing_id
 
     def release(self, nodeid: int) -> None:
@@ -90,7 +91,7 @@ class Passthrough:
             # A mutable buffer: with bytes, fcntl.ioctl would return those and not the result.
             return int(fcntl.ioctl(self._device, _BACKING_OPEN, bytearray(_BACKING_MAP.pack(data_fd, 0, 0))))
         except OSError as error:
-            self.enabled = False
+            self._counters.passthrough = False
             reason = "it needs CAP_SYS_ADMIN" if error.errno == errno.EPERM else error.strerror
             log.info("passthrough is off for this mount: %s", reason)
             return 0

@@ -65,8 +65,8 @@ class RequestRefused(Exception):
 class RequestGuard:
     """The requests of one mount. `deadline_s` bounds every one but a read."""
 
-    def __init__(self, *, deadline_s: float) -> None:
-        self.counters = OperationCounters(errors=dict.fromkeys(OPERATIONS, 0))
+    def __init__(self, engine: str, *, deadline_s: float) -> None:
+        self.counters = OperationCounters(errors=dict.fromkeys(OPERATIONS, 0), engine=engine)
         self.deadline_s = deadline_s
         self._numbers = itertools.count(1)
         self._waiting: set[trio.CancelScope] = set()

@@ -89,12 +89,11 @@ class Session:
         self._device = -1
         self._request = bytearray(_REQUEST_BYTES)
         self._wants_passthrough = passthrough
-        self._greeted = False
         self._ended = False
         buffer = memoryview(bytearray(b"\1") * _READ_BYTES)  # written, and so resident
         self._at_once: dict[int, tuple[str, AtOnce]] = {}
         self._waiting: dict[int, tuple[str, Waiting]] = {}
-        self.guard = RequestGuard(deadline_s=deadline_s)
+        self.guard = RequestGuard("kernel", deadline_s=deadline_s)
         self._responder = Responder(filesystem, invalidator, appearance, self.guard, openers or Openers(), buffer)
         for opcode in _ANSWERED:
             name = opcode.name.lower()
@@ -253,8 +252,8 @@ class Session:
             max_background=MAX_BACKGROUND,
             max_stack_depth=1 if flags & InitFlag.PASSTHROUGH else 0,
         )
-        self._responder.passthrough = Passthrough(self._device, enabled=bool(flags & InitFlag.PASSTHROUGH))
-        self._greeted = True
+        self.guard.counters.passthrough = bool(flags & InitFlag.PASSTHROUGH)
+        self._responder.passthrough = Passthrough(self._device, self.guard.counters)
         log.info("FUSE %d.%d, %s", greeting.major, greeting.minor, flags.name)
         self._send(unique, wire.reply_header(unique, wire.INIT_OUT.size), terms.encode())
 

@@ -37,6 +37,7 @@ gauge d7yfs_fuse_requests_in_flight fuse.in_flight: Requests not answered yet
 gauge d7yfs_fuse_oldest_request_age_seconds fuse.oldest_request_s: For how long the oldest of these has waited; 0 when
     there is none
 gauge d7yfs_open_files fuse.open_files: Files of the mount that are open
+counter d7yfs_passthrough_opens_total fuse.passthrough_opens: Opens of files that the kernel then reads by itself
 counter d7yfs_kernel_notices_total kernel_notices.notices: Entries that the kernel was told to forget
 counter d7yfs_kernel_notices_known_total kernel_notices.known: Of these, those that it had
 counter d7yfs_kernel_notices_overflow_total kernel_notices.overflow: Entries that it was not told of because too many

@@ -29,6 +29,10 @@ class OperationCounters:
 
     waiting_reads: Counter[int] = field(default_factory=Counter)
     """Reads that are not answered, by the user who opened the file."""
+    engine: str = ""
+    passthrough: bool = False
+    passthrough_opens: int = 0
+    """See `FuseStatus`, as `engine` and `passthrough`."""
 
     def observe(self, operation: str, took_s: float) -> None:
         """Count a request that was answered after `took_s` seconds."""
@@ -58,4 +62,7 @@ class OperationCounters:
             },
             open_files=open_files,
             read_bytes=read_bytes,
+            engine=self.engine,
+            passthrough=self.passthrough,
+            passthrough_opens=self.passthrough_opens,
         )

@@ -174,7 +174,14 @@ class FuseStatus:
     open_files: int
     """Files of the mount that are open."""
     read_bytes: int
-    """Bytes that readers got, of all repositories."""
+    """Bytes that readers got from the daemon, of all repositories. What the kernel reads by itself is
+    not counted."""
+    engine: str = ""
+    """The engine that speaks with the kernel: `kernel` or `pyfuse3`."""
+    passthrough: bool = False
+    """True if the kernel reads whole files by itself from the cache."""
+    passthrough_opens: int = 0
+    """Opens of such files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,8 +76,10 @@ async def told(directory: Path, nursery: trio.Nursery) -> dict[str, Any]:
         filesystem.fullness["llm"].opened(VERSION, trio.current_time(), whole=False)
         cache.in_use = lambda: [(llm.origin.identity, VERSION, 5)]  # type: ignore[method-assign]
         use._invalidator.counters.known = 4
-        use._adapter.counters.calls["read"] = 1
-        use._adapter.counters.observe("read", 0.02)
+        counters = use._engine.guard.counters
+        counters.calls["read"] = 1
+        counters.observe("read", 0.02)
+        counters.passthrough, counters.passthrough_opens = True, 3
         use._reporter.listens_on = "127.0.0.1:7717"
         await use._reloader.reload()
         use._commands.warm_ups._running[1] = WarmUp(1, ("llm",), filesystem, background=True)
