@@ -70,20 +70,25 @@ class Passthrough:
         self._counters.passthrough_opens += node.backing_id != 0
         return node.backing_id
 
-    def release(self, nodeid: int) -> None:
-        """Note that a handle was closed; with the last one the backing id goes."""
+    def release(self, nodeid: int) -> bool:
+        """Note that a handle was closed; with the last one the backing id goes.
+
+        True if it was the last one, the daemon served it, and the next one may be in passthrough
+        mode: the pages that the kernel has of the node are of no use then.
+        """
         node = self._nodes.get(nodeid)
         if node is None:
-            return
+            return False
         node.handles -= 1
         if node.handles:
-            return
+            return False
         del self._nodes[nodeid]
         if node.backing_id:
             try:
                 fcntl.ioctl(self._device, _BACKING_CLOSE, bytearray(_BACKING_ID.pack(node.backing_id)))
             except OSError as error:
                 log.warning("passthrough: backing id %d stays: %s", node.backing_id, error.strerror)
+        return self._counters.passthrough and not node.backing_id
 
     def _register(self, data_fd: int) -> int:
         """The kernel's id for this file; 0 if it takes none."""

@@ -57,6 +57,8 @@ class Responder:
     ) -> None:
         self.passthrough: Passthrough
         """Set by the session once INIT is answered, before any other request."""
+        self.useless_pages: set[int] = set()
+        """Nodes whose pages the kernel need not keep: it reads the cache's file from now on."""
         self._filesystem = filesystem
         self._tree = filesystem.tree
         self._invalidator = invalidator
@@ -121,10 +123,22 @@ class Responder:
 
     def opendir(self, nodeid: int, _uid: int, _body: memoryview) -> Reply | None:
         handle = self._filesystem.opendir_at_once(nodeid)
-        return None if handle is None else wire.OPEN_OUT.pack(handle, 0, 0)
+        return None if handle is None else self._opendir_reply(nodeid, handle)
 
     async def wait_for_opendir(self, nodeid: int, _uid: int, _body: memoryview) -> Reply:
-        return wire.OPEN_OUT.pack(await self._filesystem.opendir(nodeid), 0, 0)
+        return self._opendir_reply(nodeid, await self._filesystem.opendir(nodeid))
+
+    def _opendir_reply(self, nodeid: int, handle: int) -> bytes:
+        """Let the kernel cache the names that this handle reads, and use those that it has if they
+        are the same: a directory's mtime changes with its entries. Not of a huge directory.
+        """
+        directory, flags = self._tree.directory(nodeid), 0
+        if directory.children is not None and not directory.huge:
+            flags = OpenFlag.CACHE_DIR
+            if directory.kernel_listing_ns == directory.mtime_ns:
+                flags |= OpenFlag.KEEP_CACHE
+            directory.kernel_listing_ns = directory.mtime_ns
+        return wire.OPEN_OUT.pack(handle, flags, 0)
 
     def readdir(self, _nodeid: int, _uid: int, body: memoryview) -> Reply | None:
         handle, offset, size, *_ = wire.READ_IN.unpack_from(body)
@@ -250,7 +264,8 @@ class Responder:
     def release(self, nodeid: int, _uid: int, body: memoryview) -> Reply:
         handle = wire.FH.unpack_from(body)[0]
         self._openers.release(handle)
-        self.passthrough.release(nodeid)
+        if self.passthrough.release(nodeid) and self._filesystem.whole_file(handle) is not None:
+            self.useless_pages.add(nodeid)
         self._filesystem.release(handle)
         return b""
 

@@ -48,6 +48,9 @@ _READ_BYTES = 1 << 20
 _AT_A_TIME = 64
 """The requests that are read before other tasks have their turn."""
 
+_PAGES_S = 1.0
+"""Interval in seconds at which pages that are of no use are dropped, many at once."""
+
 _FEATURES = (
     InitFlag.ASYNC_READ
     | InitFlag.READDIRPLUS
@@ -125,6 +128,7 @@ class Session:
     async def serve(self) -> None:
         """Answer requests until the file system is unmounted or the caller cancels."""
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._drop_useless_pages)
             while not self._ended:
                 await trio.lowlevel.wait_readable(self._device)
                 for _ in range(_AT_A_TIME):
@@ -134,11 +138,12 @@ class Session:
 
     def close(self) -> None:
         """Close the connection; readers with open files get ENOTCONN. Does not unmount."""
-        if self._device >= 0:
-            trio.lowlevel.notify_closing(self._device)
-            os.close(self._device)
-            os.close(self._device)
-            self._device = -1
+        if self._device < 0:
+            return
+        trio.lowlevel.notify_closing(self._device)
+        # Its number stays in use: else a thread's late notice could go into another file.
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), self._device, inheritable=False)
 
     # --- notices, from worker threads ---
 
@@ -173,6 +178,18 @@ class Session:
         except OSError as error:
             log.warning("the kernel could not be told what changed in inode %d: %s", directory, error.strerror)
         return known
+
+    async def _drop_useless_pages(self) -> None:
+        """Free the memory of files that were read by way of the daemon, and will not be again."""
+        while True:
+            await trio.sleep(_PAGES_S)
+            if useless := self._responder.useless_pages:
+                self._responder.useless_pages = set()
+                await trio.to_thread.run_sync(self._forget_all_pages, useless, abandon_on_cancel=True)
+
+    def _forget_all_pages(self, inodes: set[int]) -> None:
+        for inode in inodes:
+            self.forget_pages(inode)
 
     # --- requests ---
 

@@ -123,6 +123,8 @@ class Directory:
     fingerprint: int = 0
     """A fingerprint of the children dropped last, 0 when none were: the next listing shows
     whether they changed."""
+    kernel_listing_ns: int = 0
+    """`mtime_ns` of the entries that the kernel was last allowed to cache as a whole; 0 for none."""
     lookups: int = 0
     linked: bool = True
     vanished: bool = False
