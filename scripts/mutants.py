@@ -47,8 +47,8 @@ MUTANTS = (
     Mutant(
         "an exception escapes a handler of the kernel's requests",
         "fuse",
-        "        except Exception:\n            number = errno.EIO\n",
-        "        except ZeroDivisionError:\n            number = errno.EIO\n",
+        "            except Exception as error:\n",
+        "            except ZeroDivisionError as error:\n",
         "fuse/test_errors.py",
     ),
     Mutant(

@@ -24,6 +24,7 @@ from d7yfs.stats.status import (
     FuseStatus,
     HealthStatus,
     MountStatus,
+    RefreshStatus,
     ReloadStatus,
     TreeStatus,
     WarmUpStatus,
@@ -39,7 +40,7 @@ SECTIONS = {
     "fuse": FuseStatus,
 }
 """The parts of the first block, each with its own heading."""
-ANSWERS = {"health": HealthStatus, "reload": ReloadStatus, "warm": WarmUpStatus}
+ANSWERS = {"health": HealthStatus, "refresh": RefreshStatus, "reload": ReloadStatus, "warm": WarmUpStatus}
 """The parts that other commands print, as blocks under headings of the page."""
 SIMPLE = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 

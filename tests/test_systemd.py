@@ -104,6 +104,19 @@ def test_it_has_no_mount_namespace_of_its_own(service: configparser.SectionProxy
     assert not set(service) & set(OWN_NAMESPACE)
 
 
+def test_its_exposure_is_low(tmp_path: Path) -> None:
+    """The number is docs/security.md's; 5.0 and more is no longer "OK"."""
+    unit = tmp_path / "d7yfs@models.service"
+    unit.write_text(UNIT.read_text())
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=yes", "--no-pager", "--threshold=49", unit],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_what_it_runs_exists(service: configparser.SectionProxy) -> None:
     for name in ("ExecStart", "ExecReload", "ExecStop"):
         command = service[name].split()[1:]

@@ -17,13 +17,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from d7yfs.cache.directory import EARLIER_FORMATS, SHARDS, delete_pair, disk_bytes, drop_forgotten, linked_bytes
 from d7yfs.cache.pair import INCOMING
+from d7yfs.host.ownership import NOTHING, find_fault
 
 _OURS = re.compile(r"[0-9a-f]{64}\.(?:map|data|linkmap|link)")
 
@@ -67,10 +67,9 @@ def drop(directory: Path, left: Callable[[int], None] = lambda _size_bytes: None
 
 def _is_ours(root: Path) -> bool:
     try:
-        status = root.lstat()
+        return not find_fault(root.lstat(), (os.geteuid(),), denied=NOTHING)
     except OSError:
         return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def _maps(root: Path) -> Iterator[Path]:

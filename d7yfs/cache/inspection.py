@@ -19,22 +19,22 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import json
+import heapq
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import groupby, zip_longest
+from operator import itemgetter
 from pathlib import Path
 
 import crc32c
 
+from d7yfs.bounds.values import read_json, read_size
 from d7yfs.cache.directory import FORMAT, delete_orphans, delete_pair, linked_bytes
 from d7yfs.cache.pair import (
     HEADER_BYTES,
-    Block,
-    Presence,
     block_count,
     block_range,
     lock,
@@ -42,7 +42,7 @@ from d7yfs.cache.pair import (
     parse_header,
     same_file,
 )
-from d7yfs.cache.table import ENTRY_BYTES
+from d7yfs.cache.table import ENTRY_BYTES, stored_pieces
 from d7yfs.checksum import plain_md5
 from d7yfs.config.place import Place
 from d7yfs.errors import CacheUnusable
@@ -72,12 +72,12 @@ class Map:
             if parsed is None:
                 return None
             identity, size_bytes, data_file = parsed
-            said = json.loads(identity.decode(errors="surrogatepass"))
+            said = read_json(identity)
             texts = [said[name] for name in ("scheme", "endpoint", "bucket", "account", "key", "validator")]
             if not all(isinstance(each, str) for each in texts):
                 return None
             *store, key, validator = texts
-            return cls(StoreIdentity(*store), key, validator, size_bytes, data_file)
+            return cls(StoreIdentity(*store), key, validator, read_size(size_bytes), data_file)
         except (ValueError, KeyError, TypeError):
             return None
 
@@ -94,6 +94,8 @@ class Stored:
     map: Map
     cached_bytes: int
     disk_bytes: int
+    runs: tuple[range, ...]
+    """Runs of blocks; none is cached outside of them."""
     used_at: float
     """Time of the last open or close, in seconds since the epoch."""
     in_use: bool
@@ -140,9 +142,10 @@ def verify(chosen: Iterable[Stored], advance: Callable[[int], None], *, md5: boo
     verdicts = [CheckedVersion(each) for each in chosen]
     with ThreadPoolExecutor(_WORKERS) as workers:
         jobs = {
-            workers.submit(_check_blocks, verdict.stored, first, first + _JOB_BLOCKS): verdict
+            workers.submit(_check_blocks, verdict.stored, first, min(first + _JOB_BLOCKS, run.stop)): verdict
             for verdict in verdicts
-            for first in range(0, block_count(verdict.stored.map.size_bytes), _JOB_BLOCKS)
+            for run in verdict.stored.runs
+            for first in run[::_JOB_BLOCKS]
         }
         for job in as_completed(jobs):
             checked, bad, checked_bytes = job.result()
@@ -203,24 +206,39 @@ def _look(map_path: Path) -> Stored | None:
         data = map_path.with_suffix(".data").stat()
         if (data.st_dev, data.st_ino) != found.data_file or data.st_size != found.size_bytes:
             return None
-        count = block_count(found.size_bytes)
-        entries, linked = _entries(map_fd, 0, count), array("Q")
-        if len(entries) != count:
-            return None
-        with contextlib.suppress(OSError, ValueError), _opened_link(map_path, found, os.O_RDONLY) as (link_map_fd, _):
-            linked = _entries(link_map_fd, 0, count)
-        there = (own or link for own, link in zip_longest(entries, linked, fillvalue=0))
-        present = Presence(found.size_bytes, bytearray(Block.DISK if entry else Block.ABSENT for entry in there))
         status = os.fstat(map_fd)
+        if status.st_size < HEADER_BYTES + block_count(found.size_bytes) * ENTRY_BYTES:
+            return None
+        with contextlib.ExitStack() as files:
+            map_fds = [map_fd]
+            with contextlib.suppress(OSError, ValueError):
+                map_fds.append(files.enter_context(_opened_link(map_path, found, os.O_RDONLY))[0])
+            cached_bytes, runs = _measure(found.size_bytes, map_fds)
         return Stored(
             map_path=map_path,
             map=found,
-            cached_bytes=present.cached_bytes,
+            cached_bytes=cached_bytes,
+            runs=runs,
             disk_bytes=(status.st_blocks + data.st_blocks) * 512 + linked_bytes(map_path),
             used_at=status.st_mtime,
             in_use=not lock(map_fd, fcntl.LOCK_EX),
         )
     return None
+
+
+def _measure(size_bytes: int, map_fds: Sequence[int]) -> tuple[int, tuple[range, ...]]:
+    """Bytes of the blocks that one of the maps has, and the runs in which they lie. Maps are read
+    piece by piece, and where they have no holes."""
+    count = block_count(size_bytes)
+    present, has_last = 0, False
+    runs: list[range] = []
+    pieces = heapq.merge(*(stored_pieces(fd, HEADER_BYTES, count) for fd in map_fds), key=itemgetter(0))
+    for first, same in groupby(pieces, key=itemgetter(0)):
+        entries = [any(each) for each in zip_longest(*(piece for _, piece in same), fillvalue=0)]
+        present += sum(entries)
+        runs.append(range(first, first + len(entries)))
+        has_last = runs[-1].stop == count and entries[-1]
+    return present * BLOCK_BYTES - (-size_bytes % BLOCK_BYTES if has_last else 0), tuple(runs)
 
 
 def _check_blocks(stored: Stored, first: int, stop: int) -> tuple[int, list[int], int]:
@@ -236,7 +254,7 @@ def _check_blocks(stored: Stored, first: int, stop: int) -> tuple[int, list[int]
             contextlib.suppress(OSError, ValueError),
             opened_files(stored.map_path, stored.map, os.O_RDWR) as (map_fd, data_fd),
         ):
-            entries = _entries(map_fd, first, min(stop, block_count(stored.map.size_bytes)))
+            entries = _entries(map_fd, first, stop)
             for index, entry in enumerate(entries, first):
                 if not entry >> checksum_shift:
                     continue
@@ -272,14 +290,14 @@ def _matches_md5(stored: Stored) -> bool | None:
         contextlib.ExitStack() as files,
         _opened_pair(stored.map_path, stored.map, os.O_RDONLY) as (map_fd, data_fd),
     ):
-        count = block_count(stored.map.size_bytes)
-        own = _entries(map_fd, 0, count)
         link_fd = -1
-        if not all(own):
-            link_fd = files.enter_context(opened(stored.map_path.with_suffix(".link"), os.O_RDONLY))
         md5 = hashlib.md5(usedforsecurity=False)
-        for index, entry in enumerate(own):
-            md5.update(os.pread(data_fd if entry else link_fd, BLOCK_BYTES, index * BLOCK_BYTES))
+        for run in stored.runs:
+            for index in run:
+                (entry,) = _entries(map_fd, index, index + 1)
+                if not entry and link_fd < 0:
+                    link_fd = files.enter_context(opened(stored.map_path.with_suffix(".link"), os.O_RDONLY))
+                md5.update(os.pread(data_fd if entry else link_fd, BLOCK_BYTES, index * BLOCK_BYTES))
         return md5.hexdigest() == claimed
     return None
 

@@ -14,8 +14,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from d7yfs.errors import CacheUnusable
-
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+from d7yfs.host.ownership import ANYTHING, find_fault
 
 
 def prepare(path: Path, ours: Collection[str] | None = None) -> None:
@@ -38,36 +37,30 @@ def _is_safe_link(path: Path) -> bool:
     """True if `path` is a link that no other user can replace. Raises CacheUnusable if one can."""
     if not path.is_symlink():
         return False
-    above = path.absolute().parent.stat()
-    if above.st_uid not in (0, os.geteuid()) or above.st_mode & _OTHERS_WRITE:
+    above = path.absolute().parent
+    if fault := find_fault(above.stat(), (0, os.geteuid())):
         raise CacheUnusable(
-            f"cache directory {path} is a link, in a directory that others can write: it is not followed",
+            f"cache directory {path} is a link that is not followed: {above} {fault}",
             hint="name the directory itself with --cache-dir",
         )
     return True
 
 
 def _close_to_others(path: Path, fd: int, ours: Collection[str] | None) -> None:
-    found = os.fstat(fd)
-    if found.st_uid != os.geteuid():
-        raise CacheUnusable(
-            f"cache directory {path} belongs to uid {found.st_uid}, not to uid {os.geteuid()} that runs d7yfs",
-            hint="name another with --cache-dir, or change its owner",
-        )
-    others_write = found.st_mode & _OTHERS_WRITE
-    if ours is None or set(os.listdir(fd)) <= set(ours):
-        if found.st_mode & 0o077:
+    found, uid = os.fstat(fd), os.geteuid()
+    fault = find_fault(found, (uid,))
+    if found.st_uid == uid and (ours is None or set(os.listdir(fd)) <= set(ours)):
+        if found.st_mode & ANYTHING:
             os.fchmod(fd, stat.S_IMODE(found.st_mode) & 0o700)
         # Until now others could make entries, of our names too.
-        if others_write and not all(_is_own(name, fd, ours) for name in os.listdir(fd)):
-            raise CacheUnusable(
-                f"cache directory {path} was open to others, and holds what another user has made",
-                hint="delete it, or name another with --cache-dir",
-            )
-    elif others_write:
+        if fault and all(_is_own(name, fd, ours) for name in os.listdir(fd)):
+            fault = ""
+        elif fault:
+            fault = "was open to others, and holds what another user has made"
+    if fault:
         raise CacheUnusable(
-            f"cache directory {path} can be written by others (mode {stat.S_IMODE(found.st_mode):o})",
-            hint="name a directory of its own with --cache-dir, or chmod go-w",
+            f"cache directory {path} {fault}",
+            hint=f"name another with --cache-dir, or delete it; only uid {uid}, which runs d7yfs, may write there",
         )
 
 

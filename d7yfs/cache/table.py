@@ -96,18 +96,28 @@ def read_entries_at(fd: int, offset: int, count: int) -> Entries:
     OSError."""
     if count <= DENSE_BLOCKS:
         return array("Q", os.pread(fd, count * ENTRY_BYTES, offset).ljust(count * ENTRY_BYTES, b"\0"))
-    entries = blank_entries(count)
-    memory = memoryview(entries).cast("B")
-    at, stop = _data_from(fd, offset), offset + len(memory)
+    entries = memoryview(blank_entries(count))
+    for first, piece in stored_pieces(fd, offset, count):
+        entries[first : first + len(piece)] = memoryview(piece)
+    return entries
+
+
+def stored_pieces(fd: int, offset: int, count: int) -> Iterator[tuple[int, array[int]]]:
+    """The pieces of the table of `count` entries at `offset` in a file that are not all zero: index
+    of the first entry, and entries. Holes are passed over. Raises OSError.
+
+    The first index is a multiple of a piece's length, so pieces of several tables can be matched.
+    """
+    at, stop = _data_from(fd, offset), offset + count * ENTRY_BYTES
     while at < stop:
         at = offset + (at - offset) // len(_ZEROS) * len(_ZEROS)
         stored = os.pread(fd, min(len(_ZEROS), stop - at), at)
-        if not stored:
-            break
-        if stored != _ZEROS[: len(stored)]:
-            memory[at - offset : at - offset + len(stored)] = stored
+        piece = array("Q", stored[: len(stored) // ENTRY_BYTES * ENTRY_BYTES])
+        if not piece:
+            return
+        if any(piece):
+            yield (at - offset) // ENTRY_BYTES, piece
         at = _data_from(fd, at + len(_ZEROS))
-    return entries
 
 
 def _data_from(fd: int, offset: int) -> int:

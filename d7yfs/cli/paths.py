@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
@@ -22,7 +21,7 @@ from d7yfs.control import control_socket
 from d7yfs.errors import D7yfsError, MountError
 from d7yfs.host import mount_table
 from d7yfs.objects import printable
-from d7yfs.stats.status import WarmUpStatus, parse
+from d7yfs.stats.status import RefreshStatus, WarmUpStatus, parse
 
 _SHOWN = 20
 """Most changed paths of a kind that `refresh` shows; `--json` has more."""
@@ -141,19 +140,21 @@ def refresh(paths: tuple[Path, ...], as_json: bool) -> None:
 def _refresh(point: Path, paths: list[str], *, as_json: bool) -> bool:
     outcome = control_socket.run_to_end(control_socket.socket_path(point), "refresh", paths=paths)
     if as_json:
-        print_line({"mountpoint": str(point), "state": "done", **outcome})
+        print_line({"mountpoint": str(point), **outcome})
     else:
-        say(summarize_refresh(point, outcome))
+        say(summarize_refresh(point, parse(RefreshStatus, outcome)))
     return True
 
 
-def summarize_refresh(point: Path, outcome: dict[str, Any]) -> str:
+def summarize_refresh(point: Path, outcome: RefreshStatus) -> str:
     """The lines for a person: a summary, and some changed paths."""
-    counted = ", ".join(f"{outcome[kind]} {kind}" for kind in outcome["names"])
-    lines = [f"{point}: {outcome['directories']} directories refreshed: {counted}"]
-    for kind, names in outcome["names"].items():
-        lines += [f"  {kind:<9} {printable(name)}" for name in names[:_SHOWN]]
-        if (more := outcome[kind] - len(names[:_SHOWN])) > 0:
+    counts = {"added": outcome.added, "removed": outcome.removed, "replaced": outcome.replaced}
+    counted = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    lines = [f"{point}: {outcome.directories} directories refreshed: {counted}"]
+    for kind, count in counts.items():
+        names = outcome.names[kind][:_SHOWN]
+        lines += [f"  {kind:<9} {printable(name)}" for name in names]
+        if (more := count - len(names)) > 0:
             lines.append(f"  {kind:<9} {more} more")
     return "\n".join(lines)
 

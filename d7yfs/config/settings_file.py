@@ -13,9 +13,11 @@ from __future__ import annotations
 import logging
 import os
 import stat
+from functools import cache
 from pathlib import Path
 
 from d7yfs.errors import ConfigError
+from d7yfs.host.ownership import find_fault
 
 log = logging.getLogger(__name__)
 
@@ -63,43 +65,46 @@ def distrust(path: Path) -> str:
     directory that does, too, and if no one else may write either of them. No directory above may
     let others replace what lies in it. No link is followed on the way.
     """
-    owners = {0, os.geteuid()}
     try:
-        for directory in reversed(path.parents):
-            found = directory.lstat()
-            if not stat.S_ISDIR(found.st_mode):
-                return f"{directory} is a link, or no directory"
-            if found.st_uid not in owners:
-                return f"{directory} belongs to another user"
-            # In a directory with the sticky bit others cannot replace our files, but can make some.
-            replaceable = directory == path.parent or not found.st_mode & stat.S_ISVTX
-            if _others_may_write(found) and replaceable:
-                return f"{directory} can be written by other users"
-        found = path.lstat()
+        for each in reversed((path, *path.parents)):
+            kind = stat.S_IFREG if each == path else stat.S_IFDIR
+            is_above = each not in (path, path.parent)
+            if fault := find_fault(each.lstat(), _owners(), kind=kind, groups=_own_groups(), sticky=is_above):
+                return f"{each} {fault}"
     except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return ""
-    if not stat.S_ISREG(found.st_mode):
-        return f"{path} is no regular file"
-    if found.st_uid not in owners:
-        return f"{path} belongs to another user"
-    if _others_may_write(found):
-        return f"{path} can be written by other users"
+        pass
     return ""
 
 
 def trusts_home() -> bool:
     """True if the SDKs may look for their own files in the home directory: it belongs to root or to
-    the user of this process. `sudo` may have kept another user's HOME; then a line is logged."""
-    home = Path.home()
+    the user of this process, and no one else may write there. `sudo` may have kept another user's
+    HOME; then a line is logged.
+
+    The home directory is judged once, until `judge_home_again`.
+    """
     try:
-        if home.stat().st_uid in (0, os.geteuid()):
-            return True
-    except OSError:
+        return not _fault_of_home(Path.home())
+    except (OSError, RuntimeError):
         return True  # there is nothing to find
-    log.warning("%s belongs to another user: the SDKs' files in it are ignored; name them, or set HOME", home)
-    return False
 
 
-def _others_may_write(found: os.stat_result) -> bool:
-    is_shared = found.st_gid not in (0, os.getegid())  # a user's own group has often no other member
-    return bool(found.st_mode & (stat.S_IWOTH | stat.S_IWGRP * is_shared))
+def judge_home_again() -> None:
+    """Forget the verdict on the home directory, because settings are read."""
+    _fault_of_home.cache_clear()
+
+
+@cache
+def _fault_of_home(home: Path) -> str:
+    fault = find_fault(home.stat(), _owners(), groups=_own_groups())
+    if fault:
+        log.warning("%s %s: the SDKs' files in it are ignored; name them, or set HOME", home, fault)
+    return fault
+
+
+def _owners() -> tuple[int, int]:
+    return 0, os.geteuid()
+
+
+def _own_groups() -> tuple[int, int]:
+    return 0, os.getegid()

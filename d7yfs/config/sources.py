@@ -37,7 +37,7 @@ from d7yfs.config.schema import (
     RepositoryConfig,
     default_cache_dir,
 )
-from d7yfs.config.settings_file import exposure
+from d7yfs.config.settings_file import exposure, judge_home_again
 from d7yfs.config.toml import Source, TomlFile, check_name, read_toml
 from d7yfs.config.url import RepositoryUrl
 from d7yfs.errors import ConfigError
@@ -124,6 +124,7 @@ def load_settings(
     flag, the key and what is allowed.
     """
     here = here or Path.cwd()
+    judge_home_again()
     warnings: list[str] = []
     named = toml_path or environ.get(CONFIG_VARIABLE)
     toml = read_toml(here / named) if named else TomlFile({}, (), None)

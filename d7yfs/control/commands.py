@@ -91,7 +91,7 @@ class Commands:
             "health": self._health,
             "stat": self._stat,
             "warm": self.warm_ups.report,
-            "refresh": self._to_its_end(self.refreshes.refresh),
+            "refresh": self._to_its_end(self._refresh),
             "reload": self._to_its_end(lambda _: self.reloader.reload()),
             "cache-drop": self._to_its_end(self._drop),
             "end-by-force": self._end_by_force,
@@ -153,6 +153,10 @@ class Commands:
             described[number or name] = int(value) if number else value
         task_id = await self.filesystem.describer.task_id(node)
         return described | ({"task_id": task_id} if task_id else {})
+
+    async def _refresh(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        answer: dict[str, Any] = as_json(await self.refreshes.refresh(request))
+        return answer
 
     async def _drop(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Delete the cached bytes of files, and make the kernel forget their pages too.

@@ -18,16 +18,19 @@ import logging
 import math
 import os
 import socket
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
 import trio
 
+from d7yfs.bounds.values import excerpt, read_json
 from d7yfs.errors import D7yfsError, MountError, UsageError
 from d7yfs.host.acceptor import accept_clients
 from d7yfs.host.descriptors import Reserve
-from d7yfs.host.socket_trust import is_private_directory, peer_of
+from d7yfs.host.ownership import ANYTHING, find_fault
+from d7yfs.host.socket_trust import peer_of
 
 log = logging.getLogger(__name__)
 
@@ -82,9 +85,9 @@ def _check_runtime_directory(path: Path) -> None:
         found = path.lstat()
     except OSError:
         return
-    if not is_private_directory(found, os.geteuid()):
+    if fault := find_fault(found, (os.geteuid(),), denied=ANYTHING):
         raise MountError(
-            f"{path} is no directory of uid {os.geteuid()} alone (mode 0700): its sockets are not believed",
+            f"{path} {fault}: its sockets are not believed; it must be uid {os.geteuid()}'s alone (mode 0700)",
             hint="remove it, or set D7YFS_RUNTIME_DIR to a directory of yours",
         )
 
@@ -128,7 +131,7 @@ async def _answer(stream: trio.SocketStream, handlers: Mapping[str, Handler]) ->
     async with stream:
         with trio.move_on_after(CLIENT_TIMEOUT_S) as patience:
             try:
-                request = json.loads(await _line(stream))
+                request = read_json(await _line(stream))
                 handler = handlers.get(request.get("command"))
                 if handler is None:
                     await _send(stream, {"error": f"unknown command; known: {', '.join(sorted(handlers))}"})
@@ -143,7 +146,8 @@ async def _answer(stream: trio.SocketStream, handlers: Mapping[str, Handler]) ->
                 await _send(stream, {"error": error.message, "hint": error.hint})
             except (ValueError, AttributeError):
                 await _send(
-                    stream, {"error": f"a request is one JSON object in one line of up to {REQUEST_BYTES} bytes"}
+                    stream,
+                    {"error": f"a request is one JSON object in one line of up to {REQUEST_BYTES} bytes"},
                 )
             except trio.BrokenResourceError:
                 return
@@ -252,8 +256,8 @@ def run_to_end(path: Path, command: str, /, **arguments: Any) -> Reply:
     Raises as `follow`, and MountError if the daemon ended before.
     """
     with contextlib.closing(follow(path, command, **arguments)) as replies:
-        *_, last = replies
-    if last["state"] != "done":
+        (last,) = deque(replies, maxlen=1)
+    if last.get("state") != "done":
         raise MountError(f"the daemon ended before {command} was done", hint="d7yfs status, and its log")
     return {"schema": last["schema"], **last["outcome"]}
 
@@ -282,16 +286,23 @@ def follow(
                 line = lines.readline(REPLY_BYTES)
                 if not line:
                     raise NoAnswer(path, "it has hung up")
-                while True:
-                    reply = json.loads(line)
-                    if "error" in reply:
-                        raise MountError(reply["error"], hint=reply.get("hint", ""))
-                    assert isinstance(reply, dict)
-                    yield reply
-                    if not (line := lines.readline(REPLY_BYTES)):
-                        return
+                while line:
+                    yield _read_reply(line)
+                    line = lines.readline(REPLY_BYTES)
         except (OSError, ValueError) as error:
             raise NoAnswer(path, getattr(error, "strerror", None) or str(error)) from error
+
+
+def _read_reply(line: bytes) -> Reply:
+    """A reply, within bounds. Raises ValueError, and MountError for a reply that is a failure."""
+    if len(line) >= REPLY_BYTES:
+        raise ValueError(f"its answer has more than {REPLY_BYTES >> 20} MiB")
+    reply = read_json(line)
+    if not isinstance(reply, dict):
+        raise ValueError(f"its answer is no JSON object: {excerpt(reply)}")
+    if "error" in reply:
+        raise MountError(str(reply["error"]), hint=str(reply.get("hint", "")))
+    return reply
 
 
 def find_sockets() -> list[Path]:

@@ -7,15 +7,16 @@ Owns which directories a path stands for, and the account of their changes. Buil
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from itertools import islice
 from typing import Any, Protocol
 
 import trio
 
 from d7yfs.control.control_socket import paths_of
 from d7yfs.errors import D7yfsError, VersionGone
+from d7yfs.stats.status import RefreshStatus
 from d7yfs.tree.nodes import Directory, NameChanges
 from d7yfs.tree.question import Refreshed
 from d7yfs.tree.tree import Tree
@@ -47,25 +48,6 @@ class Notices(Protocol):
         """Return once the kernel was told of all of these directories."""
 
 
-@dataclass(slots=True)
-class RefreshResult:
-    """The changes that a refresh found, for its client."""
-
-    directories: int = 0
-    added: int = 0
-    removed: int = 0
-    replaced: int = 0
-    names: dict[str, list[str]] = field(default_factory=lambda: {"added": [], "removed": [], "replaced": []})
-    """The first hundred of each kind: paths below the mount."""
-
-    def add(self, path: str, changes: NameChanges) -> None:
-        """Add the changes in the directory at `path`."""
-        for kind, named in self.names.items():
-            names = getattr(changes, kind)
-            setattr(self, kind, getattr(self, kind) + len(names))
-            named += [f"{path}/{name}".lstrip("/") for name in names[: _NAMES - len(named)]]
-
-
 class Refreshes:
     """The refreshes of one mount."""
 
@@ -74,19 +56,22 @@ class Refreshes:
         self._listers = listers
         self._notices = notices
 
-    async def refresh(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    async def refresh(self, request: Mapping[str, Any]) -> RefreshStatus:
         """Refresh the `paths` of `request`, below the mount; returns the changes.
 
         By then the kernel knows them too. Raises UsageError, and the errors of the stores.
         """
         directories = self._directories(paths_of(request, "a refresh"))
         began_at = trio.current_time()
-        outcome = RefreshResult()
+        directories_asked = 0
+        changes: list[tuple[str, NameChanges]] = []
         errors: list[D7yfsError] = []
 
         async def one(directory: Directory) -> None:
+            nonlocal directories_asked
             try:
-                await self._refresh(directory, outcome)
+                count = await self._refresh(directory, changes)
+                directories_asked += count
             except D7yfsError as error:
                 errors.append(error)
 
@@ -96,8 +81,7 @@ class Refreshes:
         await self._notices.told(self._waiting({each.repository for each in directories}))
         if errors:
             raise errors[0]
-        names = {kind: sorted(some) for kind, some in outcome.names.items()}
-        return asdict(outcome) | {"names": names, "elapsed_s": round(trio.current_time() - began_at, 3)}
+        return summarize(directories_asked, changes, elapsed_s=round(trio.current_time() - began_at, 3))
 
     def _directories(self, paths: Iterable[str]) -> list[Directory]:
         """The outermost directories of the paths, or the nearest known above a path."""
@@ -122,8 +106,9 @@ class Refreshes:
                 return node
             names.pop()
 
-    async def _refresh(self, directory: Directory, outcome: RefreshResult) -> None:
-        """Refresh one directory, or the nearest above it that still exists. Raises D7yfsError."""
+    async def _refresh(self, directory: Directory, changes: list[tuple[str, NameChanges]]) -> int:
+        """Refresh one directory, or the nearest above it that still exists, and add to `changes`.
+        Returns the number of directories that were asked for. Raises D7yfsError."""
         repository = directory.repository
         assert repository is not None
         lister, top = self._listers[repository], self._tree.top(repository)
@@ -132,16 +117,15 @@ class Refreshes:
             above = self._tree.find_directory(repository, f"{prefix}/" if prefix else "")
             if above is None:
                 raise VersionGone(f"{directory.prefix} is not known any more", hint="refresh the directory above it")
-            outcome.add(self._path(repository, above.prefix), await lister.refresh_entry(above, name))
+            changes.append((self._path(repository, above.prefix), await lister.refresh_entry(above, name)))
             if above.entry(name) is directory:
                 break
             directory = above
         refreshed = await lister.refresh(directory)
-        outcome.directories += refreshed.directories
-        for prefix, changes in refreshed.changes:
-            outcome.add(self._path(repository, prefix), changes)
+        changes += ((self._path(repository, prefix), each) for prefix, each in refreshed.changes)
         for inode, names in self._tree.find_strays(directory).items():
             self._notices.changed(inode, names)
+        return refreshed.directories
 
     def _waiting(self, repositories: set[str | None]) -> list[int]:
         """The directories of `repositories` that the kernel was not told of yet, by any cause."""
@@ -155,3 +139,19 @@ class Refreshes:
     def _path(self, repository: str, prefix: str) -> str:
         """The path, below the mount, of the directory that lists `prefix`."""
         return f"{repository}/{prefix.removeprefix(self._tree.top(repository).prefix)}".strip("/")
+
+
+def summarize(directories: int, changes: Sequence[tuple[str, NameChanges]], *, elapsed_s: float) -> RefreshStatus:
+    """The outcome of a refresh of so many directories. `changes`: by the path below the mount."""
+
+    def changed_paths(kind: str) -> Iterator[str]:
+        return (f"{path}/{name}".lstrip("/") for path, each in changes for name in getattr(each, kind))
+
+    return RefreshStatus(
+        directories=directories,
+        added=sum(len(each.added) for _, each in changes),
+        removed=sum(len(each.removed) for _, each in changes),
+        replaced=sum(len(each.replaced) for _, each in changes),
+        names={kind: tuple(sorted(islice(changed_paths(kind), _NAMES))) for kind in ("added", "removed", "replaced")},
+        elapsed_s=elapsed_s,
+    )

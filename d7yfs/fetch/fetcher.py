@@ -435,8 +435,7 @@ class Fetcher:
                 model.proxy_bytes += received
             else:
                 model.direct_bytes += received
-                by_reason = self.counters.direct_bytes_by_reason
-                by_reason[transfer.reason] = by_reason.get(transfer.reason, 0) + received
+                self.counters.count_direct(received, transfer.reason)
 
     def _retracted(self, version: ObjectVersion, lost: ByteRange) -> BadReply:
         """Make the error for bytes that came wrong and were given back."""

@@ -1,4 +1,4 @@
-"""What the rest of the daemon knows of the two engines that speak with the kernel.
+"""The two engines that speak with the kernel, as the rest of the daemon knows them.
 
 - *kernel*: `session`, our own. It needs Linux 5.4 and nothing else.
 - *pyfuse3*: `adapter`, by libfuse. For other kernels, and where the first one does less.

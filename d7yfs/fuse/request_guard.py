@@ -121,7 +121,7 @@ class RequestGuard:
         calls[operation] = calls.get(operation, 0) + 1
 
     def _refusal(self, operation: str, error: Exception) -> RequestRefused:
-        """What the kernel is told, after the log and the counters."""
+        """The errno for the kernel, after the log and the counters."""
         if isinstance(error, RequestRefused):
             return error
         number = errno.EIO

@@ -64,7 +64,7 @@ _FEATURES = (
     | InitFlag.DIRECT_IO_ALLOW_MMAP
     | InitFlag.PASSTHROUGH
 )
-"""What is asked for, as far as the kernel offers it. EXPLICIT_INVAL_DATA: an inode is one version for
+"""The features to ask for, if the kernel offers them. EXPLICIT_INVAL_DATA: an inode is one version for
 ever, so its pages are never dropped because of an attribute."""
 
 _GONE = frozenset({errno.ENODEV, errno.ENOTCONN, errno.ECONNABORTED})

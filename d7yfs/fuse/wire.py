@@ -133,7 +133,7 @@ class OpenFlag(IntFlag):
 
 
 class NoticeCode(IntEnum):
-    """enum fuse_notify_code."""
+    """The kinds of notices (enum fuse_notify_code)."""
 
     INVAL_INODE = 2
     INVAL_ENTRY = 3

@@ -29,7 +29,8 @@ from pathlib import Path
 from d7yfs.errors import MountError
 from d7yfs.host import fuse_device, mount_table
 from d7yfs.host.fuse_device import MountFlags
-from d7yfs.host.socket_trust import is_private_directory, peer_of
+from d7yfs.host.ownership import ANYTHING, find_fault
+from d7yfs.host.socket_trust import peer_of
 
 log = logging.getLogger(__name__)
 
@@ -138,10 +139,9 @@ def _prepare_directory(path: Path, uid: int) -> None:
             path.mkdir(mode=0o700)
             os.chown(path, uid, -1)
         except FileExistsError:
-            found = path.lstat()
-            if not is_private_directory(found, 0, uid):
+            if fault := find_fault(path.lstat(), (0, uid), denied=ANYTHING):
                 raise MountError(
-                    f"{path} is no directory of uid {uid} alone (mode 0700)",
+                    f"{path} {fault}; it must be uid {uid}'s alone (mode 0700)",
                     hint="name a socket in a directory that d7yfs can make, such as /run/d7yfs-helper/own/socket",
                 ) from None
             os.chown(path, uid, -1)

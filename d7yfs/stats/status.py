@@ -143,6 +143,25 @@ class WarmUpStatus:
     """Null while nothing has come from which to judge."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefreshStatus:
+    """The outcome of one refresh."""
+
+    state: str = "done"
+    """`done`."""
+    directories: int
+    """Directories that were asked for."""
+    added: int
+    """Entries that are new."""
+    removed: int
+    """Entries that are gone."""
+    replaced: int
+    """Entries that are another version now."""
+    names: Mapping[str, tuple[str, ...]]
+    """The first hundred of `added`, `removed` and `replaced`, below the mount."""
+    elapsed_s: float
+
+
 @dataclass(slots=True, kw_only=True)
 class LatencyStatus:
     """The durations of one operation's requests."""

@@ -235,3 +235,18 @@ class ManualFiller:
 
     async def bring(self, start: int, stop: int) -> None:
         await self.target.write(start, data_of(self.target.version, ByteRange(start, stop)))
+
+
+def resident_bytes() -> int:
+    """Memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def takes_sparse(path: Path, size_bytes: int) -> bool:
+    """True if the file system has files of that size: ext4 ends at 16 TiB."""
+    with (path / "probe").open("wb") as file:
+        try:
+            file.truncate(size_bytes)
+        except OSError:
+            return False
+    return True

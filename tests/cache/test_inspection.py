@@ -9,15 +9,32 @@ import os
 from contextlib import ExitStack
 from pathlib import Path
 
+import crc32c
 import pytest
 
+from d7yfs.bounds.values import OBJECT_MAX_BYTES
 from d7yfs.cache import inspection
 from d7yfs.cache.inspection import CheckedVersion, Map
-from d7yfs.cache.pair import HEADER_BYTES
+from d7yfs.cache.pair import HEADER, HEADER_BYTES, MAGIC, block_range
+from d7yfs.cache.table import ENTRY_BYTES
 from d7yfs.config.place import Place
 from d7yfs.errors import CacheUnusable
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
-from tests.cache.doubles import BOOT, MIB, ORIGIN, backing, content, data_of, directory, fill, read, version, write
+from tests.cache.doubles import (
+    BOOT,
+    MIB,
+    ORIGIN,
+    backing,
+    content,
+    data_of,
+    directory,
+    fill,
+    read,
+    resident_bytes,
+    takes_sparse,
+    version,
+    write,
+)
 
 WHOLE, PART = version(2 * MIB + 5, "models/a/whole.bin"), version(3 * MIB, "models/part.bin")
 
@@ -96,6 +113,39 @@ def test_a_map_whose_data_is_another_file_is_passed_over(path: Path) -> None:
         copy.write_bytes(each.read_bytes())
         copy.rename(each)
     assert inspection.stored(path) == []
+
+
+def test_what_a_map_claims_costs_by_the_blocks_that_are_there(tmp_path: Path) -> None:
+    huge = version(OBJECT_MAX_BYTES if takes_sparse(tmp_path, OBJECT_MAX_BYTES) else 5 << 40)
+    files = directory(tmp_path).open(ORIGIN, huge)
+    last = len(files.entries) - 1
+    for index in (0, last):
+        data = os.urandom(block_range(index, huge.size_bytes).size)
+        os.pwrite(files.data_fd, data, index * BLOCK_BYTES)
+        entry = crc32c.crc32c(data) << 32 | BOOT
+        os.pwrite(files.map_fd, entry.to_bytes(8, "little"), HEADER_BYTES + index * ENTRY_BYTES)
+    files.close()
+    before_bytes = resident_bytes()
+    (found,) = inspection.stored(tmp_path)
+    assert found.cached_bytes == MIB + block_range(last, huge.size_bytes).size
+    assert sum(map(len, found.runs)) <= 2 * 8192
+    (verdict,) = verify(tmp_path, md5=True)
+    assert (verdict.checked_blocks, verdict.good) == (2, True)
+    assert resident_bytes() - before_bytes < 16 << 20
+
+
+@pytest.mark.parametrize("claimed_bytes", [OBJECT_MAX_BYTES + 1, (1 << 64) - 1])
+def test_a_map_of_a_size_that_no_object_has_is_passed_over(path: Path, claimed_bytes: int) -> None:
+    for each in path.rglob("*.map"):
+        magic, header_bytes, block_bytes, _, *rest = HEADER.unpack_from(each.read_bytes())
+        with each.open("r+b") as file:
+            file.write(HEADER.pack(magic, header_bytes, block_bytes, claimed_bytes, *rest))
+    assert inspection.stored(path) == []
+
+
+def test_a_map_whose_identity_is_nested_too_deep_is_none() -> None:
+    identity = b"[" * (HEADER_BYTES - HEADER.size)
+    assert Map.parse(HEADER.pack(MAGIC, HEADER_BYTES, BLOCK_BYTES, 5, 1, 2, len(identity)) + identity) is None
 
 
 @pytest.mark.parametrize("header", [b"", os.urandom(HEADER_BYTES), bytes(HEADER_BYTES)])

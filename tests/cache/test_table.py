@@ -14,14 +14,10 @@ from d7yfs.cache import table
 from d7yfs.cache.pair import Block, Presence, read_map
 from d7yfs.cache.table import ENTRY_BYTES, blank_entries, nonzero, nonzero_states, read_entries_at, states_of
 from d7yfs.objects import BLOCK_BYTES, ByteRange
-from tests.cache.doubles import ORIGIN, directory, version
+from tests.cache.doubles import ORIGIN, directory, resident_bytes, takes_sparse, version
 
 COUNT = 3 * 8192 + 5
 ENTRIES = st.dictionaries(st.integers(0, COUNT - 1), st.integers(1, (1 << 64) - 1), max_size=20)
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.parametrize("dense_blocks", [1, 1 << 16])
@@ -61,7 +57,7 @@ def test_a_long_run_of_absent_blocks_ends_at_the_next_present_one(
 
 
 def test_the_size_that_a_store_claims_costs_neither_memory_nor_disk(tmp_path: Path) -> None:
-    huge = version(OBJECT_MAX_BYTES if _takes_sparse(tmp_path, OBJECT_MAX_BYTES) else 5 << 40)
+    huge = version(OBJECT_MAX_BYTES if takes_sparse(tmp_path, OBJECT_MAX_BYTES) else 5 << 40)
     before_bytes = resident_bytes()
     files = directory(tmp_path).open(ORIGIN, huge)
     presence = Presence(huge.size_bytes)
@@ -77,16 +73,6 @@ def test_the_size_that_a_store_claims_costs_neither_memory_nor_disk(tmp_path: Pa
     assert resident_bytes() - before_bytes < 16 << 20
     assert os.fstat(files.map_fd).st_blocks * 512 <= 64 << 10
     files.close()
-
-
-def _takes_sparse(path: Path, size_bytes: int) -> bool:
-    """True if the file system has files of that size: ext4 ends at 16 TiB."""
-    with (path / "probe").open("wb") as file:
-        try:
-            file.truncate(size_bytes)
-        except OSError:
-            return False
-    return True
 
 
 def test_a_blank_table_of_many_blocks_is_of_zeros() -> None:

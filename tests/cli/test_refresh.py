@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -11,11 +11,13 @@ from click.testing import CliRunner
 from d7yfs.cli import main
 from d7yfs.cli.paths import summarize_refresh
 from d7yfs.host import mount_table
+from d7yfs.stats.status import RefreshStatus
 
 
-def found(**names: list[str]) -> dict[str, Any]:
-    kinds: dict[str, list[str]] = {"added": [], "removed": [], "replaced": []} | names
-    return {"directories": 3, "names": kinds} | {kind: len(each) for kind, each in kinds.items()}
+def found(**names: list[str]) -> RefreshStatus:
+    kinds = {"added": (), "removed": (), "replaced": ()} | {kind: tuple(each) for kind, each in names.items()}
+    added, removed, replaced = map(len, kinds.values())
+    return RefreshStatus(directories=3, added=added, removed=removed, replaced=replaced, names=kinds, elapsed_s=0.1)
 
 
 def test_what_was_found() -> None:
@@ -29,8 +31,7 @@ def test_what_was_found() -> None:
 
 
 def test_much_is_not_named_one_by_one() -> None:
-    outcome = found(removed=[f"f{number}" for number in range(100)])
-    outcome["removed"] = 5000
+    outcome = replace(found(removed=[f"f{number}" for number in range(100)]), removed=5000)
     *_, last = lines = summarize_refresh(Path("/mnt/m"), outcome).splitlines()
     assert len(lines) == 22
     assert last == "  removed   4980 more"

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from d7yfs.config.settings_file import LIMIT_BYTES, distrust, exposure, read_file, trusts_home
+from d7yfs.config.settings_file import LIMIT_BYTES, distrust, exposure, judge_home_again, read_file, trusts_home
+from d7yfs.config.sources import load_settings
 from d7yfs.errors import ConfigError
 
 OTHER_UID = 54321
@@ -170,5 +171,30 @@ def test_a_home_directory_that_sudo_kept_is_not_the_sdks(
     monkeypatch.setenv("HOME", str(home))
     assert trusts_home()
     os.chown(home, OTHER_UID, -1)
+    judge_home_again()
     assert not trusts_home()
     assert f"{home} belongs to another user" in caplog.text
+
+
+def test_a_home_directory_where_others_write_is_not_the_sdks(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HOME=/tmp, where everybody can make ~/.aws."""
+    (home / "shared").mkdir()
+    (home / "shared").chmod(0o1777)
+    monkeypatch.setenv("HOME", str(home / "shared"))
+    assert not trusts_home()
+
+
+def test_the_home_directory_is_judged_once_and_again_after_a_reload(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = home / "place"
+    monkeypatch.setenv("HOME", str(place))
+    assert trusts_home(), "there is nothing to find"
+    place.mkdir()
+    place.chmod(0o777)
+    assert not trusts_home(), "it was made since"
+    place.chmod(0o700)
+    assert not trusts_home()
+    assert len(caplog.records) == 1
+    load_settings({}, ["s3://b/m"], Path("/mnt/m"), {}, None)
+    assert trusts_home()

@@ -315,5 +315,6 @@ def test_locate(tmp_path: Path) -> None:
     found = locate({}, "V", default)
     assert found.path is None
     assert (
-        found.ignored == f"{default} is ignored: {default} can be written by other users; set V to use it nevertheless"
+        found.ignored
+        == f"{default} is ignored: {default} can be written by other users (mode 666); set V to use it nevertheless"
     )

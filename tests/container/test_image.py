@@ -176,7 +176,7 @@ def test_a_sidecar_without_privilege(containers: Containers, ground: Path, bucke
         "D7YFS_FUSE_HELPER": "/run/fuse-helper/own/socket",
         "D7YFS_CACHE_DIR": "/var/cache/d7yfs/own",
         "XDG_RUNTIME_DIR": "/tmp",
-        "HOME": "/tmp",
+        "HOME": "/nonexistent",
     }
     containers.start("d7yfs", unprivileged, ["mount"], env)
     until(lambda: answers(port, "/readyz"), "the mount", timeout_s=60)

@@ -152,6 +152,8 @@ async def test_a_report_ends_when_its_client_leaves(runtime: Path, nursery: trio
     [
         *(b"rubbish\n", b"[1]\n", b'"text"\n', b'{"command": 1}\n', b'{"command": "echo"', b"", b"x" * 200_000),
         pytest.param(b"x" * (control_socket.REQUEST_BYTES + (1 << 20)), id="endless"),
+        pytest.param(b'{"command":' + b"[" * 100_000 + b"\n", id="deep"),
+        pytest.param(b"[" + b"1," * (2 << 20) + b"1]\n", id="many values"),
     ],
 )
 async def test_rubbish_is_answered_and_survived(runtime: Path, nursery: trio.Nursery, data: bytes) -> None:
@@ -163,6 +165,38 @@ async def test_rubbish_is_answered_and_survived(runtime: Path, nursery: trio.Nur
     except trio.BrokenResourceError:
         assert len(data) > control_socket.REQUEST_BYTES
     assert await ask(path, "echo")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        pytest.param(b"[" * 100_000 + b"\n", "JSON that is too deep", id="deep"),
+        pytest.param(b'{"x": [' + b"1," * (2 << 20) + b"1]}\n", "JSON of more than", id="many values"),
+        pytest.param(b'{"x": "' + b"x" * control_socket.REPLY_BYTES, "its answer has more than 16 MiB", id="endless"),
+        pytest.param(b'{"x": NaN}\n', "JSON with the number", id="no number"),
+        *((each, "its answer is no JSON object") for each in (b"5\n", b"[]\n", b'"error"\n')),
+    ],
+)
+async def test_no_answer_of_a_daemon_fills_its_client(
+    runtime: Path, nursery: trio.Nursery, line: bytes, said: str
+) -> None:
+    control_socket.prepare_runtime_directory()
+    path = control_socket.socket_path(Path("/mnt/models"))
+    listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    await listener.bind(str(path))
+    listener.listen(1)
+
+    async def answer() -> None:
+        client, _ = await listener.accept()
+        async with trio.SocketStream(client) as stream:
+            with contextlib.suppress(trio.BrokenResourceError):
+                await stream.receive_some()
+                await stream.send_all(line)
+
+    nursery.start_soon(answer)
+    with pytest.raises(NoAnswer, match=said):
+        await ask(path, "status")
+    listener.close()
 
 
 async def test_the_socket_goes_with_the_server(runtime: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 import trio
@@ -14,6 +13,7 @@ from d7yfs.control.refresh import Refreshes
 from d7yfs.errors import OriginUnavailable, UsageError
 from d7yfs.fuse.notices import Invalidator
 from d7yfs.objects import ListingPage, ObjectVersion
+from d7yfs.stats.status import RefreshStatus
 from d7yfs.tree.listing import NoObject
 from d7yfs.tree.nodes import Directory, NameChanges
 from d7yfs.tree.question import Refreshed
@@ -74,7 +74,7 @@ class Scene:
         listing = collect(prefix, [page])
         self.tree.apply(self.inode(path), listing, trio.current_time(), asked_at=trio.current_time())
 
-    async def refresh(self, *paths: str) -> dict[str, Any]:
+    async def refresh(self, *paths: str) -> RefreshStatus:
         return await self.refreshes.refresh({"paths": [*paths]})
 
 
@@ -124,7 +124,7 @@ async def test_whether_it_is_a_directory_at_all_is_asked_first() -> None:
         llm.prefixes.clear()
         found = await made.refresh("llm/a/1", "vision")
         assert (llm.entries, llm.prefixes) == (["models/a/1", "models/a"], ["models/"])
-        assert found["names"]["removed"] == ["llm/a", "llm/a/1"]
+        assert found.names["removed"] == ("llm/a", "llm/a/1")
         assert (vision.entries, vision.prefixes) == ([], [""])
 
 
@@ -136,11 +136,11 @@ async def test_what_it_found() -> None:
         ]
         made.asked["vision"].changes = [("x/", NameChanges(added=tuple(map(str, range(500)))))]
         found = await made.refresh("")
-        assert (found["directories"], found["added"], found["removed"], found["replaced"]) == (6, 501, 1, 1)
-        assert found["names"]["removed"] == ["llm/a/config"]
-        assert found["names"]["replaced"] == ["llm/a/1"]
-        assert "vision/x/0" in found["names"]["added"]
-        assert len(found["names"]["added"]) == 100, "a sample"
+        assert (found.directories, found.added, found.removed, found.replaced) == (6, 501, 1, 1)
+        assert found.names["removed"] == ("llm/a/config",)
+        assert found.names["replaced"] == ("llm/a/1",)
+        assert "vision/x/0" in found.names["added"]
+        assert len(found.names["added"]) == 100, "a sample"
 
 
 async def test_it_ends_when_the_kernel_knows_and_waits_for_no_other_repository() -> None:

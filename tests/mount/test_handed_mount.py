@@ -151,7 +151,7 @@ def test_a_directory_that_another_user_made_is_refused(ground: Path) -> None:
         os.chown(ground / "own", uid, -1)
         refused = run("fuse-helper", "--uid", "65532", ground / "mnt", ground / "own" / "socket")
         assert refused.returncode == 1
-        assert "is no directory of uid 65532 alone" in refused.stderr
+        assert "it must be uid 65532's alone" in refused.stderr
         (ground / "own").rmdir()
 
 

@@ -140,7 +140,7 @@ def test_a_cache_directory_of_somebody_else(mounter: Mounter, bucket: Bucket, tm
     (tmp_path / "theirs").mkdir()
     os.chown(tmp_path / "theirs", 12345, 12345)
     done = mounter.refused(bucket.url("library"), env=bucket.env, cache_dir=tmp_path / "theirs")
-    assert "belongs to uid 12345" in done.stderr
+    assert "belongs to another user (uid 12345)" in done.stderr
     assert "--cache-dir" in done.stderr
 
 

@@ -22,6 +22,7 @@ from d7yfs.errors import AccessDenied, BadReply, ConfigError, OriginUnavailable
 from d7yfs.objects import SecretStr
 from d7yfs.origins.azure.credentials import SIGNATURE_LIFE_S, Access, AskKey, Grant, access_for
 from d7yfs.origins.azure.sas import VERSION, iso
+from d7yfs.origins.sign_in_session import ANSWER_BYTES
 from tests.servers.http11 import Answer, HttpServer, Request
 
 KEY = "MDEyMzQ1Njc4OWFiY2RlZg=="
@@ -310,6 +311,9 @@ class MetadataService(HttpServer):
     """The managed identity of an App Service
     (https://learn.microsoft.com/azure/app-service/overview-managed-identity)."""
 
+    body = b""
+    """Answered in place of a token, if any."""
+
     async def answer(self, request: Request) -> Answer:
         number = len(self.requests)
         token = {
@@ -317,7 +321,7 @@ class MetadataService(HttpServer):
             "expires_on": str(int(time.time()) + 3600),
             "token_type": "Bearer",
         }
-        return Answer(200, {"Content-Type": "application/json"}, json.dumps(token).encode())
+        return Answer(200, {"Content-Type": "application/json"}, self.body or json.dumps(token).encode())
 
 
 @pytest.fixture
@@ -352,3 +356,21 @@ async def test_managed_identity_of_the_host(metadata: MetadataService, caplog: p
     assert not request.absolute, "no proxy is between a host and its metadata"
     assert "hush" not in caplog.text
     assert "managed-token" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        pytest.param(bytes(ANSWER_BYTES + 1), "more than 1 MiB", id="large"),
+        pytest.param(b"[" * 100_000, "nested too deep", id="deep"),
+    ],
+)
+async def test_an_answer_that_no_token_service_gives(
+    metadata: MetadataService, caplog: pytest.LogCaptureFixture, body: bytes, reason: str
+) -> None:
+    metadata.body = body
+    opened = access_for(ProviderChain(), "account", "models", ask_key=no_key, proxy="", clock=time.time)
+    async with aclosing(opened):
+        with pytest.raises((AccessDenied, OriginUnavailable)):
+            await opened.authorize_control()
+    assert f"the answer of 127.0.0.1 is no token's: {reason}" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import time
@@ -15,6 +16,7 @@ import trio
 from d7yfs.config.schema import CredentialsFile, ProviderChain
 from d7yfs.errors import AccessDenied, OriginUnavailable
 from d7yfs.origins.gs.credentials import GoogleCredentials, GoogleLogin
+from d7yfs.origins.sign_in_session import ANSWER_BYTES
 from tests.servers.gcs import GcsServer
 from tests.servers.google_tokens import METADATA_EMAIL, Reply, Request
 
@@ -311,3 +313,24 @@ async def test_token_service_that_cannot_be_reached(server: GcsServer, tmp_path:
     async with opened(source, clock) as credentials:
         with pytest.raises(OriginUnavailable, match="cannot be reached"):
             await credentials.get()
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        pytest.param(Reply(200, {}, bytes(ANSWER_BYTES + 1)), "more than 1 MiB", id="large"),
+        pytest.param(
+            Reply(200, {"Content-Encoding": "gzip"}, gzip.compress(bytes(64 << 20))), "more than 1 MiB", id="bomb"
+        ),
+        pytest.param(Reply(200, {}, b"[" * 100_000), "nested too deep", id="deep"),
+    ],
+)
+async def test_an_answer_that_no_token_service_gives(
+    server: GcsServer, tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture, reply: Reply, reason: str
+) -> None:
+    source = written(tmp_path / "key.json", server.account())
+    server.intercept = lambda request: reply if request.path == "/token" else None
+    async with opened(source, clock) as credentials:
+        with pytest.raises(OriginUnavailable):
+            await credentials.get()
+    assert f"the answer of 127.0.0.1 is no token's: {reason}" in caplog.text

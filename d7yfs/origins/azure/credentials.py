@@ -26,12 +26,14 @@ from urllib.parse import parse_qs
 import trio
 from azure.core.credentials import TokenCredential
 from azure.core.exceptions import AzureError, ClientAuthenticationError, ServiceRequestError, ServiceResponseError
+from azure.core.pipeline.transport import RequestsTransport
 from azure.identity import CredentialUnavailableError, DefaultAzureCredential
 
 from d7yfs.config.schema import Anonymous, Credentials, ProviderChain, SasToken, StaticKeys
 from d7yfs.errors import AccessDenied, BadReply, ConfigError, OriginUnavailable
 from d7yfs.origins.azure.sas import VERSION, SasSigner, expiry_of, iso, timestamp
 from d7yfs.origins.renewal import Renewal
+from d7yfs.origins.sign_in_session import bounded_session
 
 SIGNATURE_LIFE_S = 900
 """How long our signatures are valid: this host's clock may be so far behind."""
@@ -324,6 +326,7 @@ def access_for(
 def _default_chain(proxy: str) -> TokenCredential:
     """azure-identity's own order: environment, workload and managed identity, CLI tools."""
     return DefaultAzureCredential(
+        transport=RequestsTransport(session=bounded_session(), use_env_settings=False),
         use_env_settings=False,
         proxies={"https": proxy} if proxy else {},
         connection_timeout=5,

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import google.auth
-import requests
 import trio
 from google.auth import aws, environment_vars, identity_pool, impersonated_credentials, pluggable
 from google.auth import external_account_authorized_user as federated_user
@@ -33,6 +32,7 @@ from google.auth.transport.requests import Request
 from google.oauth2 import credentials as user
 from google.oauth2 import service_account
 
+from d7yfs.bounds.values import read_json
 from d7yfs.config.schema import CredentialsFile, ProviderChain
 from d7yfs.config.settings_file import read_file, trusts_home
 from d7yfs.errors import AccessDenied
@@ -40,6 +40,7 @@ from d7yfs.origins import renewal
 from d7yfs.origins.gs.errors import token_refused
 from d7yfs.origins.origin import ANONYMOUS
 from d7yfs.origins.renewal import Renewal
+from d7yfs.origins.sign_in_session import bounded_session
 
 SCOPES = ("https://www.googleapis.com/auth/devstorage.read_only",)
 _SIGNING_SCOPES = ("https://www.googleapis.com/auth/iam",)
@@ -101,8 +102,7 @@ class GoogleCredentials:
         self._source = source
         self._subject = subject
         self._clock = clock
-        self._session = requests.Session()
-        self._session.trust_env = False
+        self._session = bounded_session()
         self._session.verify = verify
         if control_proxy:
             self._session.proxies = {"https": control_proxy}
@@ -271,7 +271,7 @@ _GRANTED: Mapping[str, Callable[..., Any]] = {
 
 def _from_file(path: Path) -> tuple[Any, str | None]:
     """Credentials and project, by the type that the file names and no other."""
-    info = json.loads(read_file(path))
+    info = read_json(read_file(path))
     kind: Any = info.get("type") if isinstance(info, dict) else None
     if kind == "external_account" and info.get("subject_token_type") == _AWS_TOKEN:
         kind = "external_account aws"

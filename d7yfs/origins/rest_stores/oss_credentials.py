@@ -17,7 +17,6 @@ own. So its logger is silenced, and messages name only the class of its errors.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Mapping
@@ -37,6 +36,7 @@ from alibabacloud_credentials.provider import (  # type: ignore[import-untyped]
     URLCredentialsProvider,
 )
 
+from d7yfs.bounds.values import read_json
 from d7yfs.config.settings_file import read_file, trusts_home
 from d7yfs.errors import AccessDenied, ConfigError, D7yfsError
 from d7yfs.origins.access_keys import AccessKeys, from_environment
@@ -231,7 +231,7 @@ class OssCredentials:
 
     def _json(self, path: Path) -> Any:
         try:
-            return json.loads(self._text(path) or "{}")
+            return read_json(self._text(path) or "{}")
         except ValueError:
             raise ConfigError(f"{self.subject}: {path} is not a JSON file") from None
 
