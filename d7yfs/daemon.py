@@ -37,12 +37,12 @@ from d7yfs.fill.verification import Verifier
 from d7yfs.fs.backend import RepositoryBackend
 from d7yfs.fs.filesystem import Filesystem
 from d7yfs.fs.rights import Rights
-from d7yfs.fuse import engine
 from d7yfs.fuse.appearance import Appearance
+from d7yfs.fuse.engine import Engine
 from d7yfs.fuse.notices import Invalidator
 from d7yfs.fuse.openers import MAX_OPEN_FILES, Openers
 from d7yfs.fuse.session import Session
-from d7yfs.host import mount_table, process
+from d7yfs.host import kernel, mount_table, process
 from d7yfs.host.fuse_device import MountFlags
 from d7yfs.host.fuse_helper import HandedMount
 from d7yfs.host.launch import Readiness
@@ -292,17 +292,24 @@ class _Mount:
             names = itertools.chain(changes.added, changes.removed, changes.replaced)
             self._invalidator.changed(directory.inode, names)
 
-    def _make_engine(self, config: Config) -> engine.Engine:
-        name, reason = engine.chosen(config.fuse_engine)
+    def _make_engine(self, config: Config) -> Engine:
+        name, reason = kernel.choose_engine(config.fuse_engine)
         log.info("FUSE engine: %s (%s)", name, reason)
-        make: type[engine.Engine] = Session
+        make: type[Engine] = Session
         if name == "pyfuse3":
             from d7yfs.fuse.adapter import Adapter  # it needs an extra, and libfuse
 
             make = Adapter
         appearance = Appearance(config.uid, config.gid, config.file_mode, config.dir_mode, config.xattr)
         openers = Openers(_most_open_files(config))
-        return make(self._filesystem, self._invalidator, appearance, deadline_s=config.read_timeout_s, openers=openers)
+        return make(
+            self._filesystem,
+            self._invalidator,
+            appearance,
+            deadline_s=config.read_timeout_s,
+            openers=openers,
+            passthrough=config.passthrough,
+        )
 
     def _mount_flags(self) -> MountFlags:
         source = ";".join(f"{each.config.name}={each.config.url}".removeprefix("=") for each, _ in self._repositories)

@@ -22,7 +22,7 @@ from d7yfs.check.triton import check_triton
 from d7yfs.config.schema import Config
 from d7yfs.config.sources import Settings
 from d7yfs.errors import AccessDenied, CacheUnusable, D7yfsError, MountError
-from d7yfs.host import mount_table
+from d7yfs.host import kernel, mount_table
 from d7yfs.objects import ByteRange, ListingPage, ObjectVersion
 from d7yfs.origins.survey import list_all
 from d7yfs.repository.repository import Repository, open_repositories
@@ -207,11 +207,22 @@ def _check_fuse(config: Config) -> Iterator[Finding]:
     if not root and config.allow_other and "user_allow_other" not in _settings_of(Path("/etc/fuse.conf")):
         hint = "add the line user_allow_other to /etc/fuse.conf, or mount as root"
         yield failed("fuse", "--allow-other needs user_allow_other in /etc/fuse.conf", hint)
+    yield _check_engine(config)
     if not root:
-        said = (
-            "without root the kernel's limits stay: 128 KiB reads, and 12 stalled reads block the others of the mount"
-        )
-        yield warning("limits", said, "mount as root to have them raised")
+        said = "without root the kernel's readahead stays at 128 KiB"
+        yield warning("limits", said, "mount as root to have it raised")
+
+
+def _check_engine(config: Config) -> Finding:
+    name, reason = kernel.choose_engine(config.fuse_engine)
+    if name == "pyfuse3":
+        return ok("engine", f"pyfuse3 ({reason}): all reads pass the daemon")
+    if not config.passthrough:
+        return ok("engine", f"kernel ({reason}); all reads pass the daemon, as --no-passthrough says")
+    if obstacle := kernel.passthrough_obstacle():
+        said = f"kernel ({reason}); the kernel does not read cached files by itself: {obstacle}"
+        return warning("engine", said, "reads of cached files pass the daemon, which is slower and right all the same")
+    return ok("engine", f"kernel ({reason}); the kernel reads whole cached files by itself")
 
 
 def _settings_of(path: Path) -> set[str]:

@@ -385,6 +385,12 @@ class Config:
         "Who speaks with the kernel: kernel (d7yfs itself: the kernel reads cached files without the daemon), pyfuse3 (libfuse), "
         "or auto (kernel on Linux 5.4 and later, else pyfuse3).",
     )
+    passthrough: bool = _mount(
+        kinds.TRUTH,
+        "Have all reads pass the daemon. Otherwise the kernel reads files that are whole in the cache by itself, where it can "
+        "(root, Linux 6.9).",
+        True,
+    )
     fuse_helper: Path | None = _mount(
         kinds.PATH,
         "Have the d7yfs fuse-helper that listens on this socket make the mount, so that this process needs no privilege.",

@@ -77,6 +77,7 @@ class Adapter(pyfuse3.Operations):
         *,
         deadline_s: float,
         openers: Openers | None = None,
+        passthrough: bool = True,  # libfuse has none
     ) -> None:
         super().__init__()
         self.guard = RequestGuard("pyfuse3", deadline_s=deadline_s)

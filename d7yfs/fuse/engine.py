@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -20,9 +18,6 @@ from d7yfs.fuse.notices import Invalidator
 from d7yfs.fuse.openers import Openers
 from d7yfs.fuse.request_guard import RequestGuard
 from d7yfs.host.fuse_device import MountFlags
-
-_OLDEST_KERNEL = (5, 4)
-_RELEASE = re.compile(r"(\d+)\.(\d+)")
 
 
 class Engine(Protocol):
@@ -38,6 +33,7 @@ class Engine(Protocol):
         *,
         deadline_s: float,
         openers: Openers | None = None,
+        passthrough: bool = True,
     ) -> None: ...
 
     def mount(self, mountpoint: Path, flags: MountFlags, handed_fd: int | None) -> None:
@@ -63,18 +59,3 @@ class Engine(Protocol):
         For a worker thread: it waits until every lookup and readdir of that directory has its
         answer. Open files stay open, and cached pages stay cached.
         """
-
-
-def chosen(wanted: str, release: str | None = None) -> tuple[str, str]:
-    """The engine for `--fuse-engine`, and the reason in words; `release` is the kernel's (uname -r)."""
-    if wanted != "auto":
-        return wanted, "as --fuse-engine says"
-    if speaks_our_protocol(release):
-        return "kernel", "the kernel is new enough"
-    return "pyfuse3", "the kernel is older than Linux 5.4"
-
-
-def speaks_our_protocol(release: str | None = None) -> bool:
-    """True if a kernel of this release (uname -r) speaks the protocol that `session` needs."""
-    found = _RELEASE.match(release if release is not None else os.uname().release)
-    return found is not None and (int(found[1]), int(found[2])) >= _OLDEST_KERNEL

@@ -1,0 +1,48 @@
+"""The kernel of this host: which FUSE engine it can have, and which of its features work here.
+
+Used by `daemon`, which chooses the engine, and by `check`, which tells of it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+_ENGINE_SINCE = (5, 4)
+"""The layouts of FUSE 7.31, on which our own session rests."""
+_PASSTHROUGH_SINCE = (6, 9)
+_CAP_SYS_ADMIN = 1 << 21
+_RELEASE = re.compile(r"(\d+)\.(\d+)")
+
+
+def choose_engine(wanted: str, release: str | None = None) -> tuple[str, str]:
+    """The engine for `--fuse-engine`, and the reason in words; `release` is the kernel's (uname -r)."""
+    if wanted != "auto":
+        return wanted, "as --fuse-engine says"
+    if _version(release) >= _ENGINE_SINCE:
+        return "kernel", "Linux 5.4 or later"
+    return "pyfuse3", "this kernel is older than Linux 5.4"
+
+
+def passthrough_obstacle(
+    release: str | None = None, status: Path = Path("/proc/self/status"), uid_map: Path = Path("/proc/self/uid_map")
+) -> str:
+    """Why the kernel would not read cached files by itself; empty if it would. The cache's file
+    system may be one more obstacle, which shows at the first open.
+    """
+    if _version(release) < _PASSTHROUGH_SINCE:
+        return f"that needs Linux 6.9, this is {release or os.uname().release}"
+    try:
+        effective = int(status.read_text().partition("CapEff:")[2].split()[0], 16)
+        in_first_namespace = uid_map.read_text().split() == ["0", "0", "4294967295"]
+    except (OSError, IndexError, ValueError):
+        return ""
+    if not effective & _CAP_SYS_ADMIN:
+        return "that needs root, or CAP_SYS_ADMIN"
+    return "" if in_first_namespace else "that needs CAP_SYS_ADMIN outside of a user namespace"
+
+
+def _version(release: str | None) -> tuple[int, int]:
+    found = _RELEASE.match(release if release is not None else os.uname().release)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
