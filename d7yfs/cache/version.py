@@ -76,6 +76,8 @@ class CachedVersion:
     ) -> None:
         self.version = version
         self.holds = 0
+        self.comparisons = 0
+        """Comparisons with the store's checksum that are under way."""
         self._use = use
         self._waiters: set[_Waiter] = set()
         self._read_timeout_s = read_timeout_s
@@ -313,6 +315,13 @@ class CachedVersion:
     def is_whole(self) -> bool:
         """True if all of it is on disk."""
         return self.backing.is_whole
+
+    @property
+    def whole_file(self) -> int | None:
+        """The descriptor of a file with all bytes, each verified, and no others, for the kernel to
+        read by itself; None where there is none, or it may yet prove wrong.
+        """
+        return None if self.comparisons else self.backing.whole_file
 
     @property
     def cached_bytes(self) -> int:

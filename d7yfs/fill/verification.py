@@ -79,6 +79,7 @@ class Verifier:
         if self._full or self._came_by_p2p(target) or target.version.size_bytes > SMALL_BYTES:
             self._nursery.start_soon(self._verify, target)
             target.begin_work()
+            target.comparisons += 1
 
     async def _verify(self, target: CachedVersion) -> None:
         name = self._fetcher.name(target.version)
@@ -94,6 +95,7 @@ class Verifier:
         except Exception:
             log.exception("%s: comparing it with its checksum failed unexpectedly", name)
         finally:
+            target.comparisons -= 1
             target.end_work()
 
     async def _compare(self, target: CachedVersion, name: str) -> tuple[Proof, str]:

@@ -216,13 +216,13 @@ class OpenFiles:
         itself; None where there is none, or its credentials are not seen to be granted it.
         """
         opened = self._handles[handle]
-        return None if opened.cached is None or self.awaits_grant(handle) else opened.cached.backing.whole_file
+        return None if opened.cached is None or self.awaits_grant(handle) else opened.cached.whole_file
 
     def awaits_grant(self, handle: int) -> bool:
         """True if an open version is whole, and its credentials have to be granted it first."""
         opened = self._handles[handle]
         rights, cached = opened.rights, opened.cached
-        if rights is None or cached is None or opened.epoch is rights.epoch or cached.backing.whole_file is None:
+        if rights is None or cached is None or opened.epoch is rights.epoch or cached.whole_file is None:
             return False
         if (granted := rights.claim_at_once(cached)) is not None:
             opened.epoch = granted
