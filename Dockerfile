@@ -10,7 +10,8 @@
 # --build-arg BASE=… -t d7yfs .
 
 # bookworm-20260803-slim, for amd64, arm64, arm/v7, 386 and ppc64le. All stages use the same Debian:
-# the environment built in one finds the same Python and libfuse3 in the other.
+# the environment built in one finds the same Python and libfuse3 in the other. awscrt has wheels for
+# amd64 and arm64; elsewhere the first stage needs cmake and g++ as well.
 ARG BASE=debian:bookworm-slim@sha256:abd67ffcfa541b485a3dff59865ab629aa048a6c613e639d36e7456b0b229241
 
 FROM ${BASE} AS build

@@ -247,16 +247,17 @@ class _Mount:
             )
             self._rights[repository.config.name] = rights
             repository.fetcher.on_granted = rights.grant
+        verifies = self._config.verify != "off" or required
         return RepositoryBackend(
             repository.origin.url,
             repository.origin.identity,
             repository.shown,
-            repository.make_fillers(nursery, verifier.compare if self._config.verify != "off" or required else None),
+            repository.make_fillers(nursery, verifier.compare if verifies else None),
             listing=ListingMode(repository.config.listing),
             listing_limit=repository.config.listing_limit,
             revalidates=revalidated.match if (revalidated := repository.config.revalidate_on_open) else None,
             route=repository.route,
-            proof=lambda version: repository.fetcher.proofs.of(version) or "",
+            admit=verifier.admit if verifies else None,
             task_id=repository.task_id,
             rights=rights,
             models=repository.fetcher.models,

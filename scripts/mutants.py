@@ -220,9 +220,23 @@ MUTANTS = (
     Mutant(
         "a block is believed although its checksum differs",
         "cache",
-        "return len(data) == block.size and crc32c.crc32c(data) == self._files.entries[index] >> 32",
+        "return len(data) == block.size and crc32c(data) == self._files.entries[index] >> 32",
         "return len(data) == block.size",
         "cache/test_backing.py",
+    ),
+    Mutant(
+        "an unknown record of a proof counts as one",
+        "cache",
+        "_PROOFS.get(bytes(stored), Proof.PENDING)",
+        "_PROOFS.get(bytes(stored), Proof.PROVED)",
+        "cache/test_proof.py",
+    ),
+    Mutant(
+        "what no daemon has compared is served as it is",
+        "fill",
+        "if proof is Proof.PENDING or not (proof in _COMPARED or self._is_counted(target)):",
+        "if False:",
+        "fill/test_recorded_proof.py",
     ),
     Mutant(
         "a file in use is evicted",

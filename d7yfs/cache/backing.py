@@ -21,8 +21,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import crc32c
-
 from d7yfs.cache.disk import DiskStalled, Landing, Lane, read_cached
 from d7yfs.cache.linked import Cold, LinkChanged, LinkedStore, LinkFailed, Times, forget_blocks, read_cold, times_of
 from d7yfs.cache.memory import MemoryBudget, MemoryFile
@@ -40,7 +38,7 @@ from d7yfs.cache.pair import (
     stored_states,
     write_entries,
 )
-from d7yfs.checksum import crc32c_of_blocks
+from d7yfs.checksum import crc32c, crc32c_of_blocks
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 
 log = logging.getLogger(__name__)
@@ -356,7 +354,7 @@ class BackingFile:
             data = os.pread(self._files.data_fd, block.size, block.start)
         except OSError:
             return False
-        return len(data) == block.size and crc32c.crc32c(data) == self._files.entries[index] >> 32
+        return len(data) == block.size and crc32c(data) == self._files.entries[index] >> 32
 
     def apply_verdict(self, index: int, *, good: bool) -> None:
         """Apply what `matches_checksum` has found: the block is present, or else absent."""

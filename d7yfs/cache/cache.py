@@ -34,6 +34,7 @@ from d7yfs.cache.leases import Leases
 from d7yfs.cache.linked import LinkedStore, shed_copies
 from d7yfs.cache.memory import MemoryBudget
 from d7yfs.cache.pair import VersionFiles
+from d7yfs.cache.proof import Proof, RecordedProof, read_proof
 from d7yfs.cache.version import CachedVersion
 from d7yfs.errors import TooManyOpenFiles
 from d7yfs.host.descriptors import SHORTAGE
@@ -152,6 +153,7 @@ class Cache:
         )
         cached.leases = Leases(files, lane, keeps=lambda: backing.keeps, missing=cached.missing)
         cached.grants = RecordedGrants(files, self._disk)
+        cached.proof = RecordedProof(files, self._disk)
         return cached
 
     def digest(self, principal: str) -> str:
@@ -170,6 +172,15 @@ class Cache:
         unknown = [each for each, cached_bytes in zip(versions, known, strict=True) if cached_bytes is None]
         looked = iter(await self._disk.run(partial(self._look_at_maps, store, unknown)) if unknown else ())
         return [next(looked) if cached_bytes is None else cached_bytes for cached_bytes in known]
+
+    async def proof(self, store: StoreIdentity, version: ObjectVersion) -> Proof | None:
+        """How far a version, open or not, is proved that came through Dragonfly; None for others.
+
+        Raises OSError when the disk does not tell.
+        """
+        if (cached := self._open.get((store, *version.identity))) is not None:
+            return cached.proof.value
+        return await self._disk.run(partial(self._directory.proof, store, version))
 
     def look(self, store: StoreIdentity, versions: Sequence[ObjectVersion], tell: Callable[[list[int]], None]) -> None:
         """Measure closed versions as `cached_bytes`, without waiting: a thread calls `tell`."""
@@ -225,11 +236,13 @@ class Cache:
     def _open_pair(self, store: StoreIdentity, version: ObjectVersion, tries: int = TRIES) -> VersionFiles:
         files = self._directory.open(store, version, tries=tries)
         if not files.made_bytes:
-            files.grants = read_grants(files.map_fd)
+            files.grants, files.proof = read_grants(files.map_fd), read_proof(files.map_fd)
         if files.link_map_path.exists():
             files.linked = LinkedStore(files, version.size_bytes, self._boot_tag, self._disk)
             with contextlib.suppress(OSError):
                 files.linked.open()
+            if any(files.linked.known()):
+                files.proof = files.proof or Proof.PENDING
         return files
 
     def _close(self, key: _Key, cached: CachedVersion, use: DataUse) -> None:

@@ -55,6 +55,7 @@ from d7yfs.cache.pair import (
     read_map,
     same_file,
 )
+from d7yfs.cache.proof import Proof, read_proof
 from d7yfs.cache.table import ENTRY_BYTES, Entries, blank_entries, nonzero, states_of
 from d7yfs.errors import CacheUnusable
 from d7yfs.host.mount_table import mount_table
@@ -178,6 +179,15 @@ class CacheDirectory:
             entries[index] |= entry
         # True is Block.DISK.
         return Presence(version.size_bytes, states_of(entries, lambda run: bytes(map(bool, run)))).cached_bytes
+
+    def proof(self, store: StoreIdentity, version: ObjectVersion) -> Proof | None:
+        """The record of `version`'s proof; leaves no trace. For a worker thread."""
+        identity = identity_of(store, version)
+        map_path = self._map_path(identity)
+        with contextlib.suppress(OSError), opened(map_path, os.O_RDONLY) as map_fd:
+            if read_map(map_fd, map_path.with_suffix(".data"), identity, version.size_bytes) is not None:
+                return read_proof(map_fd)
+        return None
 
     def _map_path(self, identity: bytes) -> Path:
         digest = hashlib.sha256(identity).hexdigest()

@@ -38,8 +38,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import crc32c
 import trio
+
+from d7yfs.checksum import crc32c
 
 if TYPE_CHECKING:
     from d7yfs.cache.pair import Arriving, VersionFiles
@@ -65,7 +66,6 @@ _THREADS = 32
 
 QUICK_S = 0.01
 """Seconds that a write of a block may take; more is waiting."""
-
 SLOW_S = 0.3
 """Seconds of waiting that the trio thread puts up with, …"""
 
@@ -106,7 +106,7 @@ class Landing:
             write_whole(files.data_fd, self.data, self.start)
         except OSError as error:
             self.error = error
-        self.crc = crc32c.crc32c(self.data, self.crc)
+        self.crc = crc32c(self.data, self.crc)
 
 
 class _Result(Generic[T]):

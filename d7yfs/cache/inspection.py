@@ -29,8 +29,6 @@ from itertools import groupby, zip_longest
 from operator import itemgetter
 from pathlib import Path
 
-import crc32c
-
 from d7yfs.bounds.values import read_json, read_size
 from d7yfs.cache.directory import FORMAT, delete_orphans, delete_pair, linked_bytes
 from d7yfs.cache.pair import (
@@ -43,7 +41,7 @@ from d7yfs.cache.pair import (
     same_file,
 )
 from d7yfs.cache.table import ENTRY_BYTES, stored_pieces
-from d7yfs.checksum import plain_md5
+from d7yfs.checksum import crc32c, plain_md5
 from d7yfs.config.place import Place
 from d7yfs.errors import CacheUnusable
 from d7yfs.objects import BLOCK_BYTES, ByteRange, StoreIdentity
@@ -275,7 +273,7 @@ def _is_good(data_fd: int, block: ByteRange, entry: int) -> bool:
         data = os.pread(data_fd, block.size, block.start)
     except OSError:
         return False
-    return len(data) == block.size and crc32c.crc32c(data) == entry >> 32
+    return len(data) == block.size and crc32c(data) == entry >> 32
 
 
 def _matches_md5(stored: Stored) -> bool | None:

@@ -46,8 +46,6 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-import crc32c
-
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.disk import Disk, read_whole
 from d7yfs.cache.pair import (
@@ -70,6 +68,7 @@ from d7yfs.cache.pair import (
     write_entries,
 )
 from d7yfs.cache.table import blank_entries, nonzero, write_blank
+from d7yfs.checksum import crc32c
 from d7yfs.objects import ByteRange
 
 try:
@@ -255,7 +254,7 @@ class LinkedStore:
                 view = buffer[: chunk.size]
                 read_link(self._fd, chunk.start, view)
                 crc = crc32(view, crc)
-                block_crc = crc32c.crc32c(view, block_crc)
+                block_crc = crc32c(view, block_crc)
             crcs.append(block_crc)
         return crcs if crc == crc32_said else None
 
@@ -275,7 +274,7 @@ class LinkedStore:
         block = block_range(index, self._size_bytes)
         view = memoryview(bytearray(block.size))
         read_link(self._fd, block.start, view)
-        return int(crc32c.crc32c(view))
+        return int(crc32c(view))
 
     def matches_checksum(self, index: int) -> bool:
         """True if a block of an earlier boot has the CRC32C of its entry. For any thread."""
@@ -346,7 +345,8 @@ def _shed_copy(map_path: Path) -> None:
     link, link_map = map_path.with_suffix(".link"), map_path.with_suffix(".linkmap")
     with opened(map_path, os.O_RDWR) as map_fd:
         fcntl.flock(map_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        parsed = parse_header(os.pread(map_fd, HEADER_BYTES, 0))
+        header = os.pread(map_fd, HEADER_BYTES, 0)
+        parsed = parse_header(header)
         if not same_file(map_path, map_fd) or parsed is None:
             return  # replaced, unfinished or damaged
         identity, size_bytes, _ = parsed
@@ -357,6 +357,7 @@ def _shed_copy(map_path: Path) -> None:
         status = os.fstat(map_fd)
         os.ftruncate(map_fd, 0)  # from here on, the next opener finds an unfinished pair
         os.close(make_pair(map_path, map_fd, identity, size_bytes))
+        os.pwrite(map_fd, header[TIMES_OFFSET:], TIMES_OFFSET)  # with the record of its proof
         os.utime(map_fd, ns=(status.st_atime_ns, status.st_mtime_ns))  # it was not used
 
 

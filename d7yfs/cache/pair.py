@@ -59,6 +59,7 @@ from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion, StoreIdentity
 
 if TYPE_CHECKING:
     from d7yfs.cache.linked import LinkedStore
+    from d7yfs.cache.proof import Proof
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,8 @@ identity that follows."""
 HEADER_BYTES = 4096
 TIMES = struct.Struct("<QQ")  # at the end of the header: zeros, and in a link's map its mtime and ctime in ns
 TIMES_OFFSET = HEADER_BYTES - TIMES.size
+PROOF_OFFSET = TIMES_OFFSET
+"""Where a pair's own map has the byte of `proof`."""
 INCOMING = "incoming"
 """The directory of links that are being made."""
 _LOOK_BYTES = DENSE_BLOCKS * BLOCK_BYTES
@@ -218,6 +221,8 @@ class VersionFiles(DataFile):
     """dfdaemon's file of this version, if one was linked."""
     grants: dict[str, float] = field(default_factory=dict)
     """See `grants.read_grants`."""
+    proof: Proof | None = None
+    """See `proof.read_proof`; as it was when the pair was opened."""
 
     @property
     def link_path(self) -> Path:

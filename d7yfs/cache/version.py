@@ -29,13 +29,13 @@ from d7yfs.cache.filler import Filler, NewFiller
 from d7yfs.cache.grants import RecordedGrants
 from d7yfs.cache.leases import Leases
 from d7yfs.cache.linked import Cold, LinkChanged
+from d7yfs.cache.proof import RecordedProof
 from d7yfs.errors import CacheFull, OriginUnavailable, ProxyUnavailable, ReadTimeout
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 
 _Served = tuple[bytearray, Cold]
 """The result of `BackingFile.begin_read`: the bytes that it has copied, and the pieces that a
 thread must read from the disk."""
-
 
 _RETRY_S = 0.5
 """Seconds before a new request after a transfer gave up, which had made many tries of its own."""
@@ -95,6 +95,7 @@ class CachedVersion:
         self.leases: Leases
         """Set by `Cache.open`, as `backing` is: they need this object's methods."""
         self.grants: RecordedGrants
+        self.proof: RecordedProof
 
     def hold(self) -> None:
         """Keep the version open for a handle; balanced by `drop`."""

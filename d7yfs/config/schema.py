@@ -252,7 +252,8 @@ class RepositoryConfig:
     p2p_verify: str = _dragonfly(
         kinds.one_of("first-use", "sampled", "off", "required"),
         "Which pieces from dfdaemon are compared with its own CRC32 before they can be read: all, one of "
-        "sixteen, or none. required is first-use, and drops a file that cannot be compared with the store: it comes from there.",
+        "sixteen, or none. required is first-use, drops a file that cannot be compared with the store, and opens none that an "
+        "earlier mount has left uncompared: it is compared first.",
     )
     p2p_secret_file: Path | None = _dragonfly(
         kinds.PATH,
@@ -331,7 +332,7 @@ class Config:
     verify: str = _cache(
         kinds.one_of("off", "checksum", "full"),
         "Compare files over 4 MiB, once they are cached whole, with the CRC32C that the store recorded at their upload. "
-        "full also compares the MD5, which reads each file again, and smaller files. Wrong bytes are fetched again.",
+        "full also compares the CRC64NVME or the MD5, which reads each file again, and smaller files. Wrong bytes are fetched again.",
         "checksum",
     )
     cache_trust: str = _cache(

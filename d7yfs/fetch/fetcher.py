@@ -33,7 +33,6 @@ from d7yfs.fetch.bearer_tokens import BearerTokens
 from d7yfs.fetch.dragonfly_proxy import QUEUE_PATIENCE_S, Proxies, Proxy, Registration
 from d7yfs.fetch.gone import GoneVersions
 from d7yfs.fetch.journal import Journal
-from d7yfs.fetch.proofs import Proofs
 from d7yfs.fetch.proxy_outage import FallbackLimiter
 from d7yfs.fetch.reply import check_head, error_of, proves
 from d7yfs.fetch.transfer import DIRECT, FALLBACK, Bandwidth, Sink, Transfer, Urgency, pause_before_retry_s
@@ -84,7 +83,6 @@ class Fetcher:
         self.counters = blank(FetchedStatus)
         self.models = models or Models()
         self.tokens = tokens or BearerTokens(origin.url)
-        self.proofs = Proofs()
         self.journal = Journal(self.models)
         self.bandwidth = Bandwidth()
         self.suspects: set[tuple[str, str, int]] = set()
@@ -156,6 +154,7 @@ class Fetcher:
         proxied: bool = False,
         reason: str = DIRECT,
         claim: Callable[[], list[ByteRange]] | None = None,
+        on_task: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Bring `wanted` straight from the origin within the read timeout, and count it under
         `reason`.
@@ -163,7 +162,7 @@ class Fetcher:
         With `proxied` it comes as a range through the proxy, and the part that is late from the
         origin (a hedged request), unless the proxy is required. dfdaemon asks its scheduler and
         peers for a small range too. `claim` is asked when the transfer leaves its queue, and returns
-        the ranges of `wanted` that are still to be brought.
+        the ranges of `wanted` that are still to be brought. `on_task` is told of tasks, as by `stream`.
 
         Without `urgency` a reader waits. Raises VersionGone, AccessDenied, ObjectArchived at once,
         BadReply after a few tries, and OriginUnavailable (ProxyUnavailable) when no byte has come
@@ -181,6 +180,7 @@ class Fetcher:
             await stack.enter_async_context(self._connections)
             for each in [wanted] if claim is None else claim():
                 transfer = Transfer(version, each, sink, reason=reason, small_too=proxied)
+                transfer.on_task = on_task
                 try:
                     if proxied and self.proxy is not None:
                         await self._through(self.proxy, transfer, urgency)
@@ -327,7 +327,6 @@ class Fetcher:
         url, headers, transport, task = request.url, dict(request.headers), self._transport, None
         if proxy is not None and self.proxy is not None:
             self.tokens.judge(request, self.name(version), trio.current_time())
-            self.proofs.begin(version)
             task = dragonfly_task.task(
                 request,
                 origin.identity,

@@ -21,6 +21,7 @@ import trio
 
 from d7yfs.cache.leases import append_block
 from d7yfs.cache.pair import blocks_of
+from d7yfs.cache.proof import Proof
 from d7yfs.cache.version import CachedVersion
 from d7yfs.errors import D7yfsError, Stopped
 from d7yfs.fetch.fetcher import Fetcher
@@ -195,6 +196,7 @@ class DirectFiller:
                         proxied=proxied,
                         reason=reason,
                         claim=claim,
+                        on_task=lambda _: target.proof.record(Proof.PENDING),
                     )
                 finally:
                     target.leases.release(piece)

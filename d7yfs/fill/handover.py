@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from d7yfs.cache.proof import Proof
 from d7yfs.cache.version import CachedVersion
 from d7yfs.config.schema import RepositoryConfig
 from d7yfs.errors import AccessDenied, BadReply, ConfigError, HandoverUnavailable, ObjectArchived, VersionUnbound
@@ -225,7 +226,6 @@ class Handover:
         """Count a piece that has become readable."""
         self._record_success()
         self._fetcher.on_granted(version)
-        self._fetcher.proofs.begin(version)
         self.counters.checked_pieces += checked
         self._fetcher.models.of(version.key).count_piece(piece.range.size, piece.traffic)
 
@@ -314,6 +314,7 @@ class Receiver:
         while self._position in self._ahead:
             self._position = self._ahead.pop(self._position)
         self._advance(self._position)
+        self._target.proof.record(Proof.PENDING)
         self._target.land_linked(piece.range, crcs)
 
     def finish(self) -> None:

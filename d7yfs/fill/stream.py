@@ -23,6 +23,7 @@ from functools import partial
 
 import trio
 
+from d7yfs.cache.proof import Proof
 from d7yfs.cache.version import CachedVersion
 from d7yfs.config.p2p import Mode
 from d7yfs.errors import D7yfsError, HandoverUnavailable, ProxyUnavailable, Stopped, TokenWithheld
@@ -322,13 +323,18 @@ class StreamFiller:
         running.registration = Registration(fetcher.proxy.limits, self._has_readers)
         with fetcher.journal.fill(fetcher.name(target.version), target.version, route="proxy") as fill:
             fill.outcome = "broken off"
+
+            def begin(task_id: str) -> None:
+                fill.begin(task_id)
+                target.proof.record(Proof.PENDING)
+
             try:
                 await fetcher.stream(
                     target.version,
                     rest,
                     _StreamSink(target, running),
                     on_silence=silent,
-                    on_task=fill.begin,
+                    on_task=begin,
                     registration=running.registration,
                 )
                 fill.outcome = COMPLETE

@@ -5,16 +5,19 @@ its own. One request gets the recorded CRC32C, which is compared with the one th
 blocks'; no byte is read. A version that was whole when it was opened is not compared again.
 
 dfdaemon and its peers are not believed. So a version of which bytes came through them is compared
-whatever its size, without a CRC32C by its MD5, for which the file is read back. Where the store has
-neither, blocks chosen at random are fetched from it, SAMPLED_BLOCKS at most, and compared.
+whatever its size, without a CRC32C by its CRC64NVME, else its MD5, for which the file is read back.
+Where the store has none, blocks chosen at random are fetched from it, SAMPLED_BLOCKS at most, and
+compared. The result is recorded beside the version (`RecordedProof`), so one that no daemon has
+compared yet is compared when it is opened.
 
 Wrong bytes are struck out of the cache, and the kernel's pages of them dropped: the next read
 fetches the file again, from the store itself if that may stand in for the proxy. A version that is
 wrong for the second time in this process is kept, and the log says so. Then the record is wrong, or
 fetching it again would not help either.
 
-No reader waits for any of this, and no failure reaches one. Built by `daemon`, one `Verifier` for
-each repository.
+No reader waits for any of this, and no failure reaches one. With `required` alone, opening a whole
+version waits for the comparison that it still lacks. Built by `daemon`, one `Verifier` for each
+repository.
 """
 
 from __future__ import annotations
@@ -26,12 +29,14 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 import trio
+from cachetools import LRUCache
 
 from d7yfs.cache.pair import block_count, block_range
+from d7yfs.cache.proof import Proof
 from d7yfs.cache.version import CachedVersion
-from d7yfs.errors import D7yfsError
+from d7yfs.checksum import crc64nvme
+from d7yfs.errors import D7yfsError, ReadTimeout
 from d7yfs.fetch.fetcher import Fetcher
-from d7yfs.fetch.proofs import Proof
 from d7yfs.fetch.transfer import Urgency
 from d7yfs.fill.direct import SMALL_BYTES
 from d7yfs.logs import fields, fields_of
@@ -46,6 +51,13 @@ version may have straight from the store."""
 SAMPLE = "sample"
 """The reason for these bytes."""
 
+_REMEMBERED = 10_000
+"""Versions of which is known that they are counted in this run, the latest ones."""
+_MOST_LEFT_OPEN = 64
+"""Comparisons under way beyond which no more are begun for what is opened: each keeps files open,
+and the record has the rest compared at a later open."""
+_COMPARED = frozenset({Proof.PROVED, Proof.SAMPLED})
+"""Proofs of an earlier run that stand."""
 _AT_ONCE = 2
 """Comparisons at once: few, as they and listings share the origin's worker threads."""
 
@@ -53,9 +65,9 @@ _AT_ONCE = 2
 class Verifier:
     """The verifier of one repository's versions.
 
-    `full`: also small versions, whose request costs as much as they do, and by MD5 where there is
-    no CRC32C. `required`: drop what came through Dragonfly and cannot be compared. `forget_pages`
-    has the kernel drop its cached pages of a version; it may wait for running reads.
+    `full`: also small versions, whose request costs as much as they do, and by CRC64NVME or MD5
+    where there is no CRC32C. `required`: drop what came through Dragonfly and cannot be compared.
+    `forget_pages` has the kernel drop its cached pages of a version; it may wait for running reads.
     """
 
     def __init__(
@@ -73,21 +85,63 @@ class Verifier:
         self._required = required
         self._forget_pages = forget_pages
         self._comparisons = trio.CapacityLimiter(_AT_ONCE)
+        self._under_way: dict[CachedVersion, trio.Event] = {}
+        """Set at the end of the version's latest comparison."""
+        self._counted: LRUCache[tuple[str, str, int], bool] = LRUCache(_REMEMBERED)
 
     def compare(self, target: CachedVersion) -> None:
         """Compare `target`, which has come whole, unless it is small and came from the store."""
         if self._full or self._came_by_p2p(target) or target.version.size_bytes > SMALL_BYTES:
-            self._nursery.start_soon(self._verify, target)
-            target.begin_work()
-            target.comparisons += 1
+            self._begin(target)
 
-    async def _verify(self, target: CachedVersion) -> None:
+    async def admit(self, target: CachedVersion) -> None:
+        """Compare `target`, which is being opened, if it is whole and its record says that this is
+        still to be done; where an earlier run could not prove it, once in this run.
+
+        With `required` it returns after the comparison. Raises ReadTimeout when that takes longer
+        than readers wait.
+        """
+        proof = target.proof.value
+        if proof is None or not target.is_whole:
+            return
+        if target not in self._under_way and (self._required or len(self._under_way) < _MOST_LEFT_OPEN):
+            if proof is Proof.PENDING or not (proof in _COMPARED or self._is_counted(target)):
+                self._begin(target)
+            elif not self._is_counted(target):
+                self._count(target, proof)
+        if self._required:
+            await self._wait(target)
+
+    async def _wait(self, target: CachedVersion) -> None:
+        with trio.move_on_after(self._fetcher.read_timeout_s) as scope:
+            while (ended := self._under_way.get(target)) is not None:
+                await ended.wait()
+        if scope.cancelled_caught:
+            raise ReadTimeout(
+                f"{self._fetcher.name(target.version)}: is still being compared with the store",
+                hint="it came through Dragonfly, and --p2p-verify required lets nobody read it before; try again",
+            )
+
+    def _is_counted(self, target: CachedVersion) -> bool:
+        return target.version.identity in self._counted
+
+    def _count(self, target: CachedVersion, proof: Proof) -> None:
+        self._counted[target.version.identity] = True
+        self._fetcher.counters.count_proof(proof)
+
+    def _begin(self, target: CachedVersion) -> None:
+        self._under_way[target] = ended = trio.Event()
+        self._nursery.start_soon(self._verify, target, ended)
+        target.begin_work()
+        target.comparisons += 1
+
+    async def _verify(self, target: CachedVersion, ended: trio.Event) -> None:
         name = self._fetcher.name(target.version)
         try:
             proof, difference = await self._compare(target, name)
             if proof is not Proof.PENDING and self._came_by_p2p(target):
-                self._fetcher.proofs.settle(target.version, proof)
-                self._fetcher.counters.count_proof(proof)
+                target.proof.record(proof)
+                self._count(target, proof)
                 if proof is Proof.NOT_PROVABLE and self._required:
                     await self._refuse(target, name)
             if difference:
@@ -96,6 +150,9 @@ class Verifier:
             log.exception("%s: comparing it with its checksum failed unexpectedly", name)
         finally:
             target.comparisons -= 1
+            ended.set()
+            if self._under_way.get(target) is ended:
+                del self._under_way[target]
             target.end_work()
 
     async def _compare(self, target: CachedVersion, name: str) -> tuple[Proof, str]:
@@ -109,7 +166,7 @@ class Verifier:
             return Proof.NOT_PROVABLE, ""
 
     def _came_by_p2p(self, target: CachedVersion) -> bool:
-        return self._fetcher.proofs.of(target.version) is not None
+        return target.proof.value is not None
 
     async def _prove(self, target: CachedVersion) -> tuple[Proof, str]:
         """The proof, and the difference in words, which is empty unless the proof is WRONG. Raises
@@ -128,8 +185,8 @@ class Verifier:
             if crc is None:
                 return Proof.PENDING, ""
             return _judge("CRC32C", f"{crc:08x}", f"{recorded.crc32c:08x}")
-        if recorded.md5 is not None and (self._full or p2p):
-            return _judge("MD5", await _md5(target), recorded.md5)
+        if (self._full or p2p) and (recorded.crc64nvme is not None or recorded.md5 is not None):
+            return await _read_back(target, recorded)
         return await self._sample(target) if p2p else (Proof.PENDING, "")
 
     async def _sample(self, target: CachedVersion) -> tuple[Proof, str]:
@@ -192,16 +249,43 @@ def _judge(kind: str, ours: str, recorded: str) -> tuple[Proof, str]:
     return Proof.WRONG, f"its {kind} is {ours}, the store recorded {recorded}"
 
 
+async def _read_back(target: CachedVersion, recorded: Checksums) -> tuple[Proof, str]:
+    """Compare a version by a checksum for which all of it is read. Raises OSError."""
+    if recorded.crc64nvme is not None:
+        result = _judge("CRC64NVME", f"{await _crc64nvme(target):016x}", f"{recorded.crc64nvme:016x}")
+    else:
+        result = _judge("MD5", await _md5(target), recorded.md5 or "")
+    # Else blocks were given up meanwhile, and read as zeros.
+    return result if target.is_whole else (Proof.PENDING, "")
+
+
+async def _crc64nvme(target: CachedVersion) -> int:
+    """The CRC64NVME of all bytes as they lie on disk. Raises OSError."""
+    crc = 0
+
+    def add(data: bytearray) -> None:
+        nonlocal crc
+        crc = crc64nvme(data, crc)
+
+    await _add_all(target, add)
+    return crc
+
+
 async def _md5(target: CachedVersion) -> str:
-    """The MD5 of all bytes as they lie on disk, in hex. Raises OSError.
-
-    Read in pieces, so that the end of the mount need not wait for a large file.
-    """
+    """The MD5 of all bytes as they lie on disk, in hex. Raises OSError."""
     md5 = hashlib.md5(usedforsecurity=False)
+    await _add_all(target, md5.update)
+    return md5.hexdigest()
 
-    def add(piece: ByteRange) -> None:
-        md5.update(target.backing.read_back(piece))
+
+async def _add_all(target: CachedVersion, add: Callable[[bytearray], None]) -> None:
+    """Read `target` back and `add` its bytes, in threads. Raises OSError.
+
+    In pieces, so that the end of the mount need not wait for a large file.
+    """
+
+    def add_piece(piece: ByteRange) -> None:
+        add(target.backing.read_back(piece))
 
     for piece in target.version.whole.split(PART_BYTES):
-        await trio.to_thread.run_sync(add, piece)
-    return md5.hexdigest()
+        await trio.to_thread.run_sync(add_piece, piece)

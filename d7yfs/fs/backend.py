@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from d7yfs.cache.filler import NewFiller
+from d7yfs.cache.version import CachedVersion
 from d7yfs.fs.rights import Rights
 from d7yfs.objects import ObjectVersion, StoreIdentity
 from d7yfs.stats.models import Models
@@ -29,8 +30,8 @@ class RepositoryBackend:
     """True for a path below the repository that is asked for at every use; None: no path is."""
     route: Callable[[ObjectVersion], str] = lambda _: "origin"
     """The way by which a version came, or would come, in a word."""
-    proof: Callable[[ObjectVersion], str] = lambda _: ""
-    """How far the bytes of a version that came through Dragonfly are proved; empty for others."""
+    admit: Callable[[CachedVersion], Awaitable[None]] | None = None
+    """Asked for each version that is opened, before a byte of it is read. Raises D7yfsError."""
     task_id: Callable[[ObjectVersion], Awaitable[str]] | None = None
     """The id of Dragonfly's task for a version, empty without one; None if Dragonfly has no
     part. Raises D7yfsError."""

@@ -41,6 +41,12 @@ class NodeDescriber:
         except OSError as error:
             raise CacheStalled("how much is cached cannot be told: the cache's disk does not answer") from error
 
+    async def _proof(self, node: File) -> str:
+        try:
+            return await self._cache.proof(self._backends[node.repository].identity, node.version) or ""
+        except OSError as error:
+            raise CacheStalled("how far it is proved cannot be told: the cache's disk does not answer") from error
+
     async def describe(self, node: Node) -> dict[str, str]:
         """The facts about a node; none for the root above repositories. Raises CacheStalled."""
         if isinstance(node, Directory):
@@ -56,7 +62,7 @@ class NodeDescriber:
         optional = {
             "version_id": version.version_id,
             "archived": version.archived,
-            "p2p_proof": backend.proof(version),
+            "p2p_proof": await self._proof(node),
         }
         return described | {name: value for name, value in optional.items() if value}
 

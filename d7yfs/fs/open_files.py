@@ -88,6 +88,9 @@ class OpenFiles:
             cached = self._cache.open_at_once(backend.identity, node.version, backend.new_filler)
             if cached is None:
                 return None
+            if backend.admit is not None and cached.proof.value is not None:
+                cached.drop()
+                return None
         self.tree.remember(inode)
         return self._make_handle(node, cached)
 
@@ -119,8 +122,17 @@ class OpenFiles:
 
     async def _open(self, node: File) -> CachedVersion | None:
         """The file's version, opened for the caller; None if it is empty."""
+        if not node.size_bytes:
+            return None
         backend = self._backends[node.repository]
-        return await self._cache.open(backend.identity, node.version, backend.new_filler) if node.size_bytes else None
+        cached = await self._cache.open(backend.identity, node.version, backend.new_filler)
+        try:
+            if backend.admit is not None:
+                await backend.admit(cached)
+        except BaseException:
+            cached.drop()
+            raise
+        return cached
 
     def _note_open(self, node: File, cached: CachedVersion) -> None:
         fullness, version = self.fullness[node.repository], node.version

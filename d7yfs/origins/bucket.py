@@ -16,7 +16,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 from urllib.parse import quote, urlsplit
 
@@ -192,12 +192,12 @@ class BucketRest(RestOrigin):
         )
 
     def _parse_checksums(self, reply: ControlReply) -> tuple[str, Checksums]:
-        found = Checksums(crc32c=self._crc32c(reply.headers), md5=self._md5(reply.headers))
+        found = replace(self._crcs(reply.headers), md5=self._md5(reply.headers))
         return entity_tag(reply.headers.get("etag", "")), found
 
-    def _crc32c(self, headers: Mapping[str, str]) -> int | None:  # noqa: ARG002 - the service's own headers
-        """The CRC32C of a whole object in the headers of its HEAD; OSS and OBS record CRC64."""
-        return None
+    def _crcs(self, headers: Mapping[str, str]) -> Checksums:  # noqa: ARG002 - the service's own headers
+        """The CRCs of a whole object in the headers of its HEAD; OSS and OBS record another CRC64."""
+        return Checksums()
 
     def _md5(self, headers: Mapping[str, str]) -> str | None:
         """The ETag of a simple upload, in lower-case hex; None for other objects.

@@ -42,6 +42,7 @@ class Checksums:
     """A whole object's checksums, as recorded by the provider on upload; None if absent."""
 
     crc32c: int | None = None
+    crc64nvme: int | None = None
     md5: str | None = None
     """In lower-case hex."""
 

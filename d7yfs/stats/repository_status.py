@@ -161,7 +161,8 @@ class FetchedStatus:
     retries: dict[str, int]
     """Repeated requests, by the failure that caused them."""
     p2p_versions: dict[str, int]
-    """Versions through Dragonfly, by result: `proved`, `sampled`, `not provable`, `wrong`."""
+    """Versions through Dragonfly, by proof, an earlier mount's too: `proved`, `sampled`, `not
+    provable`, `wrong`."""
 
     def count_proof(self, proof: str) -> None:
         """Count a version that came through Dragonfly."""

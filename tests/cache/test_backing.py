@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import crc32c
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -26,6 +25,7 @@ from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.disk import Landing
 from d7yfs.cache.memory import MemoryBudget
 from d7yfs.cache.pair import Block
+from d7yfs.checksum import crc32c
 from d7yfs.objects import BLOCK_BYTES, ByteRange
 from tests.cache.conftest import MountTmpfs
 from tests.cache.doubles import BOOT, MIB, ORIGIN, at_once, backing, data_of, directory, fill, read, version, write
@@ -559,10 +559,10 @@ def test_the_crc_of_all_blocks_is_the_objects(tmp_path: Path) -> None:
         fill(file, 0, 1, 2)
         assert (file.is_whole, file.whole_crc32c()) == (False, None)
         fill(file, 3)
-        assert (file.is_whole, file.whole_crc32c()) == (True, crc32c.crc32c(data_of(FILE)))
+        assert (file.is_whole, file.whole_crc32c()) == (True, crc32c(data_of(FILE)))
         assert file.read_back(ByteRange(MIB - 5, MIB + 5)) == data_of(FILE)[MIB - 5 : MIB + 5]
     with backing(FILE, cache, boot_tag=LATER_BOOT) as file:
-        assert file.whole_crc32c() == crc32c.crc32c(data_of(FILE)), "that of what was written, verified or not"
+        assert file.whole_crc32c() == crc32c(data_of(FILE)), "that of what was written, verified or not"
 
 
 def test_what_is_partly_in_memory_is_not_whole(tmp_path: Path) -> None:
@@ -584,7 +584,7 @@ def test_what_is_struck_out_is_gone_for_all_and_can_be_brought_again(tmp_path: P
         fill(file)
         assert read(file, FILE.whole) == data_of(FILE)
     with backing(FILE, cache) as file:
-        assert file.whole_crc32c() == crc32c.crc32c(data_of(FILE))
+        assert file.whole_crc32c() == crc32c(data_of(FILE))
 
 
 def test_what_cannot_be_struck_out_is_not_taken_over_again(tmp_path: Path) -> None:

@@ -11,17 +11,32 @@ import zlib
 from dataclasses import replace
 from pathlib import Path
 
-import crc32c
 import pytest
 
 from d7yfs.cache import inspection
 from d7yfs.cache.backing import BackingFile
+from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.linked import Cold, LinkChanged, LinkFailed, shed_copies
-from d7yfs.cache.pair import Block
-from d7yfs.checksum import crc32c_of_blocks
+from d7yfs.cache.pair import PROOF_OFFSET, Block
+from d7yfs.cache.proof import Proof
+from d7yfs.checksum import crc32c, crc32c_of_blocks
 from d7yfs.objects import ByteRange
-from tests.cache.doubles import BOOT, MIB, ORIGIN, at_once, backing, bytes_of, data_of, directory, fill, read, version
+from tests.cache.doubles import (
+    BOOT,
+    MIB,
+    ORIGIN,
+    ManualFiller,
+    PromptDisk,
+    at_once,
+    backing,
+    bytes_of,
+    data_of,
+    directory,
+    fill,
+    read,
+    version,
+)
 
 FILE = version(9 * MIB + 5)
 FIRST, LAST = ByteRange(0, 4 * MIB), ByteRange(8 * MIB, FILE.size_bytes)
@@ -66,6 +81,13 @@ def linked(within: CacheDirectory, store: Path, *pieces: ByteRange, check: bool 
 def end(file: BackingFile) -> None:
     """End the hand-over."""
     file.end_link(file.new_link_path() or Path())
+
+
+def note_proof(path: Path, stored: bytes) -> None:
+    """Have the version's map say how far it is proved."""
+    (map_path,) = path.glob("v2/?/*.map")
+    with map_path.open("r+b") as file:
+        os.pwrite(file.fileno(), stored, PROOF_OFFSET)
 
 
 def the_link(path: Path) -> Path:
@@ -443,15 +465,27 @@ def test_own_blocks_go_once_the_link_has_everything_and_nobody_reads(tmp_path: P
         shed_copies(within)
         assert own_blocks(tmp_path / "c"), "they are in use"
         assert read(file, FIRST) == bytes_of(FILE, FIRST)
+    note_proof(tmp_path / "c", b"=")
     before = used_at(tmp_path / "c")
     shed_copies(within)
     assert not own_blocks(tmp_path / "c")
+    assert within.proof(ORIGIN, FILE) is Proof.PROVED, "its record stays"
     assert used_at(tmp_path / "c") == before, "that was no use of it"
     assert within.cached_bytes(ORIGIN, FILE) == FILE.size_bytes
     with backing(FILE, within) as file:
         assert set(file.presence.blocks) == {Block.LINKED}
         assert read(file, FILE.whole) == bytes_of(FILE, FILE.whole)
-        assert file.whole_crc32c() == crc32c.crc32c(data_of(FILE))
+        assert file.whole_crc32c() == crc32c(data_of(FILE))
+
+
+async def test_a_link_without_a_record_came_through_dragonfly_nevertheless(tmp_path: Path) -> None:
+    within, store = directory(tmp_path / "c"), store_of(tmp_path, *PIECES)
+    linked(within, store, *PIECES)
+    assert within.proof(ORIGIN, FILE) is None
+    cache = Cache(within, memory_buffer_bytes=MIB, read_timeout_s=20, disk=PromptDisk())
+    cached = await cache.open(ORIGIN, FILE, ManualFiller)
+    assert cached.proof.value is Proof.PENDING
+    cached.drop()
 
 
 @pytest.mark.parametrize("lack", ["a piece", "a comparison", "the file", "its map"])

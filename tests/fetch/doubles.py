@@ -12,6 +12,7 @@ import trio
 from d7yfs.cache.disk import Lane
 from d7yfs.cache.leases import Leases
 from d7yfs.cache.pair import Block, Presence
+from d7yfs.cache.proof import RecordedProof
 from d7yfs.cache.version import CachedVersion
 from d7yfs.errors import D7yfsError, NotFound
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ListingPage, ObjectVersion, StoreIdentity
@@ -116,6 +117,7 @@ class MemoryTarget(CachedVersion):
         self.endings: list[tuple[ByteRange, Exception | None]] = []
         self.holds = 0
         self.leases = Leases(None, Lane(PromptDisk()), keeps=lambda: self.keeps, missing=self.missing)
+        self.proof = RecordedProof(None, PromptDisk())
         self._presence = Presence(version.size_bytes)
         self._landed: dict[int, int] = {}
 

@@ -4,100 +4,28 @@ that says what the test wants.
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
-import crc32c
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from d7yfs.cache.cache import Cache
-from d7yfs.cache.directory import CacheDirectory
-from d7yfs.cache.filler import Filler
-from d7yfs.cache.version import CachedVersion
+from d7yfs.cache.proof import Proof
+from d7yfs.checksum import crc32c
 from d7yfs.config.p2p import P2p
 from d7yfs.errors import AccessDenied, BadReply, D7yfsError, NotFound, OriginUnavailable
 from d7yfs.fetch.dragonfly_proxy import Proxies, Proxy
-from d7yfs.fetch.fetcher import Fetcher
-from d7yfs.fetch.proofs import Proof
 from d7yfs.fetch.transport import Transport
-from d7yfs.fill.direct import SMALL_BYTES, DirectFiller
 from d7yfs.fill.p2p_budget import Policy
-from d7yfs.fill.stream import StreamFiller
-from d7yfs.fill.verification import SAMPLE, SAMPLED_BLOCKS, Verifier
-from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
+from d7yfs.fill.verification import SAMPLE, SAMPLED_BLOCKS
+from d7yfs.objects import ObjectVersion
 from d7yfs.origins.origin import Checksums
-from tests.cache.doubles import PromptDisk
-from tests.fetch.doubles import FakeOrigin
+from tests.fill.scene import BODY, KEY, MB, RIGHT, SIZE, SMALL_BODY, SMALL_KEY, SUMS, WRONG, Scene, forged, through
 from tests.servers import faults
 from tests.servers.dfdaemon import FakeDfdaemon
-from tests.servers.http11 import Answer, Exchange
 from tests.servers.scripted import ScriptedServer
-
-MB = BLOCK_BYTES
-KEY = "models/m/weights.bin"
-SMALL_KEY = "models/m/config.json"
-BODY = os.urandom(6 * MB + 17)
-SIZE = len(BODY)
-SMALL_BODY = BODY[:SMALL_BYTES]
-RIGHT = Checksums(crc32c=crc32c.crc32c(BODY))
-WRONG = Checksums(crc32c=crc32c.crc32c(BODY) ^ 1)
-
-
-class Scene:
-    """One daemon's cache and way to the store."""
-
-    def __init__(self, path: Path, server: ScriptedServer, transport: Transport, proxy: Proxies | None = None) -> None:
-        directory = CacheDirectory(path, size_limit_bytes=1 << 30, min_free_bytes=0)
-        directory.prepare()
-        self.cache = Cache(directory, memory_buffer_bytes=16 * MB, read_timeout_s=20, disk=PromptDisk())
-        self.server = server
-        self.origin = FakeOrigin(server)
-        self.fetcher = Fetcher(self.origin, transport, proxy=proxy, read_timeout_s=20, max_connections=6)
-        self.policy = Policy()
-        self.full = self.required = False
-        self.forgotten: list[ObjectVersion] = []
-        self.struck_out = trio.Event()
-        self.version = self.origin.version(KEY)
-
-    async def open(self, nursery: trio.Nursery, key: str = KEY) -> CachedVersion:
-        verifier = Verifier(
-            self.fetcher, nursery, full=self.full, required=self.required, forget_pages=self._forget_pages
-        )
-
-        def new_filler(target: CachedVersion) -> Filler:
-            if self.fetcher.proxy is None:
-                return DirectFiller(target, self.fetcher, nursery, compare=verifier.compare)
-            return StreamFiller(target, self.fetcher, nursery, self.policy, compare=verifier.compare)
-
-        return await self.cache.open(self.origin.identity, self.origin.version(key), new_filler)
-
-    async def _forget_pages(self, version: ObjectVersion) -> None:
-        self.forgotten.append(version)
-        self.struck_out.set()
-
-    async def read(self, key: str = KEY, stop: int = SIZE) -> bytes:
-        """The object up to `stop`, once all that this has set off is over."""
-        async with trio.open_nursery() as nursery:
-            cached = await self.open(nursery, key)
-            data = bytes(await cached.read(ByteRange(0, stop).clip(cached.version.size_bytes), None))
-            cached.drop()
-        assert self.cache.statistics().open_versions == 0
-        return data
-
-    @property
-    def mismatches(self) -> int:
-        return self.cache.statistics().checksum_mismatches
-
-    async def cached_bytes(self) -> int:
-        """As another daemon finds it on the disk, for nobody here has it open."""
-        (found,) = await self.cache.cached_bytes(self.origin.identity, [self.version])
-        return found
 
 
 @pytest.fixture
@@ -245,22 +173,23 @@ async def test_the_end_of_the_mount_waits_for_no_comparison(scene: Scene, monkey
     assert scene.cache.statistics().open_versions == 0
 
 
-# --- small files and MD5 ---
+# --- small files, and checksums that cost reading the file back ---
 
 
 @pytest.mark.parametrize("full", [False, True])
 async def test_small_files_are_worth_a_request_on_demand_only(scene: Scene, full: bool) -> None:
     scene.full = full
-    scene.origin.recorded = Checksums(crc32c=crc32c.crc32c(SMALL_BODY))
+    scene.origin.recorded = Checksums(crc32c=crc32c(SMALL_BODY))
     assert await scene.read(SMALL_KEY) == SMALL_BODY
     assert len(scene.origin.compared) == full
     assert scene.mismatches == 0
 
 
 @pytest.mark.parametrize("full", [False, True])
-async def test_the_md5_is_taken_on_demand_only(scene: Scene, full: bool) -> None:
+@pytest.mark.parametrize("recorded", SUMS.values(), ids=SUMS)
+async def test_the_file_is_read_back_on_demand_only(scene: Scene, recorded: Checksums, full: bool) -> None:
     scene.full = full
-    scene.origin.recorded = Checksums(md5=hashlib.md5(BODY).hexdigest())
+    scene.origin.recorded = recorded
     scene.server.script(faults.altered(0))
     assert await scene.read() != BODY
     assert scene.mismatches == full
@@ -268,10 +197,39 @@ async def test_the_md5_is_taken_on_demand_only(scene: Scene, full: bool) -> None
     assert scene.mismatches == full
 
 
-async def test_a_crc_makes_the_md5_superfluous(scene: Scene) -> None:
+@pytest.mark.parametrize(
+    "recorded",
+    [
+        Checksums(RIGHT.crc32c, crc64nvme=0, md5="0" * 32),
+        Checksums(crc64nvme=SUMS["crc64nvme"].crc64nvme, md5="0" * 32),
+    ],
+    ids=["crc32c", "crc64nvme"],
+)
+async def test_one_checksum_is_enough_the_cheapest(scene: Scene, recorded: Checksums) -> None:
     scene.full = True
-    scene.origin.recorded = Checksums(RIGHT.crc32c, md5="0" * 32)
+    scene.origin.recorded = recorded
     assert await scene.read() == BODY
+    assert scene.mismatches == 0
+
+
+@pytest.mark.parametrize("recorded", SUMS.values(), ids=SUMS)
+async def test_what_was_given_up_while_it_was_read_back_is_not_wrong(
+    tmp_path: Path, scene: Scene, recorded: Checksums
+) -> None:
+    scene.full = True
+    async with trio.open_nursery() as nursery:
+        cached = await scene.open(nursery)
+
+        async def give_up(version: ObjectVersion) -> Checksums:
+            await cached.backing.strike_out()
+            (data,) = tmp_path.glob("v2/?/*.data")
+            with data.open("r+b") as file:
+                file.write(bytes(MB))
+            return recorded
+
+        scene.origin.checksums = give_up  # type: ignore[method-assign]
+        await cached.read(scene.version.whole, None)
+        cached.drop()
     assert scene.mismatches == 0
 
 
@@ -293,17 +251,7 @@ async def test_the_proxy_is_not_asked_again_unless_it_is_the_only_way(
         assert (len(dfdaemon.requests) > asked) == required
 
 
-async def forged(exchange: Exchange, answer: Answer) -> None:
-    """The right answer in its first MiB alone, so that every choice of samples meets a wrong one."""
-    body = await answer.whole()
-    await exchange.deliver(replace(answer, body=body[:MB] + bytes(len(body) - MB)))
-
-
-def through(dfdaemon: FakeDfdaemon, tmp_path: Path, server: ScriptedServer, transport: Transport) -> Scene:
-    return Scene(tmp_path, server, transport, Proxies([Proxy(dfdaemon.url, transport)], required=False))
-
-
-@pytest.mark.parametrize("recorded", [Checksums(md5=hashlib.md5(BODY).hexdigest()), Checksums(), NotFound("no HEAD")])
+@pytest.mark.parametrize("recorded", [*SUMS.values(), Checksums(), NotFound("no HEAD")])
 async def test_a_proxy_that_forges_is_found_out_without_a_crc(
     tmp_path: Path, server: ScriptedServer, transport: Transport, recorded: Checksums | D7yfsError
 ) -> None:
@@ -313,7 +261,7 @@ async def test_a_proxy_that_forges_is_found_out_without_a_crc(
         dfdaemon.script(forged)
         assert await scene.read() != BODY
         assert (scene.mismatches, await scene.cached_bytes()) == (1, 0)
-        assert scene.fetcher.proofs.of(scene.version) is Proof.WRONG
+        assert await scene.proof() is Proof.WRONG
         asked = len(dfdaemon.requests)
         assert await scene.read() == BODY
         assert len(dfdaemon.requests) == asked, "it comes from the store now"
@@ -324,7 +272,8 @@ async def test_a_proxy_that_forges_is_found_out_without_a_crc(
     ("recorded", "proof"),
     [
         (RIGHT, Proof.PROVED),
-        (Checksums(md5=hashlib.md5(BODY).hexdigest()), Proof.PROVED),
+        (SUMS["crc64nvme"], Proof.PROVED),
+        (SUMS["md5"], Proof.PROVED),
         (Checksums(), Proof.SAMPLED),
     ],
 )
@@ -335,7 +284,7 @@ async def test_how_far_a_version_is_proved_is_told(
         scene = through(dfdaemon, tmp_path, server, transport)
         scene.origin.recorded = recorded
         assert await scene.read() == BODY
-        assert scene.fetcher.proofs.of(scene.version) is proof
+        assert await scene.proof() is proof
         assert scene.fetcher.counters.p2p_versions == {proof.value: 1}
         sampled_bytes = scene.fetcher.counters.direct_bytes_by_reason.get(SAMPLE, 0)
         assert bool(sampled_bytes) == (proof is Proof.SAMPLED)
@@ -351,7 +300,7 @@ async def test_a_small_file_that_came_through_the_proxy_is_compared_whole(
         dfdaemon.script(faults.altered(-1))
         assert await scene.read(SMALL_KEY) != SMALL_BODY
         assert await scene.read(SMALL_KEY) == SMALL_BODY
-        assert scene.fetcher.proofs.of(scene.origin.version(SMALL_KEY)) is Proof.PROVED
+        assert await scene.proof(SMALL_KEY) is Proof.PROVED
 
 
 @pytest.mark.parametrize("required", [False, True])
@@ -368,7 +317,7 @@ async def test_what_cannot_be_compared_is_told_or_refused(
 
         scene.origin.checksums = denied  # type: ignore[method-assign]
         assert await scene.read() == BODY
-        assert scene.fetcher.proofs.of(scene.version) is Proof.NOT_PROVABLE
+        assert await scene.proof() is Proof.NOT_PROVABLE
         assert scene.fetcher.counters.p2p_versions == {"not provable": 1}
         assert await scene.cached_bytes() == (0 if required else SIZE)
         assert scene.forgotten == ([scene.version] if required else [])
@@ -380,5 +329,5 @@ async def test_what_cannot_be_compared_is_told_or_refused(
 
 async def test_what_came_straight_from_the_store_needs_no_proof(scene: Scene) -> None:
     assert await scene.read() == BODY
-    assert scene.fetcher.proofs.of(scene.version) is None
+    assert await scene.proof() is None
     assert scene.server.sent_bytes[KEY] == SIZE

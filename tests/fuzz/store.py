@@ -22,8 +22,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-import crc32c
-
+from d7yfs.checksum import crc32c
 from tests.fuzz import churn, content, lies, wire
 from tests.fuzz.history import ABSENT, Writer
 from tests.fuzz.phases import Phases
@@ -146,7 +145,7 @@ class Store:
     def _crc32c(self, found: Stored) -> str:
         crc = 0
         for at in range(0, found.size_bytes, 1 << 20):
-            crc = crc32c.crc32c(content.piece(found.serial, at, min(1 << 20, found.size_bytes - at)), crc)
+            crc = crc32c(content.piece(found.serial, at, min(1 << 20, found.size_bytes - at)), crc)
         return base64.b64encode(crc.to_bytes(4, "big")).decode()
 
     def _list(self, query: Mapping[str, str]) -> Reply:

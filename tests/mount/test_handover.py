@@ -78,6 +78,10 @@ def test_kill_9_and_a_store_that_is_gone(
     dfdaemon.orders.clear()
     again = _mount(mounter, bucket, dfdaemon, cache_dir=mounted.cache_dir)
     assert again.read("weights.bin") == weights
+    until(
+        lambda: again.stat("weights.bin")["p2p_proof"] == "proved",
+        "the comparison, which may have been left to the second",
+    )
     assert again.fetched()["direct_bytes"] == 0
     assert dfdaemon.orders == []
 

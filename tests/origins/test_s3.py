@@ -282,25 +282,26 @@ MD5 = "d41d8cd98f00b204e9800998ecf8427e"
 @pytest.mark.parametrize(
     ("headers", "recorded"),
     [
-        ({"x_amz_checksum_crc32c": "2P////8=", "x_amz_checksum_type": "FULL_OBJECT"}, None),
-        ({"x_amz_checksum_crc32c": "4waSgw==", "x_amz_checksum_type": "FULL_OBJECT"}, 0xE3069283),
-        ({"x_amz_checksum_crc32c": "4waSgw=="}, 0xE3069283),
-        ({"x_amz_checksum_crc32c": "4waSgw==", "x_amz_checksum_type": "COMPOSITE"}, None),
-        ({"x_amz_checksum_crc32c": "4waSgw==-3"}, None),
-        ({"x_amz_checksum_crc32c": "4wa=Sgw"}, None),
-        ({"x_amz_checksum_crc32c": "ü"}, None),
-        ({"x_amz_checksum_crc32": "4waSgw==", "x_amz_checksum_type": "FULL_OBJECT"}, None),
-        ({"x_amz_checksum_crc64nvme": "ri5TF6ZqVDI=", "x_amz_checksum_type": "FULL_OBJECT"}, None),
-        ({}, None),
+        ({"crc32c": "2P////8=", "type": "FULL_OBJECT"}, Checksums()),
+        ({"crc32c": "4waSgw==", "type": "FULL_OBJECT"}, Checksums(crc32c=0xE3069283)),
+        ({"crc32c": "4waSgw=="}, Checksums(crc32c=0xE3069283)),
+        ({"crc32c": "4waSgw==", "type": "COMPOSITE"}, Checksums()),
+        ({"crc32c": "4waSgw==-3"}, Checksums()),
+        ({"crc32c": "4wa=Sgw"}, Checksums()),
+        ({"crc32c": "ü"}, Checksums()),
+        ({"crc32": "4waSgw==", "type": "FULL_OBJECT"}, Checksums()),
+        ({"crc64nvme": "rosUhgp5mIg=", "type": "FULL_OBJECT"}, Checksums(crc64nvme=0xAE8B14860A799888)),
+        ({"crc64nvme": "rosUhgp5mIg=", "type": "COMPOSITE"}, Checksums()),
+        ({"crc64nvme": "rosUhgp5mIg=-3"}, Checksums()),
+        ({"crc64nvme": "4waSgw==", "type": "FULL_OBJECT"}, Checksums()),
+        ({}, Checksums()),
     ],
 )
-async def test_only_a_whole_objects_crc32c_counts(
-    s3: ScriptedS3, headers: dict[str, str], recorded: int | None
-) -> None:
-    """RFC 3720's example: "123456789" has 0xE3069283."""
-    s3.reply = lambda _: head(**headers)
+async def test_only_a_whole_objects_crcs_count(s3: ScriptedS3, headers: dict[str, str], recorded: Checksums) -> None:
+    """The CRCs of "123456789", their check values."""
+    s3.reply = lambda _: head(**{f"x_amz_checksum_{name}": value for name, value in headers.items()})
     async with aclosing(s3.origin()) as origin:
-        assert (await origin.checksums(VERSION)).crc32c == recorded
+        assert await origin.checksums(VERSION) == recorded
     (request,) = s3.requests
     assert (request.method, request.headers["x-amz-checksum-mode"]) == ("HEAD", "ENABLED")
 

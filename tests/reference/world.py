@@ -13,13 +13,13 @@ import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import crc32c
 import pytest
 import trio
 from trio.testing import MockClock
 
 from d7yfs.cache import cache as cache_module
 from d7yfs.cache.directory import CacheDirectory
+from d7yfs.checksum import crc32c
 from d7yfs.errors import D7yfsError
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 from tests.reference.clock import jump_when_idle, threads_idle
@@ -407,7 +407,7 @@ class _World:
                 right = body[start : start + BLOCK_BYTES]
                 stored = os.pread(files.data_fd, len(right), start)
                 tag, checksum = entry & 0xFFFFFFFF, entry >> 32
-                trusted = tag and (tag == self._boot_tag or crc32c.crc32c(stored) == checksum)
+                trusted = tag and (tag == self._boot_tag or crc32c(stored) == checksum)
                 if trusted and stored != right:
                     self._fail(f"block {index} of {file} {etag} is wrong on disk")
             files.close()

@@ -25,8 +25,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 from xml.sax.saxutils import escape
 
-import crc32c
-
+from d7yfs.checksum import crc32c
 from tests.servers.google_tokens import SKEW_S, Refusal, Reply, Request, TokenServer, json_reply
 
 STORAGE_SCOPES = frozenset(
@@ -52,7 +51,7 @@ class Stored:
 
     @property
     def hashes(self) -> dict[str, str]:
-        crc = b64encode(crc32c.crc32c(self.body).to_bytes(4, "big")).decode()
+        crc = b64encode(crc32c(self.body).to_bytes(4, "big")).decode()
         return {"crc32c": crc} | ({"md5": b64encode(hashlib.md5(self.body).digest()).decode()} if self.md5 else {})
 
 

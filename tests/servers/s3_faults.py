@@ -15,8 +15,7 @@ from email.utils import formatdate
 from urllib.parse import parse_qs, quote, urlsplit
 from xml.sax.saxutils import escape
 
-import crc32c
-
+from d7yfs.checksum import crc32c, crc64nvme
 from tests.servers.http11 import Answer, Request
 from tests.servers.scripted import ScriptedServer
 
@@ -30,7 +29,7 @@ class S3Faults(ScriptedServer):
         super().__init__(objects)
         self._storage_classes: dict[str, str] = {}
         self._etags: dict[str, tuple[bytes, str]] = {}
-        self._crc32c: dict[str, str] = {}
+        self._checksums: dict[str, dict[str, str]] = {}
 
     def etag(self, key: str) -> str:
         """The ETag, computed once per body, because each listing shows them all."""
@@ -45,7 +44,15 @@ class S3Faults(ScriptedServer):
 
     def record_crc32c(self, key: str) -> None:
         """Record a CRC32C, as an upload with one does."""
-        self._crc32c[key] = b64encode(crc32c.crc32c(self.objects[key]).to_bytes(4, "big")).decode()
+        self._record(key, "crc32c", crc32c(self.objects[key]).to_bytes(4, "big"))
+
+    def record_crc64nvme(self, key: str) -> None:
+        """Record a CRC64NVME, as AWS does for uploads without a checksum."""
+        self._record(key, "crc64nvme", crc64nvme(self.objects[key]).to_bytes(8, "big"))
+
+    def _record(self, key: str, name: str, value: bytes) -> None:
+        recorded = {f"x-amz-checksum-{name}": b64encode(value).decode(), "x-amz-checksum-type": "FULL_OBJECT"}
+        self._checksums.setdefault(key, {}).update(recorded)
 
     def delete(self, key: str) -> None:
         del self.objects[key]
@@ -61,8 +68,8 @@ class S3Faults(ScriptedServer):
             whole = await super().answer(replace(request, method="GET"))
             assert isinstance(whole.body, bytes)
             headers = {**whole.headers, "Content-Length": str(len(whole.body))}
-            if request.headers.get("x-amz-checksum-mode") == "ENABLED" and request.key in self._crc32c:
-                headers |= {"x-amz-checksum-crc32c": self._crc32c[request.key], "x-amz-checksum-type": "FULL_OBJECT"}
+            if request.headers.get("x-amz-checksum-mode") == "ENABLED":
+                headers |= self._checksums.get(request.key, {})
             return Answer(whole.status, headers)
         return await super().answer(request)
 

@@ -12,9 +12,9 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import crc32c
 import trio
 
+from d7yfs.checksum import crc32c
 from d7yfs.errors import D7yfsError, NotFound, OriginUnavailable
 from d7yfs.objects import ListingPage, ObjectVersion, StoreIdentity
 from d7yfs.origins.origin import Checksums, ReadRequest
@@ -113,7 +113,7 @@ class SimulatedOrigin:
         await self._asked()
         if self._store.current(version.key) != version or not self.records_checksums:
             return Checksums()
-        return Checksums(crc32c=int(crc32c.crc32c(self._store.body(version))))
+        return Checksums(crc32c=int(crc32c(self._store.body(version))))
 
     @property
     def credentials_expire_at(self) -> float:

@@ -25,7 +25,6 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from pathlib import Path
 
-import crc32c
 import pytest
 import trio
 
@@ -37,6 +36,7 @@ from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.disk import Disk
 from d7yfs.cache.filler import Filler
 from d7yfs.cache.version import CachedVersion
+from d7yfs.checksum import crc32c
 from d7yfs.config.p2p import Mode, P2p
 from d7yfs.errors import CacheFull, D7yfsError, Stopped, VersionGone
 from d7yfs.fetch.dragonfly_proxy import Limits, Proxies, Proxy
@@ -406,7 +406,7 @@ class World:
                 right = body[index * BLOCK : (index + 1) * BLOCK]
                 found = os.pread(files.data_fd, len(right), index * BLOCK)
                 tag, checksum = entry & 0xFFFFFFFF, entry >> 32
-                trusted = tag and (tag == self.boot_tag or crc32c.crc32c(found) == checksum)
+                trusted = tag and (tag == self.boot_tag or crc32c(found) == checksum)
                 if trusted and found != right:
                     raise Violation(f"block {index} of {version} is wrong on disk")
             files.close()

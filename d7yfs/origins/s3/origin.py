@@ -22,6 +22,7 @@ import trio
 from d7yfs.config.schema import Credentials, RepositoryConfig
 from d7yfs.errors import D7yfsError
 from d7yfs.origins.bucket import BucketRest
+from d7yfs.origins.origin import Checksums
 from d7yfs.origins.refusal import Call
 from d7yfs.origins.rest import ControlReply
 from d7yfs.origins.s3.errors import GIVE_CREDENTIALS, WORDS, is_elsewhere, refused, region_in
@@ -63,21 +64,16 @@ class S3Origin(BucketRest):
             "region": self._region,
         }
 
-    def _crc32c(self, headers: Mapping[str, str]) -> int | None:
-        """The CRC32C of a whole object: base64 of four bytes, big-endian.
+    def _crcs(self, headers: Mapping[str, str]) -> Checksums:
+        """The CRCs of a whole object.
 
-        That of a multipart upload is no sum of the bytes: its type is COMPOSITE, and it ends in
-        `-N`. The other sums of S3 (CRC32, CRC64NVME, SHA-1, SHA-256) cannot be compared without
-        reading every byte again:
+        Those of type COMPOSITE, of multipart uploads, are no sums of the bytes. CRC32, SHA-1 and
+        SHA-256, S3's other sums, are not taken:
         https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity.html.
         """
         if headers.get("x-amz-checksum-type", "FULL_OBJECT") != "FULL_OBJECT":
-            return None
-        try:
-            value = base64.b64decode(headers.get("x-amz-checksum-crc32c", ""), validate=True)
-        except (binascii.Error, ValueError):  # "-" is no letter of its alphabet
-            return None
-        return int.from_bytes(value, "big") if len(value) == 4 else None
+            return Checksums()
+        return Checksums(crc32c=_crc(headers, "crc32c", 4), crc64nvme=_crc(headers, "crc64nvme", 8))
 
     @property
     def _endpoint(self) -> str:
@@ -109,3 +105,14 @@ class S3Origin(BucketRest):
         self._region = region
         self._signed.clear()
         return True
+
+
+def _crc(headers: Mapping[str, str], name: str, size_bytes: int) -> int | None:
+    """The CRC in a header: base64 of its bytes, big-endian. None for a composite one, too, which
+    ends in `-N`.
+    """
+    try:
+        value = base64.b64decode(headers.get(f"x-amz-checksum-{name}", ""), validate=True)
+    except (binascii.Error, ValueError):  # "-" is no letter of its alphabet
+        return None
+    return int.from_bytes(value, "big") if len(value) == size_bytes else None
