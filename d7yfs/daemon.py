@@ -40,7 +40,6 @@ from d7yfs.fs.rights import Rights
 from d7yfs.fuse.appearance import Appearance
 from d7yfs.fuse.engine import Engine
 from d7yfs.fuse.notices import Invalidator
-from d7yfs.fuse.openers import MAX_OPEN_FILES, Openers
 from d7yfs.fuse.session import Session
 from d7yfs.host import kernel, mount_table, process
 from d7yfs.host.fuse_device import MountFlags
@@ -124,14 +123,6 @@ def _spare_collector() -> None:
     """
     gc.freeze()
     gc.set_threshold(_GARBAGE_THRESHOLD)
-
-
-def _most_open_files(config: Config) -> int:
-    """Half of the descriptors is for open files: each has one, and two more for a file that
-    dfdaemon hands over.
-    """
-    handed_over = any(each.dfdaemon_socket for each in config.repositories)
-    return min(MAX_OPEN_FILES, process.descriptor_limit() // 2 // (3 if handed_over else 1))
 
 
 class _Mount:
@@ -302,13 +293,11 @@ class _Mount:
 
             make = Adapter
         appearance = Appearance(config.uid, config.gid, config.file_mode, config.dir_mode, config.xattr)
-        openers = Openers(_most_open_files(config))
         return make(
             self._filesystem,
             self._invalidator,
             appearance,
             deadline_s=config.read_timeout_s,
-            openers=openers,
             passthrough=config.passthrough,
         )
 

@@ -21,7 +21,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from d7yfs.cache.disk import DiskStalled, Landing, Lane, read_cached
+from d7yfs.cache.disk import DiskStalled, Landing, Lane
+from d7yfs.cache.file_io import read_cached
 from d7yfs.cache.linked import Cold, LinkChanged, LinkedStore, LinkFailed, Times, forget_blocks, read_cold, times_of
 from d7yfs.cache.memory import MemoryBudget, MemoryFile
 from d7yfs.cache.pair import (
@@ -35,7 +36,6 @@ from d7yfs.cache.pair import (
     block_range,
     blocks_of,
     read_entries,
-    stored_states,
     write_entries,
 )
 from d7yfs.checksum import crc32c, crc32c_of_blocks
@@ -65,28 +65,32 @@ class BackingFile:
         counts: Counter[str],
     ) -> None:
         self.version = version
-        self._files = files
         self._lane = lane
         self._boot_tag = boot_tag
         self._take_room = take_room
         self._room_left = room_left
-        self._disk_refused = False
         self.counts = counts
         self.taken_over_blocks = 0
         """Blocks of this version that other daemons have brought while it was open here."""
-        stored = stored_states(files.entries, boot_tag) if files and not files.made_bytes else None
-        self.presence = Presence(version.size_bytes, stored)
-        self._budget = budget
-        self._is_wanted = is_wanted
-        self._memory: MemoryFile | None = None
-        """None until a block goes there."""
-        self.linked = files.linked if files else None
-        """dfdaemon's file, if one was linked."""
+        self._memory = MemoryFile(budget, is_wanted=is_wanted, on_drop=lambda index: self.presence.set_absent(index))
         self.link_is_wrong = False
         """True if dfdaemon's file had other bytes than before: it is not linked again."""
-        for index, state in self.linked.known() if self.linked else ():
-            if self.presence.blocks[index] == Block.ABSENT:
-                self.presence.set_present(index, state)
+        self._disk_is_wrong = False
+        """True if the disk has blocks of other bytes that could not be struck out."""
+        self._files: VersionFiles | None = None
+        self._resting: VersionFiles | None = None
+        """Files of which the map alone is open, and with it the lock."""
+        self.use(files)
+
+    def use(self, files: VersionFiles | None) -> None:
+        """Believe these `files` from now on: present are the blocks that they have."""
+        self.close()
+        self._files = files
+        self._disk_refused = False
+        size_bytes = self.version.size_bytes
+        self.presence = files.presence(size_bytes, self._boot_tag) if files else Presence(size_bytes)
+        self.linked = files.linked if files else None
+        """dfdaemon's file, if one was linked."""
 
     @property
     def keeps(self) -> bool:
@@ -94,8 +98,7 @@ class BackingFile:
         return self._files is not None and not self._disk_refused and self._room_left()
 
     def missing(self, wanted: ByteRange) -> list[ByteRange]:
-        """The runs of `Presence.missing`, after blocks were taken over that another daemon has
-        written since.
+        """The runs of `Presence.missing`, less the blocks that another daemon has written since.
 
         Only entries of this boot count. Another entry of an absent block is one that we have found
         corrupt and could not strike out."""
@@ -147,7 +150,7 @@ class BackingFile:
             in_memory = self._files is None or self._disk_refused or not self._take_room(size_bytes)
             arriving = self.presence.arriving[index] = Arriving(0, 0, in_memory)
             if in_memory:
-                self._memory_file().add(index)
+                self._memory.add(index)
         return Landing(index, landed_to, chunk[landed_to - start :], arriving, arriving.crc)
 
     def store(self, landings: list[Landing]) -> None:
@@ -173,13 +176,8 @@ class BackingFile:
                 self.counts["disk_bytes_written"] += len(landing.data)
                 self._land(landing)
 
-    def _memory_file(self) -> MemoryFile:
-        if self._memory is None:
-            self._memory = MemoryFile(self._budget, is_wanted=self._is_wanted, on_drop=self.presence.set_absent)
-        return self._memory
-
     def _land_in_memory(self, landing: Landing) -> None:
-        self._memory_file().write(landing.data, landing.start)
+        self._memory.write(landing.data, landing.start)
         self._land(landing)
 
     def _land(self, landing: Landing) -> None:
@@ -217,27 +215,25 @@ class BackingFile:
         """
         files, head = self._files, memoryview(bytearray(arriving.landed_bytes))
         assert files is not None
-        # Asleep: it cannot be opened now, or the bytes had been written.
-        if files.is_asleep or self._lane.disk.read_fresh(files.data_fd, index * BLOCK_BYTES, head) < len(head):
+        if self._lane.disk.read_fresh(files.data_fd, index * BLOCK_BYTES, head) < len(head):
             self.presence.set_absent(index)
             return False
-        self._memory_file().write(head, index * BLOCK_BYTES)
+        self._memory.write(head, index * BLOCK_BYTES)
         arriving.in_memory = True
-        self._memory_file().add(index)
+        self._memory.add(index)
         return True
 
     def _forget_arriving(self, index: int) -> None:
         arriving = self.presence.arriving.pop(index, None)
         if arriving is not None and arriving.in_memory:
-            self._memory_file().free(index)
+            self._memory.free(index)
 
     def read_at_once(self, wanted: ByteRange, into: memoryview) -> bool:
         """Fill `into` with a readable range; False if a disk would have to be waited for."""
-        memory_fd = self._memory.fd if self._memory is not None else -1
-        on_tmpfs = memory_fd >= 0 or (self._files is not None and self._files.on_tmpfs)
+        on_tmpfs = self._files is None or self._files.on_tmpfs
         for start, stop, fd in self._extents(wanted):
             view = into[start - wanted.start : stop - wanted.start]
-            if read_cached(fd, start, view, on_tmpfs=on_tmpfs) < len(view):
+            if read_cached(fd, start, view, on_tmpfs=on_tmpfs or fd == self._memory.fd) < len(view):
                 return False
             times = self.link_times if self.linked and fd == self.linked.fd else None
             if times and times_of(fd) != times:
@@ -248,7 +244,7 @@ class BackingFile:
     def whole_file(self) -> int | None:
         """The descriptor of the data file, if that has all bytes, each verified, and no others."""
         files = self._files
-        if files is None or files.is_asleep or self._disk_refused or not self.presence.all_in_data_file:
+        if files is None or self._disk_refused or not self.presence.all_in_data_file:
             return None
         return files.data_fd
 
@@ -259,15 +255,13 @@ class BackingFile:
         worker thread. Memory blocks are always read here, before they can be dropped.
         """
         buffer, cold = bytearray(wanted.stop - wanted.start), Cold()
-        memory_fd = self._memory.fd if self._memory is not None else -1
-        on_tmpfs = self._files is not None and self._files.on_tmpfs
         for start, stop, fd in self._extents(wanted):
             view = memoryview(buffer)[start - wanted.start : stop - wanted.start]
-            if fd == memory_fd:
+            if fd == self._memory.fd:
                 count = os.preadv(fd, [view], start)
                 assert count == len(view)
                 continue
-            hot_bytes = read_cached(fd, start, view, on_tmpfs=on_tmpfs)
+            hot_bytes = read_cached(fd, start, view, on_tmpfs=bool(self._files and self._files.on_tmpfs))
             times = self.link_times if self.linked and fd == self.linked.fd else None
             if times and hot_bytes and times_of(fd) != times:
                 hot_bytes = 0  # `finish_read` says so
@@ -295,7 +289,7 @@ class BackingFile:
         """The descriptor that has block `index`."""
         state, arriving = self.presence.blocks[index], self.presence.arriving.get(index)
         if arriving.in_memory if arriving else state == Block.MEMORY:
-            return self._memory_file().fd
+            return self._memory.fd
         assert self._files is not None
         return self.linked.fd if self.linked and state in LINKED else self._files.data_fd
 
@@ -380,14 +374,9 @@ class BackingFile:
         """The times that prove dfdaemon's file unchanged."""
         return self.linked.times if self.linked else None
 
-    @property
-    def is_whole(self) -> bool:
-        """True if all of it is on disk."""
-        return self._files is not None and self.presence.all_on_disk
-
     def whole_crc32c(self) -> int | None:
         """CRC32C of the object on disk, None unless it is whole. For a thread, while held."""
-        if self._files is None or not self.is_whole:
+        if self._files is None or not self.presence.all_on_disk:
             return None
         crcs = [entry >> 32 for entry in self._files.entries]
         for index, state in self.presence.known():
@@ -409,7 +398,7 @@ class BackingFile:
                 continue  # dfdaemon's file came another way
             self._forget_arriving(index)
             if state == Block.MEMORY:
-                self._memory_file().drop(index)
+                self._memory.drop(index)
             elif state != Block.ABSENT:
                 self.presence.set_absent(index)
                 self._store_entry(index, 0)
@@ -434,14 +423,14 @@ class BackingFile:
             await self._lane.write(struck_out)
         except OSError as error:
             self._disk_refused = refused
+            self._disk_is_wrong = True
             self._refuse_disk(error)
         else:
             self._disk_refused = refused
 
     def leave_disk(self, error: OSError) -> None:
         """Leave the disk, which failed under this version: its blocks are fetched again, into
-        memory. If dfdaemon's file failed, only that is left.
-        """
+        memory. If dfdaemon's file failed, only that is left."""
         if self._files is None:
             return
         if isinstance(error, LinkChanged) and self.linked:
@@ -459,10 +448,21 @@ class BackingFile:
         for index in [index for index, arriving in self.presence.arriving.items() if not arriving.in_memory]:
             self.presence.set_absent(index)
 
+    def rest(self, *, but_map: bool) -> bool:
+        """Close the files until `use`, but for the map's lock with `but_map`; bytes that are not on
+        disk are lost. False, and nothing is closed, where the disk is not to be believed again."""
+        if self._disk_is_wrong:
+            return False
+        self._memory.close()
+        self.presence.arriving.clear()
+        if (files := self._files) is not None:
+            self._files, self._resting = None, files if but_map else None
+            self._lane.close(files.rest if but_map else files.close)
+        return True
+
     def close(self) -> None:
-        """Release memory, and descriptors once no thread uses them. The last call."""
-        if self._memory is not None:
-            self._memory.close()
-        if self._files is not None:
-            self._lane.close(self._files.close)
-            self._files = None
+        """Release memory, and descriptors once no thread uses them. The last call but `use`."""
+        self._memory.close()
+        if (files := self._files or self._resting) is not None:
+            self._lane.close(files.close)
+        self._files = self._resting = None

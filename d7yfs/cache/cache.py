@@ -25,7 +25,7 @@ import trio
 
 from d7yfs.cache import earlier
 from d7yfs.cache.backing import BackingFile
-from d7yfs.cache.descriptors import DataUse, Descriptors
+from d7yfs.cache.descriptors import SMALL_BYTES, Descriptors, VersionUse
 from d7yfs.cache.directory import TRIES, CacheDirectory, Locked
 from d7yfs.cache.disk import STALL_S, Disk, Lane
 from d7yfs.cache.filler import NewFiller
@@ -44,6 +44,9 @@ from d7yfs.stats.status import CacheStatus
 log = logging.getLogger(__name__)
 
 _Key = tuple[StoreIdentity, str, str, int]
+_Open = dict[NewFiller, CachedVersion]
+"""One version as repositories have it open, by the maker of their fillers: each fetches with its own
+credentials, and they share the pair on disk as daemons do."""
 
 _HEADROOM = 0.05
 _MAX_HEADROOM_BYTES = 1 << 30
@@ -83,7 +86,7 @@ class Cache:
         self._budget = MemoryBudget(memory_buffer_bytes)
         self._read_timeout_s = read_timeout_s
         self._boot_tag = boot_tag()
-        self._open: dict[_Key, CachedVersion] = {}
+        self._open: dict[_Key, _Open] = {}
         self._opening: dict[_Key, trio.Event] = {}
         self._look_at = 0.0
         self._evict_wanted, self._asked = trio.Event(), trio.Event()
@@ -93,6 +96,9 @@ class Cache:
 
     async def open(self, store: StoreIdentity, version: ObjectVersion, new_filler: NewFiller) -> CachedVersion:
         """Open `version`, held once for the caller, who must `drop` it.
+
+        Callers with the same `new_filler` have the same version. One of another repository fetches
+        by itself, as its credentials may be others.
 
         Never fails when there is no disk: without one, or when it does not answer within its
         patience, the version is uncached. Raises TooManyOpenFiles when descriptors are short.
@@ -104,8 +110,7 @@ class Cache:
                 continue
             self._opening[key] = trio.Event()
             try:
-                files = await self._open_files(store, version)
-                self._open[key] = self._make(key, version, files, new_filler)
+                self._admit(key, version, await self._open_files(store, version), new_filler)
             finally:
                 self._opening.pop(key).set()
         return cached
@@ -115,30 +120,40 @@ class Cache:
         Raises TooManyOpenFiles.
         """
         key = (store, *version.identity)
-        cached = self._open.get(key)
+        cached = self._open.get(key, {}).get(new_filler)
         if cached is None and self._disk.is_prompt and key not in self._opening:
             try:
                 files = self._open_pair(store, version, tries=1)
             except OSError:
                 return None  # locked, or a failure that `open` tells of
-            self._accept(version, files)
-            cached = self._open[key] = self._make(key, version, files, new_filler)
+            self._take(files)
+            cached = self._admit(key, version, files, new_filler)
         if cached is not None:
             cached.hold()
+        return cached
+
+    def _admit(
+        self, key: _Key, version: ObjectVersion, files: VersionFiles | None, new_filler: NewFiller
+    ) -> CachedVersion:
+        """Add a version that was opened. Raises TooManyOpenFiles."""
+        if files is not None and self._descriptors.are_short(files.map_fd):
+            self._disk.run_soon(files.close)
+            raise _descriptors_are_short(version)
+        cached = self._make(key, version, files, new_filler)
+        self._open.setdefault(key, {})[new_filler] = cached
+        self._descriptors.add(cached.use)
         return cached
 
     def _make(
         self, key: _Key, version: ObjectVersion, files: VersionFiles | None, new_filler: NewFiller
     ) -> CachedVersion:
         lane = Lane(self._disk)
-        use = DataUse(version.key, files, lane, self._descriptors)
         cached = CachedVersion(
             version,
             new_filler=new_filler,
             read_timeout_s=self._read_timeout_s,
             lane=lane,
-            use=use,
-            on_last_drop=lambda closing: self._close(key, closing, use),
+            on_last_drop=lambda closing: self._close(key, new_filler, closing),
         )
         cached.backing = backing = BackingFile(
             version,
@@ -151,10 +166,23 @@ class Cache:
             is_wanted=cached.is_wanted,
             counts=self._counts,
         )
+        cached.use = VersionUse(
+            version.key,
+            lane,
+            self._descriptors,
+            close=partial(_lay_to_rest, cached),
+            reopen=partial(self._reopen, key[0], cached),
+        )
         cached.leases = Leases(files, lane, keeps=lambda: backing.keeps, missing=cached.missing)
         cached.grants = RecordedGrants(files, self._disk)
         cached.proof = RecordedProof(files, self._disk)
         return cached
+
+    async def _reopen(self, store: StoreIdentity, cached: CachedVersion) -> None:
+        files = await self._open_files(store, cached.version, again=True)
+        cached.backing.use(files)
+        cached.leases.files = files
+        cached.proof.use(files)
 
     def digest(self, principal: str) -> str:
         """The name of the records of grants to `principal` in this directory."""
@@ -162,8 +190,8 @@ class Cache:
 
     def open_bytes(self, store: StoreIdentity, version: ObjectVersion) -> int | None:
         """Cached bytes of `version` if it is open, else None."""
-        cached = self._open.get((store, *version.identity))
-        return None if cached is None else cached.backing.presence.cached_bytes
+        found = self._open.get((store, *version.identity))
+        return None if found is None else max(each.cached_bytes for each in found.values())
 
     async def cached_bytes(self, store: StoreIdentity, versions: Iterable[ObjectVersion]) -> list[int]:
         """Cached bytes of each version, open or not. Raises OSError when the disk does not tell."""
@@ -178,7 +206,7 @@ class Cache:
 
         Raises OSError when the disk does not tell.
         """
-        if (cached := self._open.get((store, *version.identity))) is not None:
+        for cached in self._open.get((store, *version.identity), {}).values():
             return cached.proof.value
         return await self._disk.run(partial(self._directory.proof, store, version))
 
@@ -199,10 +227,19 @@ class Cache:
 
     def in_use(self) -> list[tuple[StoreIdentity, ObjectVersion, int]]:
         """The open versions: store, version, and cached bytes of each."""
-        return [(key[0], each.version, each.backing.presence.cached_bytes) for key, each in self._open.items()]
+        most = {key: max(found.values(), key=lambda each: each.cached_bytes) for key, found in self._open.items()}
+        return [(key[0], each.version, each.cached_bytes) for key, each in most.items()]
 
-    async def _open_files(self, store: StoreIdentity, version: ObjectVersion) -> VersionFiles | None:
+    def opened(self) -> list[CachedVersion]:
+        """The open versions, one for each repository that has them open."""
+        return [each for found in self._open.values() for each in found.values()]
+
+    async def _open_files(
+        self, store: StoreIdentity, version: ObjectVersion, *, again: bool = False
+    ) -> VersionFiles | None:
         try:
+            if again:  # the map must have what was learnt before it was closed
+                await self._disk.wait_for_earlier()
             files = await self._open_when_unlocked(partial(self._open_pair, store, version))
         except OSError as error:
             if error.errno in SHORTAGE:
@@ -210,15 +247,12 @@ class Cache:
             log.warning("cache: %s cannot be kept: %s; reading it uncached", version.key, error.strerror or error)
             self._uncached_opens += 1
             return None
-        self._accept(version, files)
+        self._take(files)
         return files
 
-    def _accept(self, version: ObjectVersion, files: VersionFiles) -> None:
-        """Take account of a pair that was opened. Raises TooManyOpenFiles."""
+    def _take(self, files: VersionFiles) -> None:
+        """Take account of a pair that was opened."""
         self._directory.take(files.made_bytes)
-        if self._descriptors.are_short(files.map_fd):
-            self._disk.run_soon(files.close)
-            raise _descriptors_are_short(version)
         # Not waited for: a frozen file system opens what it has, and can be read.
         self._disk.run_soon(partial(self._disk.prove_with, files.touch))
 
@@ -245,9 +279,12 @@ class Cache:
                 files.proof = files.proof or Proof.PENDING
         return files
 
-    def _close(self, key: _Key, cached: CachedVersion, use: DataUse) -> None:
-        del self._open[key]
-        use.close()
+    def _close(self, key: _Key, new_filler: NewFiller, cached: CachedVersion) -> None:
+        found = self._open[key]
+        del found[new_filler]
+        if not found:
+            del self._open[key]
+        self._descriptors.remove(cached.use)
         cached.backing.close()
 
     @property
@@ -319,7 +356,7 @@ class Cache:
 
     def fail_waiters(self, error: Exception) -> None:
         """Answer every reader that waits with `error`, at shutdown."""
-        for cached in list(self._open.values()):
+        for cached in self.opened():
             cached.fail_waiters(error)
 
     def statistics(self) -> CacheStatus:
@@ -330,7 +367,7 @@ class Cache:
             limit_bytes=self._directory.size_limit_bytes,
             memory_bytes=self._budget.used_bytes,
             memory_limit_bytes=self._budget.limit_bytes,
-            open_versions=len(self._open),
+            open_versions=len(self.opened()),
             evicted_files=self._directory.evicted_files,
             uncached_opens=self._uncached_opens,
             disk_stalled_s=round(self._disk.stalled_s, 3),
@@ -341,6 +378,14 @@ class Cache:
             corrupt_blocks=counts["corrupt_blocks"],
             checksum_mismatches=counts["checksum_mismatches"],
         )
+
+
+def _lay_to_rest(cached: CachedVersion) -> bool:
+    known = cached.proof.value
+    if not cached.backing.rest(but_map=cached.version.size_bytes > SMALL_BYTES):
+        return False
+    cached.proof.rest(known)
+    return True
 
 
 def _descriptors_are_short(version: ObjectVersion) -> TooManyOpenFiles:

@@ -1,25 +1,29 @@
 """The shares of this process's file descriptors: how many the cache may have, and for what.
 
-Each open version holds one, that of its map. A quarter of all may be data files besides; beyond
-that the data files of idle versions are closed, the longest awake first. No version is opened that
-would leave less than the headroom: sockets, threads and the control socket live on that.
+An open version is awake or asleep. Awake it holds the descriptors of its pair, and of dfdaemon's
+file if there is one. Asleep it holds none, or one if it is large: that of its map, whose lock keeps
+the pair from being deleted. To wake it is to open it once more. So a small version that was deleted
+meanwhile is fetched again, and no state is kept that could differ from the disk.
+
+Beyond a sixteenth of all descriptors versions that no one reads are laid to rest, the longest awake
+first. No version is opened that would leave less than the headroom: sockets, threads and the
+control socket live on that.
 
 Used by `Cache` and `CachedVersion`. Trio thread only.
 """
 
 from __future__ import annotations
 
-import os
-from functools import partial
+from collections.abc import Awaitable, Callable
 
 import trio
 
-from d7yfs.cache.data_file import DataFile
 from d7yfs.cache.disk import Lane
-from d7yfs.errors import ReadTimeout
-from d7yfs.host.descriptors import SHORTAGE
+from d7yfs.errors import ReadTimeout, TooManyOpenFiles
 from d7yfs.host.process import descriptor_limit
 
+SMALL_BYTES = 8 << 20
+"""A version up to this size holds no descriptor while it is asleep: it is soon fetched again."""
 _HEADROOM = 128
 """At least so many descriptors stay free, if that is no more than half."""
 _RETRY_S = 0.5
@@ -28,32 +32,32 @@ _TRIES = 8
 
 
 class Descriptors:
-    """The data files that are open now, within the share of a process with `limit` descriptors."""
+    """The versions that are awake now, within the share of a process with `limit` descriptors."""
 
     def __init__(self, limit: int | None = None) -> None:
         limit = descriptor_limit() if limit is None else limit
-        self._most_awake = max(1, limit // 4)
+        # Each has up to four: those of the data, the map, dfdaemon's file and its map.
+        self._most_awake = max(1, limit // 16)
         self._first_spare = limit - min(max(_HEADROOM, limit // 8), limit // 2)
-        self._awake: dict[DataUse, None] = {}
-        """Those whose data files are open, the longest awake first."""
+        self._awake: dict[VersionUse, None] = {}
+        """The longest awake first."""
 
-    def add(self, use: DataUse) -> None:
-        """Note that the data file of `use` is open, and have others closed if there are too
-        many.
-        """
+    def add(self, use: VersionUse) -> None:
+        """Note that a version is awake, and lay others to rest if there are too many."""
         self._awake[use] = None
         if len(self._awake) > self._most_awake:
-            self._lay_to_rest()
+            self.lay_to_rest(len(self._awake) - self._most_awake)
 
-    def _lay_to_rest(self) -> None:
-        for _ in range(min(_TRIES, len(self._awake) - self._most_awake)):
+    def lay_to_rest(self, count: int) -> None:
+        """Lay at most `count` versions to rest, a few at a time."""
+        for _ in range(min(_TRIES, count, len(self._awake))):
             oldest = next(iter(self._awake))
             del self._awake[oldest]
             if not oldest.rest():
                 self._awake[oldest] = None
 
-    def remove(self, use: DataUse) -> None:
-        """Note that the version of `use` is closed."""
+    def remove(self, use: VersionUse) -> None:
+        """Note that a version is closed."""
         self._awake.pop(use, None)
 
     def are_short(self, newest_fd: int) -> bool:
@@ -64,63 +68,64 @@ class Descriptors:
         return newest_fd >= self._first_spare
 
 
-class DataUse:
-    """The use of one version's data file, which is closed only while nothing of it is under way."""
+class VersionUse:
+    """The use of one version's descriptors, which are closed only while nothing of it is under way.
 
-    __slots__ = ("_data", "_descriptors", "_lane", "_name", "_users")
+    `close` closes them, and returns False where they must stay. `reopen` opens the version again.
+    """
 
-    def __init__(self, name: str, data: DataFile | None, lane: Lane, descriptors: Descriptors) -> None:
+    __slots__ = ("_close", "_descriptors", "_lane", "_name", "_reopen", "_users", "_waking", "is_asleep")
+
+    def __init__(
+        self,
+        name: str,
+        lane: Lane,
+        descriptors: Descriptors,
+        *,
+        close: Callable[[], bool],
+        reopen: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.is_asleep = False
         self._name = name
-        self._data = data
         self._lane = lane
         self._descriptors = descriptors
+        self._close = close
+        self._reopen = reopen
         self._users = 0
-        if data is not None:
-            descriptors.add(self)
+        self._waking: trio.Lock | None = None
+        """Made at the first sleep: few versions sleep, and many are opened."""
 
-    def begin(self) -> bool:
-        """Keep the file open until `end`. True if it is closed, so that `wake` must open it."""
+    def begin(self) -> None:
+        """Keep the version as it is, awake or asleep, until `end`; only `wake` may come between."""
         self._users += 1
-        if self._data is None or not self._data.is_asleep:
-            return False
-        self._descriptors.add(self)
-        return True
-
-    @property
-    def is_asleep(self) -> bool:
-        """True if `begin` would say so."""
-        return self._data is not None and self._data.is_asleep
 
     def end(self) -> None:
         self._users -= 1
 
     def rest(self) -> bool:
-        """Close the file until it is needed again. False if it is in use."""
-        if self._users or self._lane.under_way:
+        """Close the descriptors until they are needed again. False if they are in use."""
+        if self._users or self._lane.under_way or not self._close():
             return False
-        if self._data is not None and (fd := self._data.detach_data()) >= 0:
-            self._lane.disk.run_soon(partial(os.close, fd))
+        self.is_asleep = True
         return True
 
     async def wake(self, deadline: float) -> None:
-        """Open the file, in a thread. Waits while descriptors are used up.
+        """Open the version again. Waits while descriptors are used up.
 
-        Raises ReadTimeout at the `deadline`, and OSError.
+        Raises ReadTimeout at the `deadline`.
         """
-        assert self._data is not None
-        while True:
-            try:
-                await self._lane.read(self._data.open_data)
-            except OSError as error:
-                if error.errno not in SHORTAGE:
-                    raise
-            else:
-                return
-            if trio.current_time() + _RETRY_S >= deadline:
-                raise ReadTimeout(f"{self._name}: the daemon's file descriptors were used up too long")
-            self._descriptors.add(self)  # has others closed
-            await trio.sleep(_RETRY_S)
-
-    def close(self) -> None:
-        """End the use; the owner closes the file."""
-        self._descriptors.remove(self)
+        if self._waking is None:
+            self._waking = trio.Lock()
+        async with self._waking:  # single flight
+            while self.is_asleep:
+                try:
+                    await self._reopen()
+                except TooManyOpenFiles as error:
+                    if trio.current_time() + _RETRY_S >= deadline:
+                        short = "the daemon's file descriptors were used up too long"
+                        raise ReadTimeout(f"{self._name}: {short}") from error
+                    self._descriptors.lay_to_rest(_TRIES)
+                    await trio.sleep(_RETRY_S)
+                else:
+                    self.is_asleep = False
+                    self._descriptors.add(self)

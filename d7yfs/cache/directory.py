@@ -16,8 +16,8 @@ The name is the SHA-256 of the version's identity, JSON in the map's header: the
 key, validator, size. Two daemons of one uid may use one directory. Files of earlier formats are
 never served, and are deleted (`d7yfs.cache.earlier`).
 
-Locks (flock on the map file): every opener holds it shared while the version is open; a process
-that creates or deletes the pair holds it exclusively. So a pair that is in use anywhere is never
+Locks (flock on the map file): every opener holds it shared while it has the map open; a process
+that creates or deletes the pair holds it exclusively. So a pair that is held anywhere is never
 evicted, and a half-made pair is never used. The map is made first and deleted last, so the holder
 of its lock owns the data's name too. Eviction unlinks whole files and never truncates or punches:
 an open descriptor stays right.

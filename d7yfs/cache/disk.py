@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import trio
 
+from d7yfs.cache.file_io import write_whole
 from d7yfs.checksum import crc32c
 
 if TYPE_CHECKING:
@@ -58,9 +59,6 @@ STALLED_S = 0.5
 FRESH_S = 0.05
 """Seconds for which a write that the disk has taken is a sign that the next one will not wait."""
 
-_STREAMING_BYTES = 256 << 10
-"""A read from disk of this size is one of many in order: that is how the kernel reads ahead."""
-_DISK_AHEAD_BYTES = 4 << 20
 _THREADS = 32
 """Calls under way at once, and as many reads: so many threads hang with the disk, and two more."""
 
@@ -341,6 +339,22 @@ class Disk:
             return os.preadv(fd, [view], start)
         return 0
 
+    async def wait_for_earlier(self) -> None:
+        """Return once all calls are done that were given so far. Raises DiskStalled."""
+        if not self._drains:
+            return
+        done, token = trio.Event(), trio.lowlevel.current_trio_token()
+
+        def tell() -> None:
+            with contextlib.suppress(trio.RunFinishedError):
+                token.run_sync_soon(done.set)
+
+        self.run_behind(tell)
+        with trio.move_on_after(self.patience_s):
+            await done.wait()
+        if not done.is_set():
+            raise DiskStalled
+
     async def wait_until_quiet(self) -> None:
         """Return once all calls of `run_behind` are done."""
         while self._drains:
@@ -379,7 +393,8 @@ class Lane:
         self._close_if_idle()
 
     def close(self, close: Callable[[], object]) -> None:
-        """Have `close` called once nothing is under way, as `Disk.run_soon` does. The last call."""
+        """Have `close` called once nothing is under way, as `Disk.run_soon` does. The last call until
+        others are opened."""
         self._close = close
         self._close_if_idle()
 
@@ -388,43 +403,6 @@ class Lane:
             close, self._close = self._close, None
             # Earlier calls may use the same descriptors, and are done before it.
             self.disk.run_soon(close)
-
-
-def read_cached(fd: int, start: int, view: memoryview, *, on_tmpfs: bool) -> int:
-    """Read the bytes that need no waiting (RWF_NOWAIT: preadv(2)); returns how many."""
-    try:
-        return os.preadv(fd, [view], start, os.RWF_NOWAIT)
-    except OSError as error:
-        # tmpfs does not support it though it is memory; overlayfs does not and may be a disk. A
-        # failing disk shows in a read that waits.
-        if error.errno == errno.EOPNOTSUPP and on_tmpfs:
-            return os.preadv(fd, [view], start)
-        return 0
-
-
-def read_whole(fd: int, start: int, view: memoryview) -> None:
-    """Fill `view`, however long that takes. For a worker thread.
-
-    Raises OSError when the disk fails or the file is cut off.
-    """
-    if len(view) >= _STREAMING_BYTES:
-        # The kernel would read in steps of the disk's own readahead (128 KiB); so it reads at once,
-        # and on ahead.
-        os.posix_fadvise(fd, start, len(view) + _DISK_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
-    done = 0
-    while done < len(view):
-        count = os.preadv(fd, [view[done:]], start + done)
-        if not count:
-            raise OSError(errno.EIO, "a file of the cache is shorter than its object")
-        done += count
-
-
-def write_whole(fd: int, data: memoryview, position: int) -> int:
-    """Write all of `data`; returns its length. Raises OSError, with an unknown part written."""
-    done = 0
-    while done < len(data):
-        done += os.pwrite(fd, data[done:], position + done)
-    return done
 
 
 def _read_ahead(fd: int, start: int, size_bytes: int) -> None:

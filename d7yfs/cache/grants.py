@@ -66,7 +66,8 @@ class RecordedGrants:
     """The recorded grants of one open version; without `files` they last as long as it is open."""
 
     def __init__(self, files: VersionFiles | None, disk: Disk) -> None:
-        self._files = files
+        # By its path, as the map may be closed while the version is open.
+        self._map_path = files.map_path if files is not None else None
         self._disk = disk
         self._known = dict(files.grants) if files is not None else {}
 
@@ -77,20 +78,20 @@ class RecordedGrants:
     def record(self, grantee: str, now: float) -> None:
         """Record a grant; `now` is time.time()."""
         self._known[grantee] = now
-        if self._files is not None:
-            self._disk.run_soon(partial(_set, self._files.map_fd, grantee, now))
+        if self._map_path is not None:
+            self._disk.run_soon(partial(_set, self._map_path, grantee, now))
 
     def strike(self, grantee: str) -> None:
         """Forget a grant, as the store has refused the identity since."""
-        if self._known.pop(grantee, None) is not None and self._files is not None:
-            self._disk.run_soon(partial(_remove, self._files.map_fd, grantee))
+        if self._known.pop(grantee, None) is not None and self._map_path is not None:
+            self._disk.run_soon(partial(_remove, self._map_path, grantee))
 
 
-def _set(map_fd: int, grantee: str, now: float) -> None:
+def _set(map_path: Path, grantee: str, now: float) -> None:
     with contextlib.suppress(OSError):  # without a record, the store is asked again
-        os.setxattr(map_fd, _PREFIX + grantee, _TIME.pack(now))
+        os.setxattr(map_path, _PREFIX + grantee, _TIME.pack(now))
 
 
-def _remove(map_fd: int, grantee: str) -> None:
+def _remove(map_path: Path, grantee: str) -> None:
     with contextlib.suppress(OSError):
-        os.removexattr(map_fd, _PREFIX + grantee)
+        os.removexattr(map_path, _PREFIX + grantee)

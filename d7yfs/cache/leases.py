@@ -42,7 +42,8 @@ class Leases:
         keeps: Callable[[], bool],
         missing: Callable[[ByteRange], list[ByteRange]],
     ) -> None:
-        self._files = files
+        self.files = files
+        """Of a version that rests, those that it had: no filler works for it."""
         self._lane = lane
         self._keeps = keeps
         self._missing = missing
@@ -53,7 +54,7 @@ class Leases:
 
         With `anyway` all of it is ours, leased or not. Ends with `release` of (at least) `wanted`.
         """
-        if self._files is None or not self._keeps() or self._lock(wanted) or anyway:
+        if self.files is None or not self._keeps() or self._lock(wanted) or anyway:
             return self._missing(wanted), []
         ours: list[ByteRange] = []
         theirs: list[ByteRange] = []
@@ -65,19 +66,19 @@ class Leases:
 
     def release(self, wanted: ByteRange) -> None:
         """End our leases on the blocks of `wanted`."""
-        if self._files is not None:
-            _set_lock(self._files.map_fd, fcntl.F_UNLCK, *extent_of_entries(wanted))
+        if self.files is not None:
+            _set_lock(self.files.map_fd, fcntl.F_UNLCK, *extent_of_entries(wanted))
 
     def take_stream(self) -> bool:
         """Lease the stream of the whole object. False while another daemon has one under way."""
-        if self._files is None or not self._keeps():
+        if self.files is None or not self._keeps():
             return True
-        return _set_lock(self._files.map_fd, fcntl.F_WRLCK, 0, 1)
+        return _set_lock(self.files.map_fd, fcntl.F_WRLCK, 0, 1)
 
     def release_stream(self) -> None:
         """End the stream's lease."""
-        if self._files is not None:
-            _set_lock(self._files.map_fd, fcntl.F_UNLCK, 0, 1)
+        if self.files is not None:
+            _set_lock(self.files.map_fd, fcntl.F_UNLCK, 0, 1)
 
     async def written_to(self, offset: int) -> int:
         """The offset of the data file's next hole from `offset` on.
@@ -85,17 +86,17 @@ class Leases:
         It moves while another daemon writes there, long before a block is whole. lseek(2),
         SEEK_HOLE; a file system that knows no holes answers with the end of the file.
         """
-        if self._files is None:
+        if self.files is None:
             return offset
         try:
             # In a thread: it waits for a write to the same file in which another daemon is stuck.
-            return await self._lane.read(partial(os.lseek, self._files.data_fd, offset, os.SEEK_HOLE))
+            return await self._lane.read(partial(os.lseek, self.files.data_fd, offset, os.SEEK_HOLE))
         except OSError:
             return offset
 
     def _lock(self, blocks: ByteRange) -> bool:
-        assert self._files is not None
-        return _set_lock(self._files.map_fd, fcntl.F_WRLCK, *extent_of_entries(blocks))
+        assert self.files is not None
+        return _set_lock(self.files.map_fd, fcntl.F_WRLCK, *extent_of_entries(blocks))
 
 
 def append_block(runs: list[ByteRange], block: ByteRange) -> None:

@@ -47,7 +47,8 @@ from functools import partial
 from pathlib import Path
 
 from d7yfs.cache.directory import CacheDirectory
-from d7yfs.cache.disk import Disk, read_whole
+from d7yfs.cache.disk import Disk
+from d7yfs.cache.file_io import read_whole
 from d7yfs.cache.pair import (
     HEADER_BYTES,
     LINKED,

@@ -8,7 +8,7 @@ import ctypes
 import os
 from collections.abc import Callable
 
-from d7yfs.cache.disk import write_whole
+from d7yfs.cache.file_io import write_whole
 from d7yfs.objects import BLOCK_BYTES
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -43,17 +43,17 @@ class MemoryBudget:
         return True
 
     def remove_all(self, file: MemoryFile) -> None:
-        """Forget all blocks of `file`."""
+        """Forget all blocks of `file`, which is told of each."""
         for owner, index in list(self._blocks):
             if owner is file:
-                self.remove(file, index)
+                file.drop(index)
 
 
 class MemoryFile:
     """The blocks of one version that are in memory, as a file of this process (memfd_create(2)).
 
     `is_wanted(index)` is True if a reader waits for that block. `on_drop(index)` is told of blocks
-    that the budget takes away.
+    that are given up.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class MemoryFile:
 
     def close(self) -> None:
         """Give back all blocks and the file."""
-        self._budget.remove_all(self)
-        self._blocks = 0
+        if self._blocks:
+            self._budget.remove_all(self)
         self._close()
 
     def _close(self) -> None:

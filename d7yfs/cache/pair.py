@@ -40,7 +40,6 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from d7yfs.cache.data_file import DataFile
 from d7yfs.cache.disk import Disk
 from d7yfs.cache.table import (
     DENSE_BLOCKS,
@@ -206,9 +205,13 @@ def block_range(index: int, size_bytes: int) -> ByteRange:
 
 
 @dataclass(slots=True)
-class VersionFiles(DataFile):
+class VersionFiles:
     """The open pair of one version. `entries[i]` is block i's stored entry."""
 
+    data_fd: int
+    """-1 once `rest` has closed it."""
+    map_path: Path
+    """The path of the map; the data lies next to it."""
     map_fd: int
     entries: Entries
     on_tmpfs: bool
@@ -239,18 +242,31 @@ class VersionFiles(DataFile):
         """A new path on this file system, for a link that is being made."""
         return self.map_path.parent.parent / INCOMING / secrets.token_hex(8)
 
+    def presence(self, size_bytes: int, boot_tag: int) -> Presence:
+        """The blocks that the files have, in the boot of tag `boot_tag`."""
+        found = Presence(size_bytes, stored_states(self.entries, boot_tag) if not self.made_bytes else None)
+        for index, state in self.linked.known() if self.linked is not None else ():
+            if found.blocks[index] == Block.ABSENT:
+                found.set_present(index, state)
+        return found
+
     def touch(self) -> None:
         """Mark the version as used just now: eviction goes by this time."""
         with contextlib.suppress(OSError):
             os.utime(self.map_fd)
 
-    def close(self) -> None:
-        """Release all descriptors, and with the map's the shared lock. For a worker thread."""
+    def rest(self) -> None:
+        """Release all descriptors but the map's, and so keep the shared lock. For a worker thread."""
         if self.linked is not None:
             self.linked.close()
         self.touch()
-        if not self.is_asleep:
-            os.close(self.data_fd)
+        os.close(self.data_fd)
+        self.data_fd = -1
+
+    def close(self) -> None:
+        """Release all descriptors, and with the map's the shared lock. For a worker thread."""
+        if self.data_fd >= 0:
+            self.rest()
         os.close(self.map_fd)
 
 

@@ -60,7 +60,17 @@ class RecordedProof:
         self._files = files
         self._disk = disk
         self._own: Proof | None = None
-        """The last record of this process: its write may still be under way."""
+        """The last record of this process: its write may still be under way. Without files, the
+        last that was known."""
+
+    def rest(self, known: Proof | None) -> None:
+        """Do without the files, which are closed until `use`; `known` was the value before."""
+        self._own, self._files = known, None
+
+    def use(self, files: VersionFiles | None) -> None:
+        """Go by the record in `files`, which were opened again."""
+        self._own = None if files is not None else self._own
+        self._files = files
 
     @property
     def value(self) -> Proof | None:

@@ -8,8 +8,9 @@ Invariants:
   memory pressure drops a moment later has done its work.
 - A cancelled or timed out reader removes its waiter and nothing else: transfers belong to the
   filler.
-- The version stays open while a handle, a running read or a transfer holds it. Its data file may
-  be closed while only handles do, and is opened again for the next read.
+- The version stays open while a handle, a running read or a transfer holds it. It may be asleep
+  (`VersionUse`) while only handles do, and is woken for the next read. A filler works only for a
+  version that is awake.
 
 Called by `Filesystem` (through `Cache.open`) and by fillers, which also ask its `backing`. Trio
 thread only.
@@ -23,19 +24,16 @@ from functools import partial
 import trio
 
 from d7yfs.cache.backing import BackingFile
-from d7yfs.cache.descriptors import DataUse
+from d7yfs.cache.descriptors import VersionUse
 from d7yfs.cache.disk import DiskStalled, Landing, Lane
 from d7yfs.cache.filler import Filler, NewFiller
 from d7yfs.cache.grants import RecordedGrants
 from d7yfs.cache.leases import Leases
-from d7yfs.cache.linked import Cold, LinkChanged
+from d7yfs.cache.linked import LinkChanged
 from d7yfs.cache.proof import RecordedProof
+from d7yfs.cache.waiter import Served, Waiter
 from d7yfs.errors import CacheFull, OriginUnavailable, ProxyUnavailable, ReadTimeout
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
-
-_Served = tuple[bytearray, Cold]
-"""The result of `BackingFile.begin_read`: the bytes that it has copied, and the pieces that a
-thread must read from the disk."""
 
 _RETRY_S = 0.5
 """Seconds before a new request after a transfer gave up, which had made many tries of its own."""
@@ -44,21 +42,6 @@ _MAX_CHANGES = 3
 _WATCHED_BYTES = 64 << 20
 """How much of a version that is filled whole is watched at a time: each relevant write looks
 through it."""
-
-
-class _Waiter:
-    """A read that waits: `needs` is the first byte it cannot read yet. A watcher wants no bytes and
-    hurries no transfer."""
-
-    __slots__ = ("error", "event", "needs", "served", "wanted", "watches")
-
-    def __init__(self, wanted: ByteRange, needs: int, *, watches: bool = False) -> None:
-        self.wanted = wanted
-        self.needs = needs
-        self.watches = watches
-        self.event = trio.Event()
-        self.served: _Served | None = None
-        self.error: Exception | None = None
 
 
 class CachedVersion:
@@ -71,15 +54,13 @@ class CachedVersion:
         new_filler: NewFiller,
         read_timeout_s: float,
         lane: Lane,
-        use: DataUse,
         on_last_drop: Callable[[CachedVersion], None],
     ) -> None:
         self.version = version
         self.holds = 0
         self.comparisons = 0
         """Comparisons with the store's checksum that are under way."""
-        self._use = use
-        self._waiters: set[_Waiter] = set()
+        self._waiters: set[Waiter] = set()
         self._read_timeout_s = read_timeout_s
         self._lane = lane
         self._writing = trio.CapacityLimiter(1)
@@ -93,6 +74,7 @@ class CachedVersion:
         self._filler: Filler = new_filler(self)
         self.backing: BackingFile
         self.leases: Leases
+        self.use: VersionUse
         """Set by `Cache.open`, as `backing` is: they need this object's methods."""
         self.grants: RecordedGrants
         self.proof: RecordedProof
@@ -106,21 +88,30 @@ class CachedVersion:
         if not self.holds:
             self._on_last_drop(self)
 
-    def begin_work(self) -> bool:
-        """Keep the version and its data file open while bytes are read or written; balanced by
-        `end_work`. True if the file is closed now."""
+    def begin_work(self) -> None:
+        """Keep the version open, and awake, while bytes are read or written; balanced by
+        `end_work`."""
         self.holds += 1
-        return self._use.begin()
+        self.use.begin()
 
     def end_work(self) -> None:
-        self._use.end()
+        self.use.end()
         self.drop()
 
-    async def _wake(self) -> None:
+    @property
+    def is_asleep(self) -> bool:
+        """True if its files are closed, and `wake` must come before anything is read."""
+        return self.use.is_asleep
+
+    async def wake(self) -> None:
+        """Open its files again. It stays awake for as long as the caller does not await.
+
+        Raises ReadTimeout while descriptors are used up."""
+        self.begin_work()
         try:
-            await self._use.wake(self._deadline(trio.current_time()))
-        except OSError as error:
-            self._leave_disk(error)
+            await self.use.wake(self._deadline(trio.current_time()))
+        finally:
+            self.end_work()
 
     @property
     def window_bytes(self) -> int:
@@ -130,7 +121,7 @@ class CachedVersion:
     def fill(self) -> None:
         """Have the filler bring the rest of the object in the background."""
         self._wanted_whole = True
-        if self.backing.presence.absent_count:
+        if self.backing.presence.absent_count and not self.is_asleep:
             self._filler.fill()
 
     async def fill_whole(self) -> None:
@@ -140,15 +131,15 @@ class CachedVersion:
         Raises what the filler reports (VersionGone, AccessDenied, OriginUnavailable, …),
         ReadTimeout when the filler gives up again and again, and CacheFull when no room is left.
         When cancelled, the filler stops as well, unless another caller wants all of it too."""
-        is_asleep = self.begin_work()
+        self.begin_work()
         self._fills += 1
         try:
-            if is_asleep:
-                await self._wake()
+            if self.is_asleep:
+                await self.wake()
             if self.backing.presence.absent_count:
                 for watched in self.version.whole.split(_WATCHED_BYTES):
                     await self._watch(watched)
-            if not self.backing.is_whole:
+            if not self.is_whole:
                 raise self._full()
         finally:
             self._fills -= 1
@@ -170,7 +161,7 @@ class CachedVersion:
                 return
             if not self.keeps:
                 raise self._full()
-            waiter = _Waiter(watched, needs, watches=True)
+            waiter = Waiter(watched, needs, watches=True)
             self._waiters.add(waiter)
             try:
                 self._filler.fill()
@@ -197,10 +188,10 @@ class CachedVersion:
 
         Raises what the filler reports (VersionGone, AccessDenied, OriginUnavailable, …), and
         ReadTimeout when nothing of this version has come for the read timeout."""
-        is_asleep = self.begin_work()
+        self.begin_work()
         try:
-            if is_asleep:
-                await self._wake()
+            if self.use.is_asleep:
+                await self.wake()
             readable = self.has(wanted)
             if not readable:
                 await self._verify(wanted)
@@ -216,7 +207,7 @@ class CachedVersion:
         """Fill `into` with the bytes of `wanted`, which lies inside the object, if they can be had
         without waiting: they are cached, and the kernel has them in memory.
         """
-        readable = not self._use.is_asleep and self.has(wanted) and self.backing.read_at_once(wanted, into)
+        readable = not self.is_asleep and self.has(wanted) and self.backing.read_at_once(wanted, into)
         self.backing.counts["hits"] += readable
         return readable
 
@@ -258,7 +249,7 @@ class CachedVersion:
                 needs = self.backing.presence.first_unreadable(wanted)
             if needs is None:
                 served = self.backing.begin_read(wanted)
-            elif (answer := await self._wait_for(_Waiter(wanted, needs), ahead, asked_at)) is not None:
+            elif (answer := await self._wait_for(Waiter(wanted, needs), ahead, asked_at)) is not None:
                 served = answer
             else:
                 ahead = None
@@ -281,7 +272,7 @@ class CachedVersion:
         self.backing.leave_disk(error)
         self._serve_all()
 
-    async def _wait_for(self, waiter: _Waiter, ahead: ByteRange | None, asked_at: float) -> _Served | None:
+    async def _wait_for(self, waiter: Waiter, ahead: ByteRange | None, asked_at: float) -> Served | None:
         """Ask the filler and wait: returns the result of `BackingFile.begin_read`, or None when it
         must be asked again."""
         self._waiters.add(waiter)
@@ -315,7 +306,7 @@ class CachedVersion:
     @property
     def is_whole(self) -> bool:
         """True if all of it is on disk."""
-        return self.backing.is_whole
+        return self.backing.presence.all_on_disk
 
     @property
     def whole_file(self) -> int | None:
@@ -413,7 +404,7 @@ class CachedVersion:
         self._serve_all()
 
     def _tell_whole(self) -> None:
-        if self._when_whole and not self.backing.presence.absent_count and self.backing.is_whole:
+        if self._when_whole and self.is_whole:
             told, self._when_whole = self._when_whole, []
             for tell in told:
                 tell()
@@ -435,7 +426,7 @@ class CachedVersion:
         for waiter in list(self._waiters):
             self._serve(waiter)
 
-    def _serve(self, waiter: _Waiter) -> None:
+    def _serve(self, waiter: Waiter) -> None:
         """Hand a waiter its bytes if all are readable; else note what it needs next, and ask for
         that if no transfer brings it.
         """
@@ -457,7 +448,7 @@ class CachedVersion:
             # may have ended meanwhile.
             self._filler.request(waiter.wanted, None)
 
-    def _answer(self, waiter: _Waiter, *, served: _Served | None = None, error: Exception | None = None) -> None:
+    def _answer(self, waiter: Waiter, *, served: Served | None = None, error: Exception | None = None) -> None:
         waiter.served, waiter.error = served, error
         self._waiters.discard(waiter)
         waiter.event.set()

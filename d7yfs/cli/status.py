@@ -73,7 +73,8 @@ def _table(mount: MountStatus) -> Table:
     row("known", f"{mount.tree.files} files, {mount.tree.directories} directories")
     fuse = mount.fuse
     itself = f", {fuse.passthrough_opens} opens of files that the kernel reads by itself" * fuse.passthrough
-    row("read", f"{show_size_roughly(fuse.read_bytes)} from the daemon, {fuse.open_files} files open{itself}")
+    opened = f"{fuse.open_files} files and {fuse.open_directories} directories open"
+    row("read", f"{show_size_roughly(fuse.read_bytes)} from the daemon, {opened}{itself}")
     row("engine", fuse.engine)
     row("log", mount.log)
     where = mount.metrics.listens_on

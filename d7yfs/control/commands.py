@@ -124,7 +124,11 @@ class Commands:
             tree=self.filesystem.tree.statistics(),
             kernel_notices=replace(self.notices),
             warm_ups=tuple(self.warm_ups.describe_running()),
-            fuse=self.operations.describe(open_files=self.filesystem.open_files, read_bytes=self.filesystem.read_bytes),
+            fuse=self.operations.describe(
+                open_files=self.filesystem.open_files,
+                open_directories=self.filesystem.open_directories,
+                read_bytes=self.filesystem.read_bytes,
+            ),
             settings={name: parse(SettingStatus, row) for name, row in settings.explain().items()},
             last_reload=self.reloader.last,
             warnings=settings.warnings,

@@ -235,6 +235,10 @@ class Filesystem(OpenFiles):
         """The inode of an open directory."""
         return self._directory_handles[handle].inode
 
+    def names_of_handle(self, handle: int) -> int:
+        """How many names an open directory remembers."""
+        return len(self._directory_handles[handle].names)
+
     async def entries(self, handle: int, start: int) -> tuple[Directory, Iterator[tuple[int, str, Node | Unseen]]]:
         """An open directory, and what is left of its names from index `start` on; some of them if
         it is huge.
@@ -319,3 +323,7 @@ class Filesystem(OpenFiles):
 
     def releasedir(self, handle: int) -> None:
         self._directory_handles.pop(handle, None)
+
+    @property
+    def open_directories(self) -> int:
+        return len(self._directory_handles)

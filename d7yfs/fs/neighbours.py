@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import trio
 
 from d7yfs.cache.cache import Cache
-from d7yfs.errors import TooManyOpenFiles
+from d7yfs.errors import ReadTimeout, TooManyOpenFiles
 from d7yfs.fs.backend import RepositoryBackend
 from d7yfs.fs.readahead import Walk
 from d7yfs.tree.nodes import Directory, File, Node
@@ -44,10 +44,12 @@ class Neighbours:
                 backend = self._backends[node.repository]
                 cached = await self._cache.open(backend.identity, node.version, backend.new_filler)
                 try:
+                    if cached.is_asleep:
+                        await cached.wake()
                     cached.fill()
                 finally:
                     cached.drop()
-        except TooManyOpenFiles:
+        except (TooManyOpenFiles, ReadTimeout):
             return  # readers go first
         except Exception:  # it must not end the mount
             log.exception("files could not be fetched ahead")

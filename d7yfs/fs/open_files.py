@@ -88,7 +88,7 @@ class OpenFiles:
             cached = self._cache.open_at_once(backend.identity, node.version, backend.new_filler)
             if cached is None:
                 return None
-            if backend.admit is not None and cached.proof.value is not None:
+            if cached.is_asleep or (backend.admit is not None and cached.proof.value is not None):
                 cached.drop()
                 return None
         self.tree.remember(inode)
@@ -127,6 +127,8 @@ class OpenFiles:
         backend = self._backends[node.repository]
         cached = await self._cache.open(backend.identity, node.version, backend.new_filler)
         try:
+            if cached.is_asleep:
+                await cached.wake()
             if backend.admit is not None:
                 await backend.admit(cached)
         except BaseException:
@@ -173,6 +175,8 @@ class OpenFiles:
             return b""
         cached = opened.cached
         assert cached is not None
+        if cached.is_asleep:
+            await cached.wake()
         if not wanted.start and opened.node.size_bytes <= SMALL_FILE_BYTES:
             self._neighbours.fetch_ahead(opened.node)
         ahead = opened.window.plan(wanted.start, wanted.size, lambda: cached.window_bytes)

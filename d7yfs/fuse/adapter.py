@@ -21,12 +21,11 @@ import trio
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestContext, StatvfsData
 from pyfuse3._pyfuse3 import FileHandleT, FileNameT, FlagT, InodeT, ModeT, XAttrNameT
 
-from d7yfs.errors import D7yfsError, MountError
+from d7yfs.errors import D7yfsError, MountError, TooManyOpenFiles
 from d7yfs.fs.filesystem import Filesystem
 from d7yfs.fuse import nameonly_entries, parallel_dirops
 from d7yfs.fuse.appearance import BLOCK_SIZE, UNSEEN_INODES, Appearance
 from d7yfs.fuse.notices import Invalidator
-from d7yfs.fuse.openers import Openers
 from d7yfs.fuse.parallel_dirops import Handshake
 from d7yfs.fuse.request_guard import OPERATIONS, RequestGuard, RequestRefused
 from d7yfs.host.fuse_device import MountFlags
@@ -76,12 +75,10 @@ class Adapter(pyfuse3.Operations):
         appearance: Appearance,
         *,
         deadline_s: float,
-        openers: Openers | None = None,
         passthrough: bool = True,  # libfuse has none
     ) -> None:
         super().__init__()
         self.guard = RequestGuard("pyfuse3", deadline_s=deadline_s)
-        self._openers = openers or Openers()
         self._handshake: Handshake | None = None
         self._filesystem = filesystem
         self._invalidator = invalidator
@@ -206,7 +203,14 @@ class Adapter(pyfuse3.Operations):
 
     @_answered
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
-        return FileHandleT(await self._filesystem.opendir(inode))
+        handle = await self._filesystem.opendir(inode)
+        try:  # afterwards, as its names are known only now
+            weight = self.guard.directories.admit(ctx.uid, self._filesystem.names_of_handle(handle))
+        except TooManyOpenFiles:
+            self._filesystem.releasedir(handle)
+            raise
+        self.guard.directories.opened(handle, ctx.uid, weight)
+        return FileHandleT(handle)
 
     @_answered
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
@@ -248,6 +252,7 @@ class Adapter(pyfuse3.Operations):
 
     @_answered
     async def releasedir(self, fh: FileHandleT) -> None:
+        self.guard.directories.release(fh)
         self._filesystem.releasedir(fh)
 
     # --- files ---
@@ -256,24 +261,24 @@ class Adapter(pyfuse3.Operations):
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
         if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
             raise RequestRefused(errno.EROFS)
-        self._openers.admit(ctx.uid)
+        weight = self.guard.files.admit(ctx.uid, self._filesystem.tree.get(inode).size_bytes)
         try:
             handle = await self._filesystem.open(inode)
         except BaseException:
-            self._openers.leave(ctx.uid)
+            self.guard.files.leave(ctx.uid, weight)
             raise
-        self._openers.opened(handle, ctx.uid)
+        self.guard.files.opened(handle, ctx.uid, weight)
         # An inode is one version for ever, so its cached pages are right for ever.
         return FileInfo(fh=FileHandleT(handle), keep_cache=True)
 
     @_answered
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
-        with self.guard.waiting_read(self._openers.user_of(fh)):
+        with self.guard.waiting_read(fh):
             return await self._filesystem.read(fh, off, size)  # type: ignore[return-value]  # any buffer will do
 
     @_answered
     async def release(self, fh: FileHandleT) -> None:
-        self._openers.release(fh)
+        self.guard.files.release(fh)
         self._filesystem.release(fh)
 
     async def flush(self, fh: FileHandleT) -> None:

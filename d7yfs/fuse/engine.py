@@ -15,7 +15,6 @@ from typing import Protocol
 from d7yfs.fs.filesystem import Filesystem
 from d7yfs.fuse.appearance import Appearance
 from d7yfs.fuse.notices import Invalidator
-from d7yfs.fuse.openers import Openers
 from d7yfs.fuse.request_guard import RequestGuard
 from d7yfs.host.fuse_device import MountFlags
 
@@ -32,7 +31,6 @@ class Engine(Protocol):
         appearance: Appearance,
         *,
         deadline_s: float,
-        openers: Openers | None = None,
         passthrough: bool = True,
     ) -> None: ...
 

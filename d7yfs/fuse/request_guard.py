@@ -21,6 +21,8 @@ from typing import ParamSpec, TypeVar
 import trio
 
 from d7yfs.errors import D7yfsError, TooManyReads
+from d7yfs.fuse.openers import openers_of_directories, openers_of_files
+from d7yfs.host.process import descriptor_limit
 from d7yfs.logs import REQUEST, fields, fields_of
 from d7yfs.stats.kernel import OperationCounters
 
@@ -66,7 +68,14 @@ class RequestGuard:
     """The requests of one mount. `deadline_s` bounds every one but a read."""
 
     def __init__(self, engine: str, *, deadline_s: float) -> None:
-        self.counters = OperationCounters(errors=dict.fromkeys(OPERATIONS, 0), engine=engine)
+        self.files = openers_of_files(descriptor_limit())
+        self.directories = openers_of_directories()
+        self.counters = OperationCounters(
+            errors=dict.fromkeys(OPERATIONS, 0),
+            engine=engine,
+            open_files_limit=self.files.limit,
+            open_directories_limit=self.directories.limit,
+        )
         self.deadline_s = deadline_s
         self._numbers = itertools.count(1)
         self._waiting: set[trio.CancelScope] = set()
@@ -140,9 +149,9 @@ class RequestGuard:
         return RequestRefused(number)
 
     @contextmanager
-    def waiting_read(self, uid: int) -> Iterator[None]:
-        """Mark a read of a file that `uid` opened as waiting meanwhile. Raises TooManyReads."""
-        waiting = self.counters.waiting_reads
+    def waiting_read(self, handle: int) -> Iterator[None]:
+        """Mark a read through an open file as waiting meanwhile. Raises TooManyReads."""
+        uid, waiting = self.files.user_of(handle), self.counters.waiting_reads
         if waiting[uid] >= MAX_WAITING_READS:
             raise TooManyReads(f"more than {MAX_WAITING_READS} reads of uid {uid} wait for bytes")
         waiting[uid] += 1

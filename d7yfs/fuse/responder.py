@@ -17,12 +17,11 @@ from collections.abc import Iterator
 
 import trio
 
-from d7yfs.errors import D7yfsError
+from d7yfs.errors import D7yfsError, TooManyOpenFiles
 from d7yfs.fs.filesystem import Filesystem
 from d7yfs.fuse import wire
 from d7yfs.fuse.appearance import BLOCK_SIZE, UNSEEN_INODES, Appearance
 from d7yfs.fuse.notices import Invalidator
-from d7yfs.fuse.openers import Openers
 from d7yfs.fuse.passthrough import Passthrough
 from d7yfs.fuse.request_guard import RequestGuard, RequestRefused
 from d7yfs.fuse.wire import OpenFlag, split_seconds
@@ -52,7 +51,6 @@ class Responder:
         invalidator: Invalidator,
         appearance: Appearance,
         guard: RequestGuard,
-        openers: Openers,
         buffer: memoryview,
     ) -> None:
         self.passthrough: Passthrough
@@ -64,7 +62,6 @@ class Responder:
         self._invalidator = invalidator
         self._appearance = appearance
         self._guard = guard
-        self._openers = openers
         self._buffer = buffer
         self._file_mode = appearance.mode(is_directory=False)
         self._directory_mode = appearance.mode(is_directory=True)
@@ -121,17 +118,24 @@ class Responder:
 
     # --- directories ---
 
-    def opendir(self, nodeid: int, _uid: int, _body: memoryview) -> Reply | None:
+    def opendir(self, nodeid: int, uid: int, _body: memoryview) -> Reply | None:
         handle = self._filesystem.opendir_at_once(nodeid)
-        return None if handle is None else self._opendir_reply(nodeid, handle)
+        return None if handle is None else self._opendir_reply(nodeid, uid, handle)
 
-    async def wait_for_opendir(self, nodeid: int, _uid: int, _body: memoryview) -> Reply:
-        return self._opendir_reply(nodeid, await self._filesystem.opendir(nodeid))
+    async def wait_for_opendir(self, nodeid: int, uid: int, _body: memoryview) -> Reply:
+        return self._opendir_reply(nodeid, uid, await self._filesystem.opendir(nodeid))
 
-    def _opendir_reply(self, nodeid: int, handle: int) -> bytes:
+    def _opendir_reply(self, nodeid: int, uid: int, handle: int) -> bytes:
         """Let the kernel cache the names that this handle reads, and use those that it has if they
         are the same: a directory's mtime changes with its entries. Not of a huge directory.
         """
+        directories = self._guard.directories
+        try:  # only now, as it counts by its names
+            weight = directories.admit(uid, self._filesystem.names_of_handle(handle))
+        except TooManyOpenFiles:
+            self._filesystem.releasedir(handle)
+            raise
+        directories.opened(handle, uid, weight)
         directory, flags = self._tree.directory(nodeid), 0
         if directory.children is not None and not directory.huge:
             flags = OpenFlag.CACHE_DIR
@@ -197,30 +201,34 @@ class Responder:
         return reply.data
 
     def releasedir(self, _nodeid: int, _uid: int, body: memoryview) -> Reply:
-        self._filesystem.releasedir(wire.FH.unpack_from(body)[0])
+        handle = wire.FH.unpack_from(body)[0]
+        self._guard.directories.release(handle)
+        self._filesystem.releasedir(handle)
         return b""
 
     # --- files ---
 
     def open(self, nodeid: int, uid: int, body: memoryview) -> Reply | None:
         self._refuse_to_write(body)
-        self._openers.admit(uid)
+        files, size_bytes = self._guard.files, self._tree.get(nodeid).size_bytes
+        weight = files.admit(uid, size_bytes)
+        handle = None
         try:
             handle = self._filesystem.open_at_once(nodeid)
-        except BaseException:
-            self._openers.leave(uid)
-            raise
+            if handle is not None and self.passthrough.needs_file(nodeid) and self._filesystem.awaits_grant(handle):
+                self._filesystem.release(handle)
+                handle = None
+        finally:
+            if handle is None:
+                files.leave(uid, weight)
         if handle is None:
-            self._openers.leave(uid)
             return None
-        if self.passthrough.needs_file(nodeid) and self._filesystem.awaits_grant(handle):
-            self._openers.leave(uid)
-            self._filesystem.release(handle)
-            return None
-        return self._open_reply(nodeid, uid, handle)
+        files.opened(handle, uid, weight)
+        return self._open_reply(nodeid, handle)
 
     async def wait_for_open(self, nodeid: int, uid: int, _body: memoryview) -> Reply:
-        self._openers.admit(uid)
+        files = self._guard.files
+        weight = files.admit(uid, self._tree.get(nodeid).size_bytes)
         try:
             handle = await self._filesystem.open(nodeid)
             try:
@@ -230,9 +238,10 @@ class Responder:
                 self._filesystem.release(handle)
                 raise
         except BaseException:
-            self._openers.leave(uid)
+            files.leave(uid, weight)
             raise
-        return self._open_reply(nodeid, uid, handle)
+        files.opened(handle, uid, weight)
+        return self._open_reply(nodeid, handle)
 
     @staticmethod
     def _refuse_to_write(body: memoryview) -> None:
@@ -240,8 +249,7 @@ class Responder:
         if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
             raise RequestRefused(errno.EROFS)
 
-    def _open_reply(self, nodeid: int, uid: int, handle: int) -> bytes:
-        self._openers.opened(handle, uid)
+    def _open_reply(self, nodeid: int, handle: int) -> bytes:
         whole = self._filesystem.whole_file(handle) if self.passthrough.needs_file(nodeid) else None
         backing_id = self.passthrough.open(nodeid, whole)
         # An inode is one version for ever, so its cached pages are right for ever. The kernel has
@@ -258,12 +266,12 @@ class Responder:
 
     async def wait_for_read(self, _nodeid: int, _uid: int, body: memoryview) -> Reply:
         handle, offset, size, *_ = wire.READ_IN.unpack_from(body)
-        with self._guard.waiting_read(self._openers.user_of(handle)):
+        with self._guard.waiting_read(handle):
             return await self._filesystem.read(handle, offset, size)
 
     def release(self, nodeid: int, _uid: int, body: memoryview) -> Reply:
         handle = wire.FH.unpack_from(body)[0]
-        self._openers.release(handle)
+        self._guard.files.release(handle)
         if self.passthrough.release(nodeid) and self._filesystem.whole_file(handle) is not None:
             self.useless_pages.add(nodeid)
         self._filesystem.release(handle)

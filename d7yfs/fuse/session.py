@@ -30,7 +30,6 @@ from d7yfs.fs.filesystem import Filesystem
 from d7yfs.fuse import wire
 from d7yfs.fuse.appearance import Appearance
 from d7yfs.fuse.notices import Invalidator
-from d7yfs.fuse.openers import Openers
 from d7yfs.fuse.passthrough import Passthrough
 from d7yfs.fuse.request_guard import RequestGuard, RequestRefused
 from d7yfs.fuse.responder import Reply, Responder
@@ -86,7 +85,6 @@ class Session:
         appearance: Appearance,
         *,
         deadline_s: float,
-        openers: Openers | None = None,
         passthrough: bool = True,
     ) -> None:
         self._device = -1
@@ -97,7 +95,7 @@ class Session:
         self._at_once: dict[int, tuple[str, AtOnce]] = {}
         self._waiting: dict[int, tuple[str, Waiting]] = {}
         self.guard = RequestGuard("kernel", deadline_s=deadline_s)
-        self._responder = Responder(filesystem, invalidator, appearance, self.guard, openers or Openers(), buffer)
+        self._responder = Responder(filesystem, invalidator, appearance, self.guard, buffer)
         for opcode in _ANSWERED:
             name = opcode.name.lower()
             operation = name.removesuffix("plus")

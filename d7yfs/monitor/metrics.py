@@ -38,6 +38,10 @@ gauge d7yfs_fuse_oldest_request_age_seconds fuse.oldest_request_s: For how long 
     there is none
 gauge d7yfs_open_files fuse.open_files: Files of the mount that are open
 counter d7yfs_passthrough_opens_total fuse.passthrough_opens: Opens of files that the kernel then reads by itself
+gauge d7yfs_open_files_limit fuse.open_files_limit: How many may be at most; one over 8 MiB may count as several
+gauge d7yfs_open_directories fuse.open_directories: Directories of the mount that are open
+gauge d7yfs_open_directories_limit fuse.open_directories_limit: How many may be at most; one of a thousand names or
+    more counts as several
 counter d7yfs_kernel_notices_total kernel_notices.notices: Entries that the kernel was told to forget
 counter d7yfs_kernel_notices_known_total kernel_notices.known: Of these, those that it had
 counter d7yfs_kernel_notices_overflow_total kernel_notices.overflow: Entries that it was not told of because too many

@@ -29,6 +29,8 @@ class OperationCounters:
 
     waiting_reads: Counter[int] = field(default_factory=Counter)
     """Reads that are not answered, by the user who opened the file."""
+    open_files_limit: int = 0
+    open_directories_limit: int = 0
     engine: str = ""
     passthrough: bool = False
     passthrough_opens: int = 0
@@ -47,7 +49,7 @@ class OperationCounters:
         began_at = next(iter(self.under_way.values()), None)
         return 0.0 if began_at is None else perf_counter() - began_at
 
-    def describe(self, *, open_files: int, read_bytes: int) -> FuseStatus:
+    def describe(self, *, open_files: int, open_directories: int, read_bytes: int) -> FuseStatus:
         """The account of the requests now; the arguments are the file system's."""
         return FuseStatus(
             calls={**self.calls},
@@ -61,6 +63,9 @@ class OperationCounters:
                 for name, took in self.took.items()
             },
             open_files=open_files,
+            open_files_limit=self.open_files_limit,
+            open_directories=open_directories,
+            open_directories_limit=self.open_directories_limit,
             read_bytes=read_bytes,
             engine=self.engine,
             passthrough=self.passthrough,

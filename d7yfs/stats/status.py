@@ -192,6 +192,12 @@ class FuseStatus:
     """Durations by operation."""
     open_files: int
     """Files of the mount that are open."""
+    open_files_limit: int = 0
+    """Most that all users may have open. A file over 8 MiB may count as several."""
+    open_directories: int = 0
+    """Directories of the mount that are open."""
+    open_directories_limit: int = 0
+    """Most that all users may have open. One of a thousand names or more counts as several."""
     read_bytes: int
     """Bytes that readers got from the daemon, of all repositories. What the kernel reads by itself is
     not counted."""

@@ -15,6 +15,7 @@ from typing import TypeVar, cast
 import trio
 
 from d7yfs.cache.backing import BackingFile
+from d7yfs.cache.descriptors import Descriptors
 from d7yfs.cache.directory import TRIES, CacheDirectory
 from d7yfs.cache.disk import Disk, Lane, _Call
 from d7yfs.cache.linked import LinkedStore
@@ -71,7 +72,7 @@ class OpenedDirectory(CacheDirectory):
         """
         grave = os.memfd_create("grave")
         for files in self.opened:
-            for descriptor in (files.data_fd, files.map_fd):
+            for descriptor in {files.data_fd, files.map_fd} - {-1}:
                 os.dup2(grave, descriptor, inheritable=False)
         os.close(grave)
 
@@ -87,6 +88,13 @@ class OpenedFiles(VersionFiles):
     def close(self) -> None:
         self._directory.opened.remove(self)
         super().close()
+
+
+def few_descriptors(awake: int = 2) -> Descriptors:
+    """So few that versions which nobody reads are laid to rest all the time."""
+    few = Descriptors(16 * awake)
+    few._first_spare = 1 << 20
+    return few
 
 
 class PromptDisk(Disk):

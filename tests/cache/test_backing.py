@@ -329,7 +329,7 @@ def test_however_transfers_overtake_each_other_every_byte_is_right(
                     transfers[which].restart()
                 case "drop":
                     if _in_memory(file, which):
-                        file._memory_file().drop(which)
+                        file._memory.drop(which)
                 case "leave":
                     file.leave_disk(OSError(errno.EIO, "Input/output error"))
                 case "theirs":
@@ -464,7 +464,7 @@ def test_memory_stays_within_its_budget_and_the_oldest_go_first() -> None:
         fill(other)
         assert list(file.presence.blocks) == [Block.ABSENT, Block.ABSENT, Block.MEMORY, Block.ABSENT]
         assert budget.used_bytes == 2 * MIB
-        assert os.fstat(file._memory_file().fd).st_blocks * 512 == MIB
+        assert os.fstat(file._memory.fd).st_blocks * 512 == MIB
         assert read(other, ByteRange(0, MIB)) == data_of(other.version)
     assert budget.used_bytes == 0
 
@@ -480,7 +480,7 @@ def test_wanted_blocks_stay_in_memory() -> None:
 def test_the_transfer_of_a_dropped_block_does_no_harm_to_the_next() -> None:
     with backing(FILE, None) as file:
         write(file, 0, data_of(FILE)[:500_000])
-        file._memory_file().drop(0)
+        file._memory.drop(0)
         write(file, 0, data_of(FILE)[:1000])
         write(file, 500_000, data_of(FILE)[500_000:MIB])
         assert file.presence.arriving[0].landed_bytes == 1000
@@ -498,7 +498,7 @@ def test_blocks_of_another_daemon_are_taken_over(tmp_path: Path) -> None:
         fill(ours, 0, 2)
         assert _takes_over(theirs, FILE.whole)
         assert list(theirs.presence.blocks) == [Block.DISK, Block.ABSENT, Block.DISK, Block.ABSENT]
-        assert theirs._memory_file()._budget.used_bytes == 0
+        assert theirs._memory._budget.used_bytes == 0
         assert read(theirs, ByteRange(2 * MIB, 3 * MIB)) == data_of(FILE)[2 * MIB : 3 * MIB]
         assert not _takes_over(theirs, FILE.whole)
 
@@ -557,9 +557,9 @@ def test_the_crc_of_all_blocks_is_the_objects(tmp_path: Path) -> None:
     cache = directory(tmp_path)
     with backing(FILE, cache) as file:
         fill(file, 0, 1, 2)
-        assert (file.is_whole, file.whole_crc32c()) == (False, None)
+        assert (file.presence.all_on_disk, file.whole_crc32c()) == (False, None)
         fill(file, 3)
-        assert (file.is_whole, file.whole_crc32c()) == (True, crc32c(data_of(FILE)))
+        assert (file.presence.all_on_disk, file.whole_crc32c()) == (True, crc32c(data_of(FILE)))
         assert file.read_back(ByteRange(MIB - 5, MIB + 5)) == data_of(FILE)[MIB - 5 : MIB + 5]
     with backing(FILE, cache, boot_tag=LATER_BOOT) as file:
         assert file.whole_crc32c() == crc32c(data_of(FILE)), "that of what was written, verified or not"
@@ -569,7 +569,7 @@ def test_what_is_partly_in_memory_is_not_whole(tmp_path: Path) -> None:
     with backing(FILE, directory(tmp_path), room_bytes=2 * MIB) as file:
         fill(file)
         assert not file.presence.absent_count
-        assert (file.is_whole, file.whole_crc32c()) == (False, None)
+        assert (file.presence.all_on_disk, file.whole_crc32c()) == (False, None)
 
 
 def test_what_is_struck_out_is_gone_for_all_and_can_be_brought_again(tmp_path: Path) -> None:

@@ -1,24 +1,41 @@
-"""Descriptors are short: idle data files are closed, and nobody reads anything wrong for it."""
+"""Descriptors are short: idle versions are laid to rest, and nobody reads anything wrong for it."""
 
 from __future__ import annotations
 
 import os
 import resource
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import crc32c
 import pytest
 import trio
 from trio.testing import MockClock
 
+from d7yfs.cache import inspection
 from d7yfs.cache.cache import Cache
-from d7yfs.cache.descriptors import Descriptors
+from d7yfs.cache.descriptors import SMALL_BYTES, Descriptors
+from d7yfs.cache.directory import delete_pair
+from d7yfs.cache.disk import Disk
+from d7yfs.cache.pair import Block, identity_of
 from d7yfs.cache.version import CachedVersion
 from d7yfs.errors import ReadTimeout, TooManyOpenFiles
-from d7yfs.objects import ByteRange
-from tests.cache.doubles import MIB, ORIGIN, ManualFiller, PromptDisk, at_once, bytes_of, data_of, directory, version
+from d7yfs.objects import ByteRange, ObjectVersion
+from tests.cache.doubles import (
+    MIB,
+    ORIGIN,
+    ManualFiller,
+    PromptDisk,
+    at_once,
+    bytes_of,
+    data_of,
+    directory,
+    few_descriptors,
+    version,
+)
 
 MOST = 64
 FILES = [version(1000 + number, f"file {number}") for number in range(MOST + 20)]
@@ -26,9 +43,9 @@ READ_TIMEOUT_S = 60.0
 
 
 def _cache(path: Path, first_spare: int = 1 << 20) -> Cache:
-    """A cache of which `MOST` data files may be open; descriptors from `first_spare` on are the
+    """A cache of which `MOST` versions may be awake; descriptors from `first_spare` on are the
     headroom. Other tests of this process may have left some open, so that is no fixed number."""
-    descriptors = Descriptors(4 * MOST)
+    descriptors = few_descriptors(MOST)
     descriptors._first_spare = first_spare
     return Cache(
         directory(path),
@@ -58,9 +75,9 @@ def _open_names() -> list[str]:
     return [os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()]
 
 
-def _data_files(path: Path) -> int:
-    """The open data files of the cache at `path`; other tests of this process may leave some."""
-    return sum(name.startswith(str(path)) and name.endswith(".data") for name in _open_names())
+def _open_files(path: Path) -> int:
+    """The open files of the cache at `path`; other tests of this process may leave some."""
+    return sum(name.startswith(str(path)) for name in _open_names())
 
 
 @contextmanager
@@ -82,52 +99,114 @@ def _no_descriptor_left() -> Iterator[None]:
             os.close(fd)
 
 
+def _map_of(path: Path, file: ObjectVersion) -> Path:
+    """The map of a version in the cache at `path`."""
+    return directory(path)._map_path(identity_of(ORIGIN, file))
+
+
 def _drop_all(opened: list[CachedVersion]) -> None:
     for cached in opened:
         cached.drop()
 
 
-async def test_data_files_of_idle_versions_are_closed_and_opened_for_a_read(tmp_path: Path) -> None:
+async def test_an_idle_small_version_holds_no_descriptor(tmp_path: Path) -> None:
     cache = _cache(tmp_path)
     opened = _open_all(cache)
     for _ in range(2):
-        assert _data_files(tmp_path) <= MOST
+        assert _open_files(tmp_path) <= 2 * MOST
         for cached, file in zip(opened, FILES, strict=True):
-            assert at_once(cached.read(file.whole, None)) == bytes_of(file, file.whole)
+            assert await cached.read(file.whole, None) == bytes_of(file, file.whole)
     assert cache.statistics().misses == 0
+    assert opened[0].is_asleep
+    assert opened[0].is_whole
     _drop_all(opened)
-    assert _data_files(tmp_path) == 0
+    assert _open_files(tmp_path) == 0
     assert not cache._descriptors._awake
 
 
-async def test_a_version_that_is_in_use_keeps_its_data_file(tmp_path: Path) -> None:
+async def test_an_idle_large_version_holds_the_lock_of_its_map(tmp_path: Path) -> None:
+    cache, file = _cache(tmp_path), version(SMALL_BYTES + 1, "large")
+    cached = await cache.open(ORIGIN, file, ManualFiller)
+    await cached.write(0, data_of(file))
+    opened = _open_all(cache)
+    assert cached.is_asleep
+    assert [name.endswith(".map") for name in _open_names() if _map_of(tmp_path, file).stem in name] == [True]
+    assert not delete_pair(_map_of(tmp_path, file))
+    assert await cached.read(file.whole, None) == bytes_of(file, file.whole)
+    _drop_all([cached, *opened])
+    assert _open_files(tmp_path) == 0
+    assert delete_pair(_map_of(tmp_path, file))
+
+
+async def test_a_large_version_that_is_closed_in_its_sleep_leaves_nothing(tmp_path: Path) -> None:
+    cache, file = _cache(tmp_path), version(SMALL_BYTES + 1, "large")
+    cached = await cache.open(ORIGIN, file, ManualFiller)
+    opened = _open_all(cache)
+    assert cached.is_asleep
+    _drop_all([cached, *opened])
+    assert _open_files(tmp_path) == 0
+
+
+async def test_dfdaemons_file_rests_with_its_version(tmp_path: Path) -> None:
+    cache, file = _cache(tmp_path / "c"), version(2 * MIB, "linked")
+    store = tmp_path / "task"
+    store.write_bytes(data_of(file))
+    cached = await cache.open(ORIGIN, file, ManualFiller)
+    link_path = cached.backing.new_link_path()
+    assert link_path is not None
+    link_path.hardlink_to(store)
+    await cached.backing.adopt_link(link_path)
+    cached.land_linked(file.whole, [crc32c.crc32c(data_of(file, each)) for each in file.whole.split(MIB)])
+    cached.backing.end_link(link_path)
+    opened = _open_all(cache)
+    assert cached.is_asleep
+    assert not [name for name in _open_names() if _map_of(tmp_path / "c", file).stem in name]
+    assert await cached.read(file.whole, None) == bytes_of(file, file.whole)
+    assert {*cached.backing.presence.blocks} == {Block.LINKED}
+    _drop_all([cached, *opened])
+
+
+async def test_a_version_that_is_in_use_stays_awake(tmp_path: Path) -> None:
     cache = _cache(tmp_path)
     first = at_once(cache.open(ORIGIN, version(5000, "first"), ManualFiller))
     first.begin_work()
     opened = _open_all(cache)
-    assert not first._use._data.is_asleep  # type: ignore[union-attr]
+    assert not first.is_asleep
     first.end_work()
     _drop_all([first, *opened])
 
 
-async def test_a_version_that_slept_goes_on_arriving(tmp_path: Path) -> None:
-    cache, file = _cache(tmp_path), version(9000, "arriving")
-    cached = await cache.open(ORIGIN, file, ManualFiller)
-    await cached.write(0, data_of(file)[:4000])
+async def test_what_has_no_room_on_disk_is_lost_in_the_sleep(tmp_path: Path) -> None:
+    cache, file = _cache(tmp_path), version(3 * MIB, "half")
+    fillers: list[ManualFiller] = []
+
+    def new_filler(target: CachedVersion) -> ManualFiller:
+        fillers.append(ManualFiller(target))
+        return fillers[-1]
+
+    cached = await cache.open(ORIGIN, file, new_filler)
+    await fillers[0].bring(0, MIB)
+    limit_bytes, cache._directory.size_limit_bytes = cache._directory.size_limit_bytes, 0
+    await fillers[0].bring(MIB, 2 * MIB)
+    cache._directory.size_limit_bytes = limit_bytes
+    await fillers[0].bring(2 * MIB, 2 * MIB + 4000)
     opened = _open_all(cache)
-    assert cached._use._data.is_asleep  # type: ignore[union-attr]
-    cached.begin_work()
-    await cached.write(4000, data_of(file)[4000:])
+    assert cached.is_asleep
+    assert [cached.has(each) for each in file.whole.split(MIB)] == [True, False, False]
+    assert cached.cached_bytes == MIB
+    assert cache.statistics().memory_bytes == 0
+    cached.fill()
+    assert not fillers[0].fills, "no filler works for a version that is asleep"
+    async with trio.open_nursery() as readers:
+        readers.start_soon(cached.read, file.whole, None)
+        await fillers[0].asked(1)
+        await fillers[0].bring(MIB, 3 * MIB)
     assert cached.is_whole
-    assert await cached.read(file.whole, None) == bytes_of(file, file.whole)
-    cached.end_work()
     _drop_all([cached, *opened])
 
 
-@pytest.mark.parametrize("trouble", ["gone", "replaced"])
-async def test_data_that_was_taken_away_meanwhile_is_fetched_again(
-    tmp_path: Path, trouble: str, nursery: trio.Nursery
-) -> None:
+@pytest.mark.parametrize("trouble", ["dropped", "data gone", "data replaced", "struck out"])
+async def test_what_was_taken_away_meanwhile_is_fetched_again(tmp_path: Path, trouble: str) -> None:
     cache, file = _cache(tmp_path), version(9000, "first")
     fillers: list[ManualFiller] = []
 
@@ -139,13 +218,18 @@ async def test_data_that_was_taken_away_meanwhile_is_fetched_again(
     await cached.write(0, data_of(file))
     (data_path,) = tmp_path.rglob("*.data")
     opened = _open_all(cache)
-    assert cached._use._data.is_asleep  # type: ignore[union-attr]
-    if trouble == "replaced":
+    assert cached.is_asleep
+    if trouble == "dropped":
+        assert delete_pair(data_path.with_suffix(".map"))
+    elif trouble == "data gone":
+        data_path.unlink()
+    elif trouble == "data replaced":
         shutil.copy(data_path, tmp_path / "other")
         (tmp_path / "other").write_bytes(bytes(9000))
         (tmp_path / "other").rename(data_path)
     else:
-        data_path.unlink()
+        data_path.write_bytes(bytes(9000))
+        inspection.verify([each for each in inspection.stored(tmp_path) if each.map.key == "first"], lambda _: None)
     read: list[bytes | bytearray] = []
 
     async def reading() -> None:
@@ -153,10 +237,76 @@ async def test_data_that_was_taken_away_meanwhile_is_fetched_again(
 
     async with trio.open_nursery() as readers:
         readers.start_soon(reading)
-        await trio.testing.wait_all_tasks_blocked()
+        readers.start_soon(reading)
+        await fillers[0].asked(2)
         await cached.write(0, data_of(file))
-    assert read == [bytes_of(file, file.whole)]
+    assert read == [bytes_of(file, file.whole)] * 2
     _drop_all([cached, *opened])
+    assert await cache.cached_bytes(ORIGIN, [file]) == [9000], "it is kept as before"
+
+
+async def test_another_look_at_the_disk_waits_for_what_was_to_be_written(tmp_path: Path) -> None:
+    cache, file, disk = _cache(tmp_path), version(9000, "first"), Disk(patience_s=0.5)
+    cache._disk = disk
+    cached = await cache.open(ORIGIN, file, ManualFiller)
+    await cached.write(0, data_of(file))
+    hung = threading.Event()
+    disk.run_behind(hung.wait)
+    cached.retract(file.whole)
+    assert cached.use.rest()
+    with pytest.raises(trio.TooSlowError), trio.fail_after(0.2):
+        await cached.read(file.whole, None)
+    hung.set()
+    await cached.wake()
+    assert not cached.has(file.whole), "the entry was struck out first"
+    cached.drop()
+    await disk.wait_until_quiet()
+
+
+async def test_while_the_disk_hangs_a_version_that_wakes_is_uncached(tmp_path: Path) -> None:
+    cache, file, disk = _cache(tmp_path), version(9000, "first"), Disk(patience_s=0.2)
+    cache._disk = disk
+    cached = await cache.open(ORIGIN, file, ManualFiller)
+    await cached.write(0, data_of(file))
+    hung = threading.Event()
+    disk.run_behind(hung.wait)
+    assert cached.use.rest()
+    await cached.wake()
+    assert not cached.keeps
+    await cached.write(0, data_of(file))
+    assert await cached.read(file.whole, None) == bytes_of(file, file.whole)
+    hung.set()
+    cached.drop()
+    await disk.wait_until_quiet()
+
+
+async def test_blocks_that_could_not_be_struck_out_are_never_looked_at_again(tmp_path: Path) -> None:
+    cache, file = _cache(tmp_path), version(9000, "first")
+    cached = await cache.open(ORIGIN, file, ManualFiller)
+    await cached.write(0, data_of(file))
+    files = cached.backing._files
+    assert files is not None
+    map_fd, files.map_fd = files.map_fd, os.open("/dev/full", os.O_WRONLY)
+    await cached.record_mismatch(strike_out=True)
+    os.close(files.map_fd)
+    files.map_fd = map_fd
+    assert not cached.use.rest()
+    assert not cached.has(file.whole)
+    cached.drop()
+
+
+async def test_a_grant_that_ends_while_its_version_sleeps_is_struck_out(tmp_path: Path) -> None:
+    cache, file = _cache(tmp_path), version(9000, "first")
+    cached = await cache.open(ORIGIN, file, ManualFiller)
+    cached.grants.record("one", 1.0)
+    assert cached.use.rest()
+    cached.grants.strike("one")
+    cached.grants.record("other", 2.0)
+    cached.drop()
+    again = await cache.open(ORIGIN, file, ManualFiller)
+    assert again.grants.recorded_at("one") is None
+    assert again.grants.recorded_at("other") == 2.0
+    again.drop()
 
 
 async def test_a_read_waits_while_no_descriptor_can_be_had(tmp_path: Path, autojump_clock: MockClock) -> None:
@@ -169,7 +319,7 @@ async def test_a_read_waits_while_no_descriptor_can_be_had(tmp_path: Path, autoj
         read.append(await opened[0].read(wanted, None))
 
     async with trio.open_nursery() as readers:
-        assert opened[0]._use._data.is_asleep  # type: ignore[union-attr]
+        assert opened[0].is_asleep
         # Others have nothing to give either.
         for cached in opened[1:]:
             cached.begin_work()

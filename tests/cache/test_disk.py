@@ -239,7 +239,7 @@ async def test_an_open_that_hangs_is_uncached_and_its_files_are_closed_when_they
     hung.go_on.set()
     await has_answered(disk)
     await disk.wait_until_quiet()  # the autouse fixture looks for descriptors
-    (cached,) = cache._open.values()
+    (cached,) = cache.opened()
     for _ in range(3):
         cached.drop()
     kept = await cache.open(ORIGIN, file, ManualFiller)

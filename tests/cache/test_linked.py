@@ -269,7 +269,7 @@ def test_the_whole_objects_crc32c(tmp_path: Path, check: bool) -> None:
         fill(file, 5)
         link(file, store_of(tmp_path, *PIECES))
         land(file, *PIECES, check=check)
-        assert file.is_whole
+        assert file.presence.all_on_disk
         assert file.whole_crc32c() == expected
         assert file.read_back(ByteRange(4 * MIB, 7 * MIB)) == bytes_of(FILE, ByteRange(4 * MIB, 7 * MIB))
     assert expected is not None
@@ -370,7 +370,7 @@ def test_a_file_that_was_cut_off_leaves_the_rest_of_the_cache(tmp_path: Path) ->
         file.leave_disk(caught.value)
         assert list(file.presence.blocks) == [Block.DISK] + [Block.ABSENT] * 9
         fill(file)
-        assert file.is_whole
+        assert file.presence.all_on_disk
         assert read(file, FILE.whole) == bytes_of(FILE, FILE.whole)
     assert not list((tmp_path / "c").rglob("*.link"))
 

@@ -20,7 +20,7 @@ from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.disk import Disk, Landing, _Call
 from d7yfs.cache.pair import Block
 from d7yfs.cache.version import CachedVersion
-from d7yfs.errors import BadReply, CacheFull, OriginUnavailable, ReadTimeout, Stopped, VersionGone
+from d7yfs.errors import AccessDenied, BadReply, CacheFull, OriginUnavailable, ReadTimeout, Stopped, VersionGone
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 from tests.cache.conftest import MountTmpfs
 from tests.cache.doubles import (
@@ -68,11 +68,11 @@ class Opened:
         self.cached = self.open(of)
 
     def open(self, of: ObjectVersion) -> CachedVersion:
-        def new_filler(target: object) -> ManualFiller:
-            self.fillers.append(ManualFiller(target))  # type: ignore[arg-type]
-            return self.fillers[-1]
+        return at_once(self.cache.open(ORIGIN, of, self._new_filler))
 
-        return at_once(self.cache.open(ORIGIN, of, new_filler))
+    def _new_filler(self, target: CachedVersion) -> ManualFiller:
+        self.fillers.append(ManualFiller(target))
+        return self.fillers[-1]
 
     @property
     def filler(self) -> ManualFiller:
@@ -200,6 +200,27 @@ async def test_one_version_is_open_once_however_many_open_it(tmp_path: Path) -> 
         assert again is opened.cached
         assert len(opened.fillers) == 1
         again.drop()
+
+
+async def test_each_repository_has_a_version_of_its_own_and_they_share_the_disk(tmp_path: Path) -> None:
+    with Opened(tmp_path) as opened:
+        other = at_once(opened.cache.open(ORIGIN, FILE, ManualFiller))
+        assert other is not opened.cached
+        assert opened.cache.opened() == [opened.cached, other]
+        async with trio.open_nursery() as readers:
+            refused = Reader(other, 5, 1000)
+            await start(readers, refused)
+            other.end_transfer(FILE.whole, AccessDenied("not for these credentials"))
+            await trio.testing.wait_all_tasks_blocked()
+            assert isinstance(refused.error, AccessDenied)
+            reader = Reader(opened.cached, 5, 1000)
+            await start(readers, reader)
+            await opened.filler.bring(0, MIB)
+            assert await reader.right()
+        assert await other.read(reader.wanted, None) == reader.data, "taken over from the pair"
+        assert opened.cache.open_bytes(ORIGIN, FILE) == MIB
+        assert [cached_bytes for _, _, cached_bytes in opened.cache.in_use()] == [MIB]
+        other.drop()
 
 
 async def test_reads_cross_disk_and_memory(tmp_path: Path, nursery: trio.Nursery) -> None:

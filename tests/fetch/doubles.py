@@ -153,9 +153,8 @@ class MemoryTarget(CachedVersion):
     def end_transfer(self, tried: ByteRange, error: Exception | None) -> None:
         self.endings.append((tried, error))
 
-    def begin_work(self) -> bool:
+    def begin_work(self) -> None:
         self.holds += 1
-        return False
 
     def end_work(self) -> None:
         self.holds -= 1

@@ -11,7 +11,7 @@ import trio
 
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
-from d7yfs.cache.filler import Filler
+from d7yfs.cache.filler import Filler, NewFiller
 from d7yfs.cache.proof import Proof
 from d7yfs.cache.version import CachedVersion
 from d7yfs.checksum import crc32c, crc64nvme
@@ -59,23 +59,24 @@ class Scene:
         self.version = self.origin.version(KEY)
         self._nursery: trio.Nursery | None = None
         self._verifier: Verifier
+        self._new_filler: NewFiller
 
     async def open(self, nursery: trio.Nursery, key: str = KEY) -> CachedVersion:
         if nursery is not self._nursery:
             self._nursery = nursery
-            self._verifier = Verifier(
+            self._verifier = verifier = Verifier(
                 self.fetcher, nursery, full=self.full, required=self.required, forget_pages=self._forget_pages
             )
-        verifier = self._verifier
 
-        def new_filler(target: CachedVersion) -> Filler:
-            if self.fetcher.proxy is None:
-                return DirectFiller(target, self.fetcher, nursery, compare=verifier.compare)
-            return StreamFiller(target, self.fetcher, nursery, self.policy, compare=verifier.compare)
+            def new_filler(target: CachedVersion) -> Filler:
+                if self.fetcher.proxy is None:
+                    return DirectFiller(target, self.fetcher, nursery, compare=verifier.compare)
+                return StreamFiller(target, self.fetcher, nursery, self.policy, compare=verifier.compare)
 
-        cached = await self.cache.open(self.origin.identity, self.origin.version(key), new_filler)
+            self._new_filler = new_filler
+        cached = await self.cache.open(self.origin.identity, self.origin.version(key), self._new_filler)
         try:
-            await verifier.admit(cached)
+            await self._verifier.admit(cached)
         except BaseException:
             cached.drop()
             raise

@@ -60,11 +60,10 @@ class World:
 
     async def open(self, key: str = BIG, cache: Cache | None = None) -> CachedVersion:
         version = self.origin.version(key)
-        return await (cache or self.cache).open(
-            self.origin.identity,
-            version,
-            lambda target: StreamFiller(target, self.fetcher, self.nursery, self.policy, self.handover),
-        )
+        return await (cache or self.cache).open(self.origin.identity, version, self._new_filler)
+
+    def _new_filler(self, target: CachedVersion) -> StreamFiller:
+        return StreamFiller(target, self.fetcher, self.nursery, self.policy, self.handover)
 
     def direct_bytes(self) -> int:
         return self.fetcher.models.total.direct_bytes

@@ -370,7 +370,7 @@ async def test_filling_is_one_stream(clock: MockClock, world: World) -> None:
     cached.fill()
     await world.settled_but(1)
     cached.fill()
-    assert cached.backing.is_whole
+    assert cached.is_whole
     cached.drop()
     assert await world.read_all(TABLE) == BODIES[TABLE]
     assert streams(world) == [""]
@@ -383,7 +383,7 @@ async def test_filling_brings_what_lies_before_a_stream_too(clock: MockClock, wo
     assert await cached.read(ByteRange(12 * MB, 12 * MB + 9), None) == BODY[12 * MB : 12 * MB + 9]
     cached.fill()
     await world.settled_but(1)
-    assert cached.backing.is_whole
+    assert cached.is_whole
     cached.drop()
     assert await world.read_all() == BODY
     assert [each.headers["range"] for each in world.daemon.requests] == [
@@ -397,7 +397,7 @@ async def test_filling_goes_on_from_the_origin_when_the_proxy_fails(clock: MockC
     cached = await world.open()
     cached.fill()
     await world.settled_but(1)
-    assert cached.backing.is_whole
+    assert cached.is_whole
     cached.drop()
     assert await world.read_all() == BODY
 

@@ -34,7 +34,7 @@ from d7yfs.stats.models import OTHER
 from d7yfs.tree.lister import STALE_RETRY_S
 from d7yfs.tree.nodes import Absent, Found
 from d7yfs.tree.tree import ROOT_INODE, Tree, TreeRoot
-from tests.cache.doubles import PromptDisk
+from tests.cache.doubles import PromptDisk, few_descriptors
 from tests.tree.listings import MemoryListings
 
 TTL_S = 60.0
@@ -129,7 +129,13 @@ async def mounted(tmp_path: Path, *stores: Store, prefix: str = "") -> AsyncIter
     )
     directory = CacheDirectory(tmp_path / "cache", size_limit_bytes=1 << 30, min_free_bytes=0)
     directory.prepare()
-    cache = Cache(directory, memory_buffer_bytes=16 << 20, read_timeout_s=READ_TIMEOUT_S, disk=PromptDisk())
+    cache = Cache(
+        directory,
+        memory_buffer_bytes=16 << 20,
+        read_timeout_s=READ_TIMEOUT_S,
+        disk=PromptDisk(),
+        descriptors=few_descriptors(1),
+    )
     async with trio.open_nursery() as nursery:
         yield Filesystem(tree, {store.name: store.source for store in stores}, cache, nursery)
         nursery.cancel_scope.cancel()
@@ -513,6 +519,20 @@ async def test_who_reads_a_directory_file_by_file_finds_the_next_files_on_their_
         assert store.filled == [f"d/{index:03}" for index in range(4, 16) if index != 10]
         await filesystem.read(handle, 0, 5)
         assert len(store.filled) == 11, "each once"
+
+
+async def test_files_that_are_open_and_asleep_are_on_their_way_too(tmp_path: Path) -> None:
+    store = Store()
+    for index in range(100):
+        store.put(f"d/{index:03}", bytes(5))
+    async with mounted(tmp_path, store) as filesystem:
+        handles = [await filesystem.open(await inode_of(filesystem, f"d/{index:03}")) for index in range(100)]
+        for handle in handles[:4]:
+            await filesystem.read(handle, 0, 5)
+        with trio.fail_after(30):
+            while len(store.filled) < 12:
+                await trio.lowlevel.checkpoint()
+        assert store.filled == [f"d/{index:03}" for index in range(4, 16)]
 
 
 async def test_a_small_file_that_is_no_entry_any_more_is_read_all_the_same(

@@ -112,6 +112,9 @@ class FakeFilesystem:
     def inode_of_handle(self, handle: int) -> int:
         return self._directories[handle][0]
 
+    def names_of_handle(self, handle: int) -> int:
+        return len(self._directories[handle][1])
+
     async def entries(self, handle: int, start: int) -> tuple[Directory, Iterator[tuple[int, str, Node | Unseen]]]:
         await self.begin_waiting("entries", handle, start)
         inode, names = self._directories[handle]

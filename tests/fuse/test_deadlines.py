@@ -176,8 +176,8 @@ async def test_one_users_waiting_reads_are_bounded_and_another_reads_on(monkeypa
     monkeypatch.setattr(request_guard, "MAX_WAITING_READS", 10)
     filesystem, adapter = await hanging("read")
     mine, other = FileHandleT(91), FileHandleT(92)
-    adapter._openers.opened(mine, 1000)
-    adapter._openers.opened(other, 1001)
+    adapter.guard.files.opened(mine, 1000)
+    adapter.guard.files.opened(other, 1001)
     read: list[bytes] = []
 
     async def reading(handle: FileHandleT) -> None:

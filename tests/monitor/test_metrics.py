@@ -95,6 +95,9 @@ STATUS: dict[str, Any] = SNAPSHOT | {
         "waiting_reads": {"1000": 1},
         "oldest_request_s": 7.5,
         "open_files": 4,
+        "open_files_limit": 65_536,
+        "open_directories": 3,
+        "open_directories_limit": 16_384,
         "read_bytes": 7,
         "latency_bounds_s": list(BOUNDS_S),
         "latency": {"read": {"counts": [1, 0, 2, *[0] * (len(BOUNDS_S) - 3), 1], "sum_s": 70.5}},
@@ -214,6 +217,8 @@ def test_the_mount_and_its_process() -> None:
     assert value("d7yfs_warm_up_rest_bytes") == 6
     assert value("d7yfs_kernel_notices_overflow_total") == 1
     assert value("d7yfs_tree_inodes") == 1
+    assert (value("d7yfs_open_directories"), value("d7yfs_open_directories_limit")) == (3, 16_384)
+    assert (value("d7yfs_open_files"), value("d7yfs_open_files_limit")) == (4, 65_536)
     assert value("d7yfs_config_last_reload_successful") == 1
     assert value("process_resident_memory_bytes") > 1 << 20
     assert value("process_open_fds") > 0

@@ -69,6 +69,17 @@ def write_credentials(path: Path) -> None:
     )
 
 
+def mount_both(mounter: Mounter, store: InThread[Policies], path: Path) -> Mounted:
+    """A mount of the store's files twice, as `owner` and as `stranger`, each with its own key."""
+    credentials, settings = path / "credentials", path / "d7yfs.toml"
+    write_credentials(credentials)
+    url = url_of(store)
+    settings.write_text(
+        "".join(f'[repositories.{name}]\nurl = "{url}"\nprofile = "{name}"\n' for name in ("owner", "stranger"))
+    )
+    return mounter.mount("--config", str(settings), env={"AWS_SHARED_CREDENTIALS_FILE": str(credentials)})
+
+
 def url_of(store: InThread[Policies]) -> str:
     return f"s3://127.0.0.1:{store.server.port}/b"
 
@@ -142,14 +153,7 @@ def test_bytes_that_another_daemon_brings_meanwhile_are_no_grant(mounter: Mounte
 def test_a_refused_repository_reads_nothing_that_another_one_of_its_mount_has_open(
     mounter: Mounter, store: InThread[Policies], tmp_path: Path
 ) -> None:
-    credentials = tmp_path / "credentials"
-    write_credentials(credentials)
-    settings = tmp_path / "d7yfs.toml"
-    url = url_of(store)
-    settings.write_text(
-        "".join(f'[repositories.{name}]\nurl = "{url}"\nprofile = "{name}"\n' for name in ("owner", "stranger"))
-    )
-    mounted = mounter.mount("--config", str(settings), env={"AWS_SHARED_CREDENTIALS_FILE": str(credentials)})
+    mounted = mount_both(mounter, store, tmp_path)
     with (mounted.point / "owner/small").open("rb") as held:
         assert held.read() == store.server.objects["b/small"]
         with pytest.raises(PermissionError):
@@ -165,6 +169,31 @@ def test_names_learnt_before_a_key_was_revoked_read_nothing_that_others_have_cac
     assert stranger.names() == ["large", "small"]
     store.do(partial(store.server.allow, STRANGER, lists=False, reads=False))
     assert_refused(stranger)
+
+
+def test_a_repository_that_is_refused_takes_nothing_from_another_that_has_the_same_file_open(
+    mounter: Mounter, store: InThread[Policies], tmp_path: Path
+) -> None:
+    mounted = mount_both(mounter, store, tmp_path)
+    with contextlib.ExitStack() as held:
+        for name in ("large", "small"):
+            held.enter_context((mounted.point / "stranger" / name).open("rb"))
+        assert_refused(mounted, "stranger")
+        assert read_all(mounted, "owner") == expected(store)
+        fetched = [each["fetched"]["direct_bytes"] for each in mounted.status()["repositories"]]
+        assert fetched == [sum(map(len, expected(store))), 0]
+        # The bytes are there, and for the refused one they are as far as before.
+        assert_refused(mounted, "stranger")
+        store.do(partial(store.server.allow, STRANGER))
+        before = len(store.server.object_requests())
+        until(lambda: _is_read(mounted, "stranger", store), "the end of the last refusal")
+        assert "GET" not in store.server.object_requests()[before:], "the pair on disk is shared"
+
+
+def _is_read(mounted: Mounted, directory: str, store: InThread[Policies]) -> bool:
+    with contextlib.suppress(PermissionError):
+        return read_all(mounted, directory) == expected(store)
+    return False
 
 
 def test_other_credentials_of_a_reload_are_granted_nothing_by_the_former_ones(

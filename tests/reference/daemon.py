@@ -20,7 +20,7 @@ from d7yfs.fs.backend import RepositoryBackend
 from d7yfs.fs.filesystem import Filesystem
 from d7yfs.fuse.notices import Invalidator
 from d7yfs.tree.tree import Tree, TreeRoot
-from tests.cache.doubles import OpenedDirectory, PromptDisk
+from tests.cache.doubles import OpenedDirectory, PromptDisk, few_descriptors
 from tests.fetch.doubles import FakeOrigin
 from tests.fs.kernel import Kernel
 from tests.reference.faults import SILENCE_S
@@ -65,6 +65,7 @@ class Daemon:
             memory_buffer_bytes=self._setup.memory_bytes,
             read_timeout_s=READ_TIMEOUT_S,
             disk=PromptDisk(),
+            descriptors=few_descriptors(),
         )
         transport = Transport(first_byte_timeout_s=SILENCE_S, idle_timeout_s=SILENCE_S)
         fetcher = Fetcher(
@@ -127,6 +128,8 @@ class Daemon:
     def break_disk(self, refuses: str) -> None:
         """Fail every read, or write, of a data file that is open now."""
         for files in self._directory.opened:
+            if files.data_fd < 0:
+                continue  # it rests
             flags = os.O_WRONLY if refuses == "reads" else os.O_RDONLY
             crippled = os.open(f"/proc/self/fd/{files.data_fd}", flags)
             os.dup2(crippled, files.data_fd, inheritable=False)

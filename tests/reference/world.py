@@ -387,7 +387,7 @@ class _World:
         in_memory = sum(os.fstat(number).st_blocks * 512 for number, name in descriptors if "d7yfs-uncached" in name)
         if in_memory > held_bytes:
             self._fail(f"memory files have {in_memory} bytes, {held_bytes} are accounted for")
-        waiters = sum(len(cached._waiters) for daemon in self._daemons for cached in daemon.cache._open.values())
+        waiters = sum(len(cached._waiters) for daemon in self._daemons for cached in daemon.cache.opened())
         if waiters > len(self._readers):
             self._fail(f"{waiters} readers are waited for, there are {len(self._readers)}")
         if sum(name.removesuffix(" (deleted)").endswith(".data") for _, name in descriptors) > open_versions:

@@ -356,7 +356,7 @@ class World:
         shown: dict[str, bool] = {}
         handle = None
         try:
-            handle = await self.adapter.opendir(inode, None)
+            handle = await self.adapter.opendir(inode, CALLER)
             index, room, pause_s = 0, self._choose.choice([3, 5, 1000]), self._choose.choice([0.0, 0.0, 0.1, 2.0])
             while entries := await self.kernel.read(inode, handle, index, room):
                 index = entries[-1][2]

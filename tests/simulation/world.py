@@ -49,7 +49,7 @@ from d7yfs.fill.stream import StreamFiller
 from d7yfs.fill.verification import Verifier
 from d7yfs.fs.readahead import Window
 from d7yfs.objects import ByteRange, ObjectVersion
-from tests.cache.doubles import OpenedDirectory
+from tests.cache.doubles import OpenedDirectory, few_descriptors
 from tests.simulation import clock
 from tests.simulation.network import Network, connection_in
 from tests.simulation.scale import BLOCK, scaled
@@ -98,6 +98,7 @@ class _Daemon:
             memory_buffer_bytes=world.memory_bytes,
             read_timeout_s=READ_TIMEOUT_S,
             disk=Disk(clock=lambda: trio.current_time() + chance.choice((0.0, 0.0, 0.0, 0.01))),
+            descriptors=few_descriptors(chance.choice((1, 2, 100))),
         )
         transport = Transport(first_byte_timeout_s=_SILENCE_S, idle_timeout_s=_SILENCE_S)
         origin = SimulatedOrigin(world.store, chance, lambda: world.network.faults > 0)
@@ -436,7 +437,7 @@ def _state(daemon: _Daemon) -> tuple[object, ...]:
     """
     return tuple(
         (
-            key[1:],
+            cached.version.identity,
             bytes(cached.backing.presence.blocks),
             tuple(
                 (index, each.landed_bytes > 0, each.in_memory)
@@ -445,7 +446,7 @@ def _state(daemon: _Daemon) -> tuple[object, ...]:
             cached.holds,
             len(cached._waiters),
         )
-        for key, cached in daemon.cache._open.items()
+        for cached in daemon.cache.opened()
     )
 
 
