@@ -24,6 +24,15 @@ _FOREIGN = (
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fuse-engine",
+        choices=["auto", "kernel", "pyfuse3"],
+        default="auto",
+        help="the engine of all mounts but those of tests that run with either one",
+    )
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _clean_environment() -> Iterator[None]:
     """Hide the credentials, settings, proxies and mounts of the calling user from every test."""

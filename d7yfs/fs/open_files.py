@@ -234,11 +234,15 @@ class OpenFiles:
         opened = self._handles[handle]
         return None if opened.cached is None or self.awaits_grant(handle) else opened.cached.whole_file
 
-    def awaits_grant(self, handle: int) -> bool:
-        """True if an open version is whole, and its credentials have to be granted it first."""
+    def awaits_grant(self, handle: int, *, only_whole: bool = False) -> bool:
+        """True if the credentials have to be granted an open version before it is read; with
+        `only_whole` only if it is whole.
+        """
         opened = self._handles[handle]
         rights, cached = opened.rights, opened.cached
-        if rights is None or cached is None or opened.epoch is rights.epoch or cached.whole_file is None:
+        if rights is None or cached is None or opened.epoch is rights.epoch:
+            return False
+        if only_whole and cached.whole_file is None:
             return False
         if (granted := rights.claim_at_once(cached)) is not None:
             opened.epoch = granted

@@ -56,6 +56,11 @@ class Passthrough:
         """True if the next handle of this node may be in passthrough mode, given a whole file."""
         return self._counters.passthrough and nodeid not in self._nodes
 
+    def has(self, nodeid: int) -> bool:
+        """True if the kernel reads this node by itself: so it will with each further handle."""
+        node = self._nodes.get(nodeid)
+        return node is not None and node.backing_id != 0
+
     def open(self, nodeid: int, data_fd: int | None) -> int:
         """Note a new handle of a node; returns its backing id, or 0 if the daemon serves its reads.
 

@@ -11,13 +11,14 @@ Called by `session`. Trio thread only.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import stat
 from collections.abc import Iterator
 
 import trio
 
-from d7yfs.errors import D7yfsError, TooManyOpenFiles
+from d7yfs.errors import TooManyOpenFiles
 from d7yfs.fs.filesystem import Filesystem
 from d7yfs.fuse import wire
 from d7yfs.fuse.appearance import BLOCK_SIZE, UNSEEN_INODES, Appearance
@@ -27,6 +28,8 @@ from d7yfs.fuse.request_guard import RequestGuard, RequestRefused
 from d7yfs.fuse.wire import OpenFlag, split_seconds
 from d7yfs.tree.huge_directory import Unseen
 from d7yfs.tree.nodes import Absent, Directory, Found, Node
+
+log = logging.getLogger(__name__)
 
 XATTR_PREFIX = b"user.d7yfs."
 _TASK_ID = XATTR_PREFIX + b"task_id"
@@ -215,7 +218,7 @@ class Responder:
         handle = None
         try:
             handle = self._filesystem.open_at_once(nodeid)
-            if handle is not None and self.passthrough.needs_file(nodeid) and self._filesystem.awaits_grant(handle):
+            if handle is not None and self._must_be_granted(nodeid, handle):
                 self._filesystem.release(handle)
                 handle = None
         finally:
@@ -232,7 +235,7 @@ class Responder:
         try:
             handle = await self._filesystem.open(nodeid)
             try:
-                if self.passthrough.needs_file(nodeid) and self._filesystem.awaits_grant(handle):
+                while self._must_be_granted(nodeid, handle):
                     await self._filesystem.claim(handle)
             except BaseException:
                 self._filesystem.release(handle)
@@ -242,6 +245,13 @@ class Responder:
             raise
         files.opened(handle, uid, weight)
         return self._open_reply(nodeid, handle)
+
+    def _must_be_granted(self, nodeid: int, handle: int) -> bool:
+        """True if the kernel is to read a file by itself that its credentials have to be granted
+        first."""
+        if self.passthrough.has(nodeid):
+            return self._filesystem.awaits_grant(handle)
+        return self.passthrough.needs_file(nodeid) and self._filesystem.awaits_grant(handle, only_whole=True)
 
     @staticmethod
     def _refuse_to_write(body: memoryview) -> None:
@@ -321,5 +331,5 @@ class Responder:
         """Give back `count` lookups of a node."""
         try:
             self._filesystem.forget(nodeid, count)
-        except D7yfsError:
-            return  # a node that is not known any more
+        except Exception:  # one bad entry must not leak the others; a forget has no answer
+            log.exception("forget of inode %d failed unexpectedly", nodeid)

@@ -206,8 +206,10 @@ class Session:
             return False
         length, opcode, unique, nodeid, uid, _, _, _, _ = wire.IN_HEADER.unpack_from(self._request)
         body = memoryview(self._request)[wire.IN_HEADER.size : size_bytes]
-        if length != size_bytes:
+        if length != size_bytes or size_bytes < wire.IN_HEADER.size:
             log.error("a request of the kernel says %d bytes, and has %d", length, size_bytes)
+            if size_bytes >= wire.IN_HEADER.size and opcode not in wire.UNANSWERED:
+                self._send(unique, wire.refusal(unique, errno.EIO))
             return True
         if (known := self._at_once.get(opcode)) is not None:
             operation, answer_at_once = known
@@ -251,6 +253,8 @@ class Session:
                 self._send(unique, wire.refusal(unique, number))
         except Exception:
             log.exception("a message of the kernel (opcode %d) could not be handled", opcode)
+            if opcode not in wire.UNANSWERED:
+                self._send(unique, wire.refusal(unique, errno.EIO))
 
     def _greet(self, unique: int, greeting: Greeting) -> None:
         """Agree on the protocol and its features (fuse_init_out in linux/fuse.h)."""

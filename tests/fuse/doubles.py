@@ -1,4 +1,4 @@
-"""The file system below an adapter, for tests: a real tree, and methods that fail or wait when a
+"""The file system below an engine, for tests: a real tree, and methods that fail or wait when a
 test says so.
 
 Lookup counts are the real tree's. `test_adapter.py` compares the methods' signatures with those of
@@ -20,7 +20,7 @@ from d7yfs.fuse.notices import Invalidator
 from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.stats.status import TreeStatus
 from d7yfs.tree.huge_directory import Unseen
-from d7yfs.tree.nodes import Absent, Directory, File, Found, Node
+from d7yfs.tree.nodes import Absent, Directory, Expired, File, Found, Node
 from d7yfs.tree.tree import ROOT_INODE, Tree, TreeRoot
 from tests.tree.listings import DATE_NS, collect, names_in
 
@@ -45,6 +45,12 @@ class FakeFilesystem:
         """The exception that a method raises, by the method's name."""
         self.gates: dict[str, trio.Event] = {}
         """The event that a method waits for, by the method's name."""
+        self.known: set[str] = set()
+        """The questions that are answered at once: `lookup`, `read`, …"""
+        self.whole_fd: int | None = None
+        """The descriptor of every open file's data, where the kernel may read it by itself."""
+        self.ungranted = False
+        """True if the credentials have to be granted every file before the kernel reads it."""
         self.answering: Callable[[], None] = lambda: None
         """Runs just before a lookup or readdir has its answer."""
         self.unseen: list[tuple[int, str, Unseen]] = []
@@ -82,7 +88,12 @@ class FakeFilesystem:
             await self.gates[method].wait()
         self.begin(method, *arguments)
 
-    # --- what the adapter calls ---
+    def _knows(self, method: str, *arguments: object) -> bool:
+        if method in self.known:
+            self.begin(f"{method}_at_once", *arguments)
+        return method in self.known
+
+    # --- what the engines call ---
 
     async def lookup(self, parent: int, name: str) -> Found | Absent:
         await self.begin_waiting("lookup", parent, name)
@@ -93,9 +104,22 @@ class FakeFilesystem:
         self.answering()
         return answer
 
+    def lookup_at_once(self, parent: int, name: str) -> Found | Absent | None:
+        if not self._knows("lookup", parent, name):
+            return None
+        answer = self.tree.lookup(parent, name, trio.current_time())
+        if isinstance(answer, Expired):
+            return None
+        if isinstance(answer, Found):
+            self.tree.remember(answer.node.inode)
+        return answer
+
     async def getattr(self, inode: int) -> Node:
         await self.begin_waiting("getattr", inode)
         return self.tree.get(inode)
+
+    def getattr_at_once(self, inode: int) -> Node | None:
+        return self.tree.get(inode) if self._knows("getattr", inode) else None
 
     def forget(self, inode: int, count: int) -> None:
         if inode == UNKNOWN:
@@ -105,6 +129,12 @@ class FakeFilesystem:
 
     async def opendir(self, inode: int) -> int:
         await self.begin_waiting("opendir", inode)
+        return self._open_directory(inode)
+
+    def opendir_at_once(self, inode: int) -> int | None:
+        return self._open_directory(inode) if self._knows("opendir", inode) else None
+
+    def _open_directory(self, inode: int) -> int:
         handle = next(self._numbers)
         self._directories[handle] = (inode, names_in(self.tree, inode))
         return handle
@@ -117,6 +147,14 @@ class FakeFilesystem:
 
     async def entries(self, handle: int, start: int) -> tuple[Directory, Iterator[tuple[int, str, Node | Unseen]]]:
         await self.begin_waiting("entries", handle, start)
+        return self._entries(handle, start)
+
+    def entries_at_once(
+        self, handle: int, start: int
+    ) -> tuple[Directory, Iterator[tuple[int, str, Node | Unseen]]] | None:
+        return self._entries(handle, start) if self._knows("entries", handle, start) else None
+
+    def _entries(self, handle: int, start: int) -> tuple[Directory, Iterator[tuple[int, str, Node | Unseen]]]:
         inode, names = self._directories[handle]
         known = self.tree.entries(inode, names, start)
         self.answering()
@@ -133,9 +171,28 @@ class FakeFilesystem:
         await self.begin_waiting("open", inode)
         return next(self._numbers)
 
+    def open_at_once(self, inode: int) -> int | None:
+        return next(self._numbers) if self._knows("open", inode) else None
+
+    def awaits_grant(self, handle: int, *, only_whole: bool = False) -> bool:
+        return self.ungranted
+
+    async def claim(self, handle: int) -> None:
+        await self.begin_waiting("claim", handle)
+        self.ungranted = False
+
+    def whole_file(self, handle: int) -> int | None:
+        return None if self.ungranted else self.whole_fd
+
     async def read(self, handle: int, offset: int, size_bytes: int) -> bytes | bytearray:
         await self.begin_waiting("read", handle, offset, size_bytes)
         return bytes(size_bytes)
+
+    def read_at_once(self, handle: int, offset: int, into: memoryview) -> int | None:
+        if not self._knows("read", handle, offset, len(into)):
+            return None
+        into[:] = b"x" * len(into)
+        return len(into)
 
     def release(self, handle: int) -> None:
         self.begin("release", handle)
@@ -175,9 +232,9 @@ def adapter_of(
 ) -> Adapter:
     """The real adapter over a fake file system."""
     return Adapter(
-        cast(Filesystem, filesystem), invalidator or Invalidator(_tell_nobody), appearance, deadline_s=deadline_s
+        cast(Filesystem, filesystem), invalidator or Invalidator(tell_nobody), appearance, deadline_s=deadline_s
     )
 
 
-def _tell_nobody(directory: int, names: Sequence[bytes]) -> int:
+def tell_nobody(directory: int, names: Sequence[bytes]) -> int:
     raise AssertionError("nobody runs the invalidator")

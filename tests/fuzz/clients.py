@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import faulthandler
 import json
+import mmap
 import os
 import random
 import stat
@@ -15,6 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tests.fuzz.churn import KEPT
@@ -47,6 +49,7 @@ class Client:
         }
         self._pipe = os.pipe()
         self._sink = os.memfd_create("sink")
+        self._aligned = mmap.mmap(-1, 1 << 24)
         weighted: list[tuple[Callable[[], None], int]] = [
             (self.small_reads, 90),
             (self.pread, 160),
@@ -276,7 +279,9 @@ class Client:
         self._judged("sendfile", handle, offset, size, read)
 
     def direct(self) -> None:
-        """Read with O_DIRECT through a handle of its own: the daemon answers every read."""
+        """Read with O_DIRECT through a handle of its own: no read comes from the page cache of the
+        mount. Place, size and memory are aligned, as local file systems demand it.
+        """
         if (handle := self._handle()) is None:
             return
         before = time.monotonic()
@@ -295,8 +300,10 @@ class Client:
                 return
             own.is_direct = True
             for _ in range(self._rng.randint(1, 4)):
-                offset, size = self._range(own)
-                if not self._judged("direct", own, offset, size, lambda: os.pread(fd, size, offset)):  # noqa: B023
+                offset, size = (-(-each // 4096) * 4096 for each in self._range(own))
+                into = memoryview(self._aligned)[:size]
+                read = partial(_pread_into, fd, into, offset)
+                if not self._judged("direct", own, offset, len(into), read):
                     return
         finally:
             os.close(fd)
@@ -485,3 +492,7 @@ def _report(path: Path, oracle: Oracle, clients: list[Client], failed: list[str]
     new = path.with_suffix(".new")
     new.write_text(json.dumps({"counts": counts, "slowest": slowest, "failed": failed, "waiting": waiting}))
     new.rename(path)
+
+
+def _pread_into(fd: int, into: memoryview, offset: int) -> bytes:
+    return bytes(into[: os.preadv(fd, [into], offset)])

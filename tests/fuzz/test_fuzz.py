@@ -19,7 +19,7 @@ PROMISED = sorted(KINDS.keys() - {"spoil"})
 @pytest.mark.mount
 @pytest.mark.skipif(os.geteuid() != 0 or not Path("/dev/fuse").exists(), reason="needs root and /dev/fuse")
 @pytest.mark.parametrize("kind", PROMISED)
-def test_nothing_but_what_is_promised(kind: str, tmp_path: Path) -> None:
+def test_nothing_but_what_is_promised(kind: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
     options = Options(
         kind,
         operations=600,
@@ -30,6 +30,7 @@ def test_nothing_but_what_is_promised(kind: str, tmp_path: Path) -> None:
         threads=4,
         mappers=1,
         calm_s=3.0,
+        extra=("--fuse-engine", pytestconfig.getoption("fuse_engine")),
     )
     result = run(options)
     assert result.is_clean, json.dumps(

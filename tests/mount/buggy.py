@@ -24,17 +24,34 @@ class _Buggy(Filesystem):
             raise ZeroDivisionError(name)
         return await super().lookup(parent, name)
 
+    def lookup_at_once(self, parent: int, name: str) -> Found | Absent | None:
+        if name == LOOKUP:
+            raise ZeroDivisionError(name)
+        return super().lookup_at_once(parent, name)
+
     async def opendir(self, inode: int) -> int:
         self._check(OPENDIR, inode)
         return await super().opendir(inode)
+
+    def opendir_at_once(self, inode: int) -> int | None:
+        self._check(OPENDIR, inode)
+        return super().opendir_at_once(inode)
 
     async def open(self, inode: int) -> int:
         self._check(OPEN, inode)
         return await super().open(inode)
 
+    def open_at_once(self, inode: int) -> int | None:
+        self._check(OPEN, inode)
+        return super().open_at_once(inode)
+
     async def read(self, handle: int, offset: int, size_bytes: int) -> bytes | bytearray:
         self._check(READ, self._handles[handle].node.inode)
         return await super().read(handle, offset, size_bytes)
+
+    def read_at_once(self, handle: int, offset: int, into: memoryview) -> int | None:
+        self._check(READ, self._handles[handle].node.inode)
+        return super().read_at_once(handle, offset, into)
 
 
 if __name__ == "__main__":

@@ -70,6 +70,21 @@ class Bucket:
         return environment(self.server.reader)
 
 
+both_engines = pytest.mark.parametrize("fuse_engine", ["kernel", "pyfuse3"], indirect=True, scope="module")
+"""For modules about what the kernel sees: their tests run with either engine. All others run with the
+one that `auto` chooses, or `pytest --fuse-engine`."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fuse_engine(request: pytest.FixtureRequest, _clean_environment: None) -> Iterator[str]:
+    """The engine of the daemons that a test starts."""
+    engine: str = getattr(request, "param", request.config.getoption("fuse_engine"))
+    with pytest.MonkeyPatch.context() as patch:
+        if engine != "auto":
+            patch.setenv("D7YFS_FUSE_ENGINE", engine)
+        yield engine
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _can_mount() -> None:
     if os.geteuid() or not Path("/dev/fuse").exists():

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.mount import buggy
-from tests.mount.conftest import Bucket
+from tests.mount.conftest import Bucket, both_engines
 from tests.mount.mounted import READ_TIMEOUT_S, Mounter, within
 
-pytestmark = [pytest.mark.mount, pytest.mark.store]
+pytestmark = [pytest.mark.mount, pytest.mark.store, both_engines]
 
 PROGRAM = (sys.executable, str(Path(buggy.__file__)))
 

@@ -18,14 +18,14 @@ from pathlib import Path
 import pytest
 
 from d7yfs.objects import PART_BYTES
-from tests.mount.conftest import MIB, Bucket, bytes_of, faulty_url
+from tests.mount.conftest import MIB, Bucket, both_engines, bytes_of, faulty_url
 from tests.mount.mounted import Mounted, Mounter, in_background, run, until, within
 from tests.servers import faults
 from tests.servers.http11 import Fault
 from tests.servers.in_thread import InThread
 from tests.servers.s3_faults import S3Faults
 
-pytestmark = [pytest.mark.mount, pytest.mark.store]
+pytestmark = [pytest.mark.mount, pytest.mark.store, both_engines]
 
 READ_TIMEOUT_S = 2.0
 SIZE = PART_BYTES + 3 * MIB
@@ -70,7 +70,7 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def scene(tmp_path_factory: pytest.TempPathFactory, fuse_engine: str) -> Iterator[Scene]:
     options = ("--anonymous", "--metadata-ttl", "0", "--negative-ttl", "0", "--read-timeout", f"{READ_TIMEOUT_S}s")
     with InThread(S3Faults({"b/other": b"x"})) as store, Mounter(tmp_path_factory.mktemp("faults")) as mounter:
         mounted = mounter.mount(faulty_url(store), *options)

@@ -18,13 +18,13 @@ from pathlib import Path
 import pytest
 
 from d7yfs.objects import PART_BYTES
-from tests.mount.conftest import MIB, Bucket, bytes_of, faulty_url
+from tests.mount.conftest import MIB, Bucket, both_engines, bytes_of, faulty_url
 from tests.mount.mounted import Mounted, Mounter, in_background, run, until, within
 from tests.servers import faults
 from tests.servers.in_thread import InThread
 from tests.servers.s3_faults import S3Faults
 
-pytestmark = [pytest.mark.mount, pytest.mark.store]
+pytestmark = [pytest.mark.mount, pytest.mark.store, both_engines]
 
 OLD_FILES = {"old": b"old", "gone": b"gone", "d/f": b"f"}
 FOREVER = ("--metadata-ttl", "forever", "--negative-ttl", "forever")

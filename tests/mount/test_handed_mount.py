@@ -14,10 +14,10 @@ import pytest
 
 from d7yfs.host import fuse_device, mount_table
 from d7yfs.host.fuse_device import MountFlags
-from tests.mount.conftest import Bucket
+from tests.mount.conftest import Bucket, both_engines
 from tests.mount.mounted import D7YFS, READ_TIMEOUT_S, free_port, is_mounted, run, until, within
 
-pytestmark = [pytest.mark.mount, pytest.mark.store]
+pytestmark = [pytest.mark.mount, pytest.mark.store, both_engines]
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.conftest import Bucket
+from tests.mount.conftest import Bucket, both_engines
 from tests.mount.mounted import Mounted, Mounter, within
 from tests.servers.http11 import Answer, Request
 from tests.servers.in_thread import InThread
 from tests.servers.vast import BUCKET, Keys, VastStore
 
-pytestmark = [pytest.mark.mount]
+pytestmark = [pytest.mark.mount, both_engines]
 
 MODELS, FILES = 100, 34
 OBJECTS = MODELS * FILES

@@ -14,10 +14,10 @@ import onnx
 import pytest
 import safetensors.numpy
 
-from tests.mount.conftest import MIB, Bucket
+from tests.mount.conftest import MIB, Bucket, both_engines
 from tests.mount.mounted import COMMAND_TIMEOUT_S, Mounted, Mounter
 
-pytestmark = [pytest.mark.mount, pytest.mark.store]
+pytestmark = [pytest.mark.mount, pytest.mark.store, both_engines]
 
 _SIDE = 512
 
@@ -85,7 +85,9 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def mounted(local: Path, bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
+def mounted(
+    local: Path, bucket: Bucket, tmp_path_factory: pytest.TempPathFactory, fuse_engine: str
+) -> Iterator[Mounted]:
     for path in local.iterdir():
         bucket.put(f"loaders/{path.name}", path.read_bytes())
     with Mounter(tmp_path_factory.mktemp("loaders")) as mounter:

@@ -14,11 +14,13 @@ import pytest
 
 from d7yfs.cache.descriptors import SMALL_BYTES
 from d7yfs.fuse.openers import MAX_OPEN_DIRECTORIES
-from tests.mount.conftest import Bucket, bytes_of, faulty_url
+from tests.mount.conftest import Bucket, both_engines, bytes_of, faulty_url
 from tests.mount.mounted import Mounted, Mounter, run, until, within
 from tests.mount.test_faults import NOBODY
 from tests.servers.in_thread import InThread
 from tests.servers.s3_faults import S3Faults
+
+pytestmark = [pytest.mark.mount, pytest.mark.store, both_engines]
 
 LIMIT = 256
 FILES = 2000

@@ -12,22 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.conftest import Bucket
+from tests.mount.conftest import Bucket, both_engines
 from tests.mount.mounted import Mounted, Mounter, within
 
-pytestmark = [pytest.mark.mount, pytest.mark.store]
+pytestmark = [pytest.mark.mount, pytest.mark.store, both_engines]
 
 NOBODY = 65534
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory, bucket: Bucket) -> Iterator[Mounted]:
+def library(tmp_path_factory: pytest.TempPathFactory, bucket: Bucket, fuse_engine: str) -> Iterator[Mounted]:
     with Mounter(tmp_path_factory.mktemp("posix")) as mounter:
         yield mounter.mount(bucket.url("library"), env=bucket.env)
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory: pytest.TempPathFactory, bucket: Bucket) -> Iterator[Mounted]:
+def tuned(tmp_path_factory: pytest.TempPathFactory, bucket: Bucket, fuse_engine: str) -> Iterator[Mounted]:
     """A mount with every setting of its appearance changed, and listings that are never fresh."""
     appearance = ("--uid", "1234", "--gid", "2345", "--file-mode", "0400", "--dir-mode", "0510")
     fresh = ("--metadata-ttl", "0", "--negative-ttl", "0")

@@ -54,7 +54,7 @@ def test_no_secret_anywhere(mounter: Mounter, faulty: InThread[S3Faults], tmp_pa
         )
         assert mounted.read("good") == bodies["b/good"]
         proxied = dfdaemon.server.requests_for("b/good")
-        assert [request.headers["x-tenant"] for request in proxied] == [HEADER], "the header must really be sent"
+        assert {request.headers["x-tenant"] for request in proxied} == {HEADER}, "the header must really be sent"
         assert "X-Amz-Signature" in proxied[0].target
         direct = [request for request in faulty.server.requests if "authorization" in request.headers]
         assert direct, "signatures must really be sent"

@@ -4,6 +4,7 @@ ends.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from dataclasses import dataclass
 from functools import partial
@@ -71,8 +72,8 @@ def test_a_daemon_that_ends_in_the_middle_is_replaced(pair: Pair, number: signal
         assert once < SIZE + MIB, "only the ended daemon's current block may be fetched twice"
     finally:
         pair.one.kill(signal.SIGKILL)
-    with pytest.raises(OSError):  # noqa: PT011  # the error depends on the progress
-        held.result(20)
+    with contextlib.suppress(OSError):  # the error depends on the progress
+        assert len(held.result(20)) < 2 * MIB, "the rest of it is an error, which the next read gets"
 
 
 def test_cache_commands_beside_a_live_mount(pair: Pair) -> None:

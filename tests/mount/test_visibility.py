@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.conftest import Bucket, faulty_url
+from tests.mount.conftest import Bucket, both_engines, faulty_url
 from tests.mount.mounted import Mounted, Mounter, run, until, within
 from tests.servers import faults
 from tests.servers.in_thread import InThread
 from tests.servers.s3_faults import S3Faults
 
-pytestmark = pytest.mark.mount
+pytestmark = [pytest.mark.mount, both_engines]
 
 WAYS = ("whole", "directory", "exact")
 KEYS = (

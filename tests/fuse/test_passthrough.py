@@ -1,0 +1,207 @@
+"""Which opens the kernel serves by itself: the decisions, with a double for the kernel's ioctl.
+
+The double has the kernel's rules: one mode and one backing id for all open handles of a node.
+`mount/test_passthrough.py` has the real kernel.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import struct
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from d7yfs.fuse.passthrough import Passthrough
+from d7yfs.stats.kernel import OperationCounters
+
+DEVICE, DATA_FD = 90, 91
+NODE, OTHER = 7, 8
+OPEN, CLOSE = 0x4010E501, 0x4004E502
+
+
+class FakeKernel:
+    """FUSE_DEV_IOC_BACKING_OPEN and …_CLOSE of one connection."""
+
+    def __init__(self) -> None:
+        self.registered: dict[int, int] = {}
+        """The descriptor of each backing id."""
+        self.requests = 0
+        self.failure = 0
+        self._last_id = 0
+
+    def ioctl(self, device: int, request: int, argument: bytearray) -> int:
+        assert device == DEVICE
+        assert isinstance(argument, bytearray), "with bytes, fcntl.ioctl returns those"
+        self.requests += 1
+        if self.failure:
+            raise OSError(self.failure, os.strerror(self.failure))
+        if request == OPEN:
+            fd, flags, padding = struct.unpack("=iIQ", argument)
+            assert (flags, padding) == (0, 0)
+            self._last_id += 1
+            self.registered[self._last_id] = fd
+            return self._last_id
+        assert request == CLOSE
+        (backing_id,) = struct.unpack("=I", argument)
+        del self.registered[backing_id]
+        return 0
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> FakeKernel:
+    made = FakeKernel()
+    monkeypatch.setattr(fcntl, "ioctl", made.ioctl)
+    return made
+
+
+def passthrough(*, enabled: bool = True) -> Passthrough:
+    return Passthrough(DEVICE, OperationCounters(errors={}, passthrough=enabled))
+
+
+def test_a_whole_file_is_the_kernels_until_its_last_handle_is_closed(kernel: FakeKernel) -> None:
+    files = passthrough()
+    assert files.needs_file(NODE)
+    assert files.open(NODE, DATA_FD) == 1
+    assert kernel.registered == {1: DATA_FD}
+    assert not files.needs_file(NODE), "the next handle needs no file"
+    assert files.has(NODE)
+    assert files.open(NODE, None) == 1
+    assert files.open(NODE, 92) == 1, "nor takes another one: all handles have one id"
+    assert files._counters.passthrough_opens == 3
+    files.release(NODE)
+    files.release(NODE)
+    assert kernel.registered == {1: DATA_FD}
+    files.release(NODE)
+    assert not kernel.registered
+    assert files.open(NODE, DATA_FD) == 2
+
+
+def test_a_node_that_the_daemon_serves_stays_so_while_it_is_open(kernel: FakeKernel) -> None:
+    """The kernel answers EIO to a handle of another mode."""
+    files = passthrough()
+    assert files.open(NODE, None) == 0
+    assert not files.needs_file(NODE)
+    assert not files.has(NODE)
+    assert files.open(NODE, DATA_FD) == 0, "it has become whole meanwhile"
+    files.release(NODE)
+    assert files.open(NODE, DATA_FD) == 0
+    files.release(NODE)
+    files.release(NODE)
+    assert kernel.requests == files._counters.passthrough_opens == 0
+    assert files.open(NODE, DATA_FD) == 1
+
+
+def test_pages_are_of_no_use_once_the_daemon_serves_a_node_no_more(kernel: FakeKernel) -> None:
+    files = passthrough()
+    files.open(NODE, None)
+    files.open(NODE, None)
+    assert [files.release(NODE), files.release(NODE), files.release(NODE)] == [False, True, False]
+    files.open(NODE, DATA_FD)
+    assert not files.release(NODE), "the kernel has none"
+    without = passthrough(enabled=False)
+    without.open(NODE, None)
+    assert not without.release(NODE), "the next handle will use them"
+
+
+def test_nodes_are_apart(kernel: FakeKernel) -> None:
+    files = passthrough()
+    assert (files.open(NODE, None), files.open(OTHER, DATA_FD)) == (0, 1)
+    files.release(NODE)
+    assert kernel.registered == {1: DATA_FD}
+    assert files.open(NODE, DATA_FD) == 2, "an id for each node, whatever file they share"
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ELOOP, errno.EOPNOTSUPP, errno.ENOTTY, errno.EMFILE])
+def test_the_first_refusal_turns_it_off(kernel: FakeKernel, number: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    files = passthrough()
+    assert files.open(OTHER, DATA_FD) == 1
+    kernel.failure = number
+    assert files.open(NODE, DATA_FD) == 0, "the daemon serves it"
+    reason = "it needs CAP_SYS_ADMIN" if number == errno.EPERM else os.strerror(number)
+    assert caplog.messages == [f"passthrough is off for this mount: {reason}"]
+    files.release(NODE)
+    kernel.failure = 0
+    assert not files.needs_file(NODE)
+    assert files.open(NODE, DATA_FD) == 0
+    assert kernel.requests == 2, "the kernel is not asked again"
+    assert files.open(OTHER, None) == 1, "what is open in that mode stays so"
+    files.release(OTHER)
+    files.release(OTHER)
+    assert not kernel.registered
+
+
+def test_without_it_nothing_is_asked(kernel: FakeKernel) -> None:
+    files = passthrough(enabled=False)
+    assert not files.needs_file(NODE)
+    assert files.open(NODE, DATA_FD) == 0
+    files.release(NODE)
+    assert kernel.requests == files._counters.passthrough_opens == 0
+
+
+def test_a_release_that_nobody_knows_is_nothing(kernel: FakeKernel) -> None:
+    files = passthrough()
+    files.release(NODE)
+    assert kernel.requests == 0
+
+
+def test_an_id_that_cannot_be_closed_is_told_and_the_node_goes_on(
+    kernel: FakeKernel, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = passthrough()
+    assert files.open(NODE, DATA_FD) == 1
+    kernel.failure = errno.ENOENT
+    files.release(NODE)
+    assert caplog.messages == ["passthrough: backing id 1 stays: No such file or directory"]
+    kernel.failure = 0
+    assert files.open(NODE, DATA_FD) == 2
+
+
+class Opens(RuleBasedStateMachine):
+    """Any order of opens and releases keeps the kernel's rules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = FakeKernel()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(fcntl, "ioctl", self.kernel.ioctl)
+        self.files = passthrough()
+        self.handles: Counter[int] = Counter()
+        self.modes: dict[int, int] = {}
+
+    @rule(node=st.integers(1, 4), whole=st.booleans())
+    def open(self, node: int, whole: bool) -> None:
+        backing_id = self.files.open(node, DATA_FD if whole and self.files.needs_file(node) else None)
+        assert self.modes.setdefault(node, backing_id) == backing_id, "the kernel answers EIO"
+        assert not backing_id or backing_id in self.kernel.registered, "the kernel answers EIO"
+        self.handles[node] += 1
+
+    @rule(node=st.integers(1, 4))
+    def release(self, node: int) -> None:
+        if self.handles[node]:
+            self.files.release(node)
+            self.handles[node] -= 1
+            if not self.handles[node]:
+                del self.modes[node]
+
+    @rule(number=st.sampled_from([0, 0, errno.EPERM]))
+    def refuse(self, number: int) -> None:
+        self.kernel.failure = number if self.files._counters.passthrough and not self.kernel.registered else 0
+
+    @invariant()
+    def ids_are_those_of_open_nodes(self) -> None:
+        assert {backing_id for backing_id in self.modes.values() if backing_id} == set(self.kernel.registered)
+
+    def teardown(self) -> None:
+        self.patch.undo()
+
+
+Opens.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestOpens = Opens.TestCase
