@@ -132,6 +132,13 @@ def test_only_monitoring_reaches_the_metrics() -> None:
     assert not any(each["port"] <= port <= each["endPort"] for each in others["ports"] if each["protocol"] == "TCP")
 
 
+def test_overlays_for_kubernetes_before_1_22_have_no_range_of_ports() -> None:
+    overlays = {path.split("/")[1]: each["components"] for path, each in documents() if path.startswith("overlays/")}
+    assert {name.endswith("-1.20") for name in overlays} == {True, False}
+    for name, components in overlays.items():
+        assert ("../../components/networkpolicy" in components) != name.endswith("-1.20"), name
+
+
 def test_readers_are_given_time_to_end() -> None:
     shutdown_s = {float(value.removesuffix("s")) for _, name, value in settings() if name == "D7YFS_SHUTDOWN_TIMEOUT"}
     grace_s = {

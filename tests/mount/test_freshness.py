@@ -31,17 +31,18 @@ FOREVER = ("--metadata-ttl", "forever", "--negative-ttl", "forever")
 
 
 class Repository:
-    """A test's own prefix of the real store, and its mount."""
+    """A test's own prefix of the real store, for each engine, and its mount."""
 
     def __init__(
         self, bucket: Bucket, mounter: Mounter, prefix: str, files: Mapping[str, bytes], *options: str
     ) -> None:
         self._bucket = bucket
-        self._prefix = prefix
+        self._prefix = prefix = f"{prefix}-{os.environ.get('D7YFS_FUSE_ENGINE')}"
+        self.url = bucket.url(prefix)
         for name, body in files.items():
             self.put(name, body)
         self.put("README", b"so that it is never empty")
-        self.mounted = mounter.mount(bucket.url(prefix), *options, env=bucket.env)
+        self.mounted = mounter.mount(self.url, *options, env=bucket.env)
 
     @property
     def point(self) -> Path:
@@ -264,7 +265,7 @@ def test_what_was_replaced_can_be_evicted_once_it_is_closed(bucket: Bucket, moun
         assert pread(fd, MIB, 0) == old
         made.delete("weights")
         made.refresh()
-        drop = ("cache", "drop", bucket.url("evicted"), "--cache-dir", made.mounted.cache_dir)
+        drop = ("cache", "drop", made.url, "--cache-dir", made.mounted.cache_dir)
         assert run(*drop).returncode == 1, "the version is in use"
     finally:
         os.close(fd)
