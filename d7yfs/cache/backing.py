@@ -21,9 +21,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from d7yfs.cache.block_reader import BlockReader
 from d7yfs.cache.disk import DiskStalled, Landing, Lane
-from d7yfs.cache.file_io import read_cached
-from d7yfs.cache.linked import Cold, LinkChanged, LinkedStore, LinkFailed, Times, forget_blocks, read_cold, times_of
+from d7yfs.cache.linked import LinkChanged, LinkedStore, LinkFailed, forget_blocks
 from d7yfs.cache.memory import MemoryBudget, MemoryFile
 from d7yfs.cache.pair import (
     HEADER_BYTES,
@@ -44,7 +44,7 @@ from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 log = logging.getLogger(__name__)
 
 
-class BackingFile:
+class BackingFile(BlockReader):
     """The bytes of `version`, in `files` on disk or, where that has no room for a block, in memory.
 
     Calls that may wait for the disk go by `lane`. `take_room(n)` reserves room for n more bytes on
@@ -228,71 +228,6 @@ class BackingFile:
         if arriving is not None and arriving.in_memory:
             self._memory.free(index)
 
-    def read_at_once(self, wanted: ByteRange, into: memoryview) -> bool:
-        """Fill `into` with a readable range; False if a disk would have to be waited for."""
-        on_tmpfs = self._files is None or self._files.on_tmpfs
-        for start, stop, fd in self._extents(wanted):
-            view = into[start - wanted.start : stop - wanted.start]
-            if read_cached(fd, start, view, on_tmpfs=on_tmpfs or fd == self._memory.fd) < len(view):
-                return False
-            times = self.link_times if self.linked and fd == self.linked.fd else None
-            if times and times_of(fd) != times:
-                return False  # `finish_read` says so
-        return True
-
-    @property
-    def whole_file(self) -> int | None:
-        """The descriptor of the data file, if that has all bytes, each verified, and no others."""
-        files = self._files
-        if files is None or self._disk_refused or not self.presence.all_in_data_file:
-            return None
-        return files.data_fd
-
-    def begin_read(self, wanted: ByteRange) -> tuple[bytearray, Cold]:
-        """Read the part of a readable range that needs no waiting.
-
-        Returns the buffer, and the pieces of it that are on a disk: `finish_read` fills those, in a
-        worker thread. Memory blocks are always read here, before they can be dropped.
-        """
-        buffer, cold = bytearray(wanted.stop - wanted.start), Cold()
-        for start, stop, fd in self._extents(wanted):
-            view = memoryview(buffer)[start - wanted.start : stop - wanted.start]
-            if fd == self._memory.fd:
-                count = os.preadv(fd, [view], start)
-                assert count == len(view)
-                continue
-            hot_bytes = read_cached(fd, start, view, on_tmpfs=bool(self._files and self._files.on_tmpfs))
-            times = self.link_times if self.linked and fd == self.linked.fd else None
-            if times and hot_bytes and times_of(fd) != times:
-                hot_bytes = 0  # `finish_read` says so
-            if hot_bytes < len(view):
-                cold.append((fd, start + hot_bytes, view[hot_bytes:], times))
-        return buffer, cold
-
-    def finish_read(self, cold: Cold) -> None:
-        """Fill the pieces that `begin_read` left. For a worker thread. Raises OSError, of dfdaemon's
-        file LinkFailed.
-        """
-        assert self._files is not None
-        read_cold(cold, self._files.data_fd)
-
-    def _extents(self, wanted: ByteRange) -> list[tuple[int, int, int]]:
-        """Cut `wanted` between our file, dfdaemon's and memory: (start, stop, descriptor)."""
-        extents: list[tuple[int, int, int]] = []
-        for piece in wanted.split(BLOCK_BYTES):
-            fd = self._where(piece.start // BLOCK_BYTES)
-            start = extents.pop()[0] if extents and extents[-1][2] == fd else piece.start
-            extents.append((start, piece.stop, fd))
-        return extents
-
-    def _where(self, index: int) -> int:
-        """The descriptor that has block `index`."""
-        state, arriving = self.presence.blocks[index], self.presence.arriving.get(index)
-        if arriving.in_memory if arriving else state == Block.MEMORY:
-            return self._memory.fd
-        assert self._files is not None
-        return self.linked.fd if self.linked and state in LINKED else self._files.data_fd
-
     # --- dfdaemon's file ---
 
     def new_link_path(self) -> Path | None:
@@ -369,11 +304,6 @@ class BackingFile:
             self.link_is_wrong = True
             self.drop_link()
 
-    @property
-    def link_times(self) -> Times | None:
-        """The times that prove dfdaemon's file unchanged."""
-        return self.linked.times if self.linked else None
-
     def whole_crc32c(self) -> int | None:
         """CRC32C of the object on disk, None unless it is whole. For a thread, while held."""
         if self._files is None or not self.presence.all_on_disk:
@@ -383,13 +313,6 @@ class BackingFile:
             if state in LINKED and self.linked:
                 crcs[index] = self.linked.crc32c(index) or self.linked.block_crc32c(index)
         return crc32c_of_blocks(crcs, self.version.size_bytes)
-
-    def read_back(self, piece: ByteRange) -> bytearray:
-        """Bytes that lie on disk. For a worker thread, while held. Raises OSError."""
-        buffer = bytearray(piece.size)
-        for start, stop, fd in self._extents(piece):
-            self.finish_read([(fd, start, memoryview(buffer)[start - piece.start : stop - piece.start], None)])
-        return buffer
 
     def retract(self, wanted: ByteRange) -> int:
         for index in blocks_of(wanted):

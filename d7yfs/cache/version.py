@@ -23,13 +23,12 @@ from functools import partial
 
 import trio
 
-from d7yfs.cache.backing import BackingFile
-from d7yfs.cache.descriptors import VersionUse
 from d7yfs.cache.disk import DiskStalled, Landing, Lane
 from d7yfs.cache.filler import Filler, NewFiller
 from d7yfs.cache.grants import RecordedGrants
 from d7yfs.cache.leases import Leases
 from d7yfs.cache.linked import LinkChanged
+from d7yfs.cache.open_version import OpenVersion
 from d7yfs.cache.proof import RecordedProof
 from d7yfs.cache.waiter import Served, Waiter
 from d7yfs.errors import CacheFull, OriginUnavailable, ProxyUnavailable, ReadTimeout
@@ -44,7 +43,7 @@ _WATCHED_BYTES = 64 << 20
 through it."""
 
 
-class CachedVersion:
+class CachedVersion(OpenVersion):
     """An open version, made by `Cache.open`; every `open` and `hold` is balanced by a `drop`."""
 
     def __init__(
@@ -56,62 +55,19 @@ class CachedVersion:
         lane: Lane,
         on_last_drop: Callable[[CachedVersion], None],
     ) -> None:
-        self.version = version
-        self.holds = 0
-        self.comparisons = 0
-        """Comparisons with the store's checksum that are under way."""
+        super().__init__(version, read_timeout_s, lambda: on_last_drop(self))
         self._waiters: set[Waiter] = set()
-        self._read_timeout_s = read_timeout_s
         self._lane = lane
         self._writing = trio.CapacityLimiter(1)
         """The kernel makes writes to one file one by one: threads would only spin on its lock."""
-        self._last_progress = 0.0
-        self._on_last_drop = on_last_drop
-        self._when_whole: list[Callable[[], None]] = []
         self._wanted_whole = False
         self._fills = 0
         """Callers of `fill_whole` that wait now."""
         self._filler: Filler = new_filler(self)
-        self.backing: BackingFile
         self.leases: Leases
-        self.use: VersionUse
-        """Set by `Cache.open`, as `backing` is: they need this object's methods."""
+        """Set by `Cache.open`, as `backing` is: it needs this object's methods."""
         self.grants: RecordedGrants
         self.proof: RecordedProof
-
-    def hold(self) -> None:
-        """Keep the version open for a handle; balanced by `drop`."""
-        self.holds += 1
-
-    def drop(self) -> None:
-        self.holds -= 1
-        if not self.holds:
-            self._on_last_drop(self)
-
-    def begin_work(self) -> None:
-        """Keep the version open, and awake, while bytes are read or written; balanced by
-        `end_work`."""
-        self.holds += 1
-        self.use.begin()
-
-    def end_work(self) -> None:
-        self.use.end()
-        self.drop()
-
-    @property
-    def is_asleep(self) -> bool:
-        """True if its files are closed, and `wake` must come before anything is read."""
-        return self.use.is_asleep
-
-    async def wake(self) -> None:
-        """Open its files again. It stays awake for as long as the caller does not await.
-
-        Raises ReadTimeout while descriptors are used up."""
-        self.begin_work()
-        try:
-            await self.use.wake(self._deadline(trio.current_time()))
-        finally:
-            self.end_work()
 
     @property
     def window_bytes(self) -> int:
@@ -215,15 +171,6 @@ class CachedVersion:
         """Have the filler bring a range that a reader is expected to want."""
         self._filler.prefetch(ahead)
 
-    @property
-    def is_complete(self) -> bool:
-        """True if no block is absent: there is nothing to bring."""
-        return not self.backing.presence.absent_count
-
-    def has(self, wanted: ByteRange) -> bool:
-        """True if `read` would return `wanted` at once."""
-        return self.backing.presence.first_unreadable(wanted) is None
-
     async def _verify(self, wanted: ByteRange) -> None:
         """Take over blocks that other daemons have brought, and verify those of an earlier boot, or
         of a file that has changed."""
@@ -300,26 +247,6 @@ class CachedVersion:
         await trio.sleep(_RETRY_S)
         return None
 
-    def _deadline(self, asked_at: float) -> float:
-        return max(asked_at, self._last_progress) + self._read_timeout_s
-
-    @property
-    def is_whole(self) -> bool:
-        """True if all of it is on disk."""
-        return self.backing.presence.all_on_disk
-
-    @property
-    def whole_file(self) -> int | None:
-        """The descriptor of a file with all bytes, each verified, and no others, for the kernel to
-        read by itself; None where there is none, or it may yet prove wrong.
-        """
-        return None if self.comparisons else self.backing.whole_file
-
-    @property
-    def cached_bytes(self) -> int:
-        """Bytes that are on disk, as far as is known here."""
-        return self.backing.presence.cached_bytes
-
     # --- for fillers ---
 
     @property
@@ -332,11 +259,6 @@ class CachedVersion:
     def has_readers(self) -> bool:
         """True if a reader waits for bytes of it now."""
         return any(not waiter.watches for waiter in self._waiters)
-
-    @property
-    def taken_over_blocks(self) -> int:
-        """Blocks of this version that other daemons have brought while it was open here."""
-        return self.backing.taken_over_blocks
 
     def missing(self, wanted: ByteRange) -> list[ByteRange]:
         """Block-aligned runs in (and around) `wanted` that are absent, arriving ones included, for
@@ -402,16 +324,6 @@ class CachedVersion:
         """Give up dfdaemon's file, which is wrong: its blocks are missing again."""
         self.backing.drop_link()
         self._serve_all()
-
-    def _tell_whole(self) -> None:
-        if self._when_whole and self.is_whole:
-            told, self._when_whole = self._when_whole, []
-            for tell in told:
-                tell()
-
-    def call_when_whole(self, tell: Callable[[], None]) -> None:
-        """Call `tell`, once, when the last missing block lands on disk, from any daemon."""
-        self._when_whole.append(tell)
 
     async def record_mismatch(self, *, strike_out: bool) -> None:
         """Count that the bytes on disk are not what the provider recorded; with `strike_out`, have

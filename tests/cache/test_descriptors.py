@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import crc32c
 import pytest
 import trio
 from trio.testing import MockClock
@@ -22,6 +21,7 @@ from d7yfs.cache.directory import delete_pair
 from d7yfs.cache.disk import Disk
 from d7yfs.cache.pair import Block, identity_of
 from d7yfs.cache.version import CachedVersion
+from d7yfs.checksum import crc32c
 from d7yfs.errors import ReadTimeout, TooManyOpenFiles
 from d7yfs.objects import ByteRange, ObjectVersion
 from tests.cache.doubles import (
@@ -156,7 +156,7 @@ async def test_dfdaemons_file_rests_with_its_version(tmp_path: Path) -> None:
     assert link_path is not None
     link_path.hardlink_to(store)
     await cached.backing.adopt_link(link_path)
-    cached.land_linked(file.whole, [crc32c.crc32c(data_of(file, each)) for each in file.whole.split(MIB)])
+    cached.land_linked(file.whole, [crc32c(data_of(file, each)) for each in file.whole.split(MIB)])
     cached.backing.end_link(link_path)
     opened = _open_all(cache)
     assert cached.is_asleep

@@ -9,7 +9,6 @@ import os
 from contextlib import ExitStack
 from pathlib import Path
 
-import crc32c
 import pytest
 
 from d7yfs.bounds.values import OBJECT_MAX_BYTES
@@ -17,6 +16,7 @@ from d7yfs.cache import inspection
 from d7yfs.cache.inspection import CheckedVersion, Map
 from d7yfs.cache.pair import HEADER, HEADER_BYTES, MAGIC, block_range
 from d7yfs.cache.table import ENTRY_BYTES
+from d7yfs.checksum import crc32c
 from d7yfs.config.place import Place
 from d7yfs.errors import CacheUnusable
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
@@ -122,7 +122,7 @@ def test_what_a_map_claims_costs_by_the_blocks_that_are_there(tmp_path: Path) ->
     for index in (0, last):
         data = os.urandom(block_range(index, huge.size_bytes).size)
         os.pwrite(files.data_fd, data, index * BLOCK_BYTES)
-        entry = crc32c.crc32c(data) << 32 | BOOT
+        entry = crc32c(data) << 32 | BOOT
         os.pwrite(files.map_fd, entry.to_bytes(8, "little"), HEADER_BYTES + index * ENTRY_BYTES)
     files.close()
     before_bytes = resident_bytes()
