@@ -36,7 +36,8 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/d7yfs /opt/d7yfs
 RUN ln -s /opt/d7yfs/bin/d7yfs /usr/local/bin/d7yfs && ln -s /opt/d7yfs/bin/mount.d7yfs /sbin/mount.d7yfs
-# A container's main process must stay in the foreground.
+# A container's main process must stay in the foreground. It is the mount's supervisor, which reaps
+# orphans too.
 ENV D7YFS_FOREGROUND=true
 # The check is healthy if this container's daemon answers its mount, whatever the state of its
 # stores and of the metrics' port. Only Docker uses it; Kubernetes has its own probes. d7yfs

@@ -10,7 +10,6 @@ Called by the command line, in the process that becomes the daemon.
 
 from __future__ import annotations
 
-import gc
 import itertools
 import logging
 import os
@@ -33,29 +32,23 @@ from d7yfs.control.refresh import Refreshes
 from d7yfs.control.reload import Reloader
 from d7yfs.control.warm import WarmUps
 from d7yfs.errors import ConfigError, D7yfsError, MountError, Stopped
-from d7yfs.fill.verification import Verifier
-from d7yfs.fs.backend import RepositoryBackend
 from d7yfs.fs.filesystem import Filesystem
-from d7yfs.fs.rights import Rights
-from d7yfs.fuse.appearance import Appearance
-from d7yfs.fuse.engine import Engine
+from d7yfs.fuse import engine
 from d7yfs.fuse.notices import Invalidator
-from d7yfs.fuse.session import Session
-from d7yfs.host import kernel, mount_table, process
-from d7yfs.host.fuse_device import MountFlags
+from d7yfs.fuse.succession import Succession
+from d7yfs.host import mount_table, process
 from d7yfs.host.fuse_helper import HandedMount
-from d7yfs.host.launch import Readiness
 from d7yfs.monitor.probe import Probe
 from d7yfs.monitor.reporter import Reporter
 from d7yfs.objects import ObjectVersion
-from d7yfs.origins.origin import SESSION
 from d7yfs.repository import latecomer
+from d7yfs.repository.backend import make_backend
 from d7yfs.repository.latecomer import Latecomer
 from d7yfs.repository.repository import Repository, open_repositories
 from d7yfs.stats.status import ReloadStatus
+from d7yfs.supervisor.link import Role
 from d7yfs.tree import tree
 from d7yfs.tree.nodes import Directory, NameChanges
-from d7yfs.tree.source import ListingMode
 
 log = logging.getLogger(__name__)
 
@@ -63,30 +56,40 @@ _BUSY_RETRY_S = 0.2
 _LAST_NOTICE_S = 1.0
 _SETTLE_S = 1.0
 """Longest wait for the cache's last writes to disk; bytes that are lost are fetched again."""
-_GARBAGE_THRESHOLD = 5000
-"""New objects between two collections; Python's default is 700, and a page of a listing makes
-7,000."""
 
 
 async def run(
-    settings: Settings, readiness: Readiness, read_again: Callable[[], Settings], *, stderr: Path | None
+    settings: Settings,
+    read_again: Callable[[], Settings],
+    role: Role,
 ) -> None:
-    """Mount, serve until the mount is gone or SIGTERM or SIGINT comes, unmount.
+    """Mount, serve until the mount is gone or SIGTERM or SIGINT comes, unmount. A supervisor's
+    connection is only served.
 
-    `read_again` reads the settings at SIGHUP. `stderr` receives the output of C libraries in the
-    background. Raises D7yfsError if there is no mount: MountError, CacheUnusable, ConfigError, or
+    `read_again` reads the settings at SIGHUP. Raises D7yfsError if there is no mount: MountError, CacheUnusable, ConfigError, or
     an error of the origin.
     """
+    work = partial(_serve, settings, read_again, role)
+    await (work() if role.link is None else role.link.run(work))
+
+
+async def _serve(settings: Settings, read_again: Callable[[], Settings], role: Role) -> None:
     config = settings.config
     mountpoint = settings.require_mountpoint()
-    is_handed = config.fuse_helper is not None or HandedMount.from_path(mountpoint) is not None
-    if is_handed and config.noexec:
+    handed, link = role.handed, role.link
+    if link is not None:
+        link.check(mountpoint, config.mount_source)
+        link.shutdown_timeout_s = config.shutdown_timeout_s
+    from_others = config.fuse_helper is not None or HandedMount.from_path(mountpoint) is not None
+    if from_others and config.noexec:
         raise ConfigError(
             "--noexec has no effect on a mount that another program makes",
             hint="give --noexec to d7yfs fuse-helper, or to that program",
         )
     is_abandoned = partial(control_socket.is_abandoned, control_socket.socket_path(mountpoint))
-    if not is_handed and await trio.to_thread.run_sync(mount_table.prepare_mountpoint, mountpoint, is_abandoned):
+    is_first = handed is None or (link is not None and handed.generation == 1)
+    prepare = partial(mount_table.prepare_mountpoint, mountpoint, is_abandoned)
+    if is_first and not from_others and await trio.to_thread.run_sync(prepare):
         log.warning("%s was a dead mount; cleaned up", mountpoint)
     directory = CacheDirectory(
         config.cache_dir, size_limit_bytes=config.cache_size_bytes, min_free_bytes=config.cache_min_free_bytes
@@ -100,29 +103,26 @@ async def run(
         log.warning("%s", warning)
     repositories = open_repositories(settings)
     cache = Cache(directory, memory_buffer_bytes=config.memory_buffer_bytes, read_timeout_s=config.read_timeout_s)
+    if link is not None:
+        await link.wait_for_turn()
+    succession = None
     try:
-        present, late = await latecomer.locate(repositories, config)
+        if handed is not None:
+            succession = await trio.to_thread.run_sync(Succession.begin, handed, config.mount_source)
+        present, late = await latecomer.locate(repositories, config, succession.known.tops if succession else {})
         async with trio.open_nursery() as nursery:
-            mount = _Mount(nursery, settings, mountpoint, present, late, cache, readiness, read_again, stderr)
+            mount = _Mount(nursery, settings, mountpoint, present, late, cache, read_again, role, succession)
             await mount.serve()
-        log.info("%s is unmounted", mountpoint)
+        if not mount.leaves:
+            log.info("%s is unmounted", mountpoint)
+        elif link is not None:
+            link.tell_left()
     finally:
         with trio.CancelScope(shield=True), trio.move_on_after(config.shutdown_timeout_s):
             with trio.move_on_after(_SETTLE_S):
                 await cache.settle()
             for repository in repositories:
                 await repository.aclose()
-
-
-def _spare_collector() -> None:
-    """Keep the garbage collector from walking the objects of start-up, and each page of a listing
-    while it is read.
-
-    Otherwise a collection blocks all requests for 70 ms now and then, and takes a third of the time
-    of a large listing.
-    """
-    gc.freeze()
-    gc.set_threshold(_GARBAGE_THRESHOLD)
 
 
 class _Mount:
@@ -136,9 +136,9 @@ class _Mount:
         repositories: list[tuple[Repository, str]],
         late: list[Latecomer],
         cache: Cache,
-        readiness: Readiness,
         read_again: Callable[[], Settings],
-        stderr: Path | None,
+        role: Role,
+        succession: Succession | None = None,
     ) -> None:
         config = settings.config
         self._nursery = nursery
@@ -146,16 +146,17 @@ class _Mount:
         self._repositories = repositories
         self._late = {each.repository.config.name: each for each in late}
         self._cache = cache
-        self._readiness = readiness
-        self._stderr = stderr
+        self._readiness, self._link = role.readiness, role.link
+        self._succession = succession
+        self._stderr = role.stderr
         self._unmounted = False
+        self.leaves = False
+        """True once the mount is left to the supervisor."""
         self._handed: HandedMount | None = None
-        self._rights: dict[str, Rights] = {}
-        """By repository; none where the cache is shared."""
         self._session_scope = trio.CancelScope()
-        self._reloader = Reloader(mountpoint, settings, read_again, self._apply, readiness)
+        self._reloader = Reloader(mountpoint, settings, read_again, self._apply, role.readiness)
         probe = Probe(mountpoint if HandedMount.from_path(mountpoint) is None else None)
-        self._reporter = Reporter(lambda: self._commands.snapshot(), probe, readiness)
+        self._reporter = Reporter(lambda: self._commands.snapshot(), probe, role.readiness)
         inodes = tree.Tree(
             [tree.TreeRoot(each.config.name, prefix) for each, prefix in self._repositories],
             metadata_ttl_s=config.metadata_ttl_s,
@@ -163,13 +164,16 @@ class _Mount:
             created_ns=time.time_ns(),
             max_entries=config.max_inodes,
         )
-        sources = {each.config.name: self._make_backend(each) for each, _ in repositories}
+        sources = {
+            each.config.name: make_backend(each, config, cache, nursery, self._forget_pages) for each, _ in repositories
+        }
+        self._rights = {name: each.rights for name, each in sources.items() if each.rights is not None}
         self._invalidator = Invalidator(lambda directory, names: self._engine.forget_entries(directory, names))
         self._filesystem = Filesystem(
             inodes, sources, cache, nursery, changed=self._entries_changed, forget_names=self._invalidator.changed
         )
         refreshers = self._filesystem.refreshers
-        self._engine = self._make_engine(config)
+        self._engine = engine.make_engine(config, self._filesystem, self._invalidator)
         self._commands = Commands(
             mountpoint=mountpoint,
             reloader=self._reloader,
@@ -186,6 +190,7 @@ class _Mount:
             forget_pages=self._forget_pages_of,
             nursery=nursery,
             end=self._session_scope.cancel,
+            role=role,
         )
 
     async def serve(self) -> None:
@@ -202,19 +207,32 @@ class _Mount:
                 nursery.start_soon(repository.fetcher.prepare)
         path = control_socket.socket_path(self._mountpoint)
         await nursery.start(control_socket.serve, path, self._commands.handlers())
-        self._handed = await trio.to_thread.run_sync(self._receive_mount)
-        self._engine.mount(self._mountpoint, self._mount_flags(), self._handed.fd if self._handed is not None else None)
+        if self._succession is not None:
+            if self._link is not None and not self._succession.follows:
+                await self._link.mount()
+            self._succession.restore(self._filesystem)
+            self._note_tops()
+            self._engine.follow(self._succession)
+        else:
+            self._handed = await trio.to_thread.run_sync(self._receive_mount)
+            handed_fd = self._handed.fd if self._handed is not None else None
+            self._engine.mount(self._mountpoint, self._config.mount_flags, handed_fd)
         try:
             with self._session_scope:
                 async with trio.open_nursery() as session:
                     session.start_soon(self._serve_kernel)
                     session.start_soon(self._until_signalled)
+                    session.start_soon(self._until_stopped)
                     session.start_soon(self._reloader.run)
                     await self._announce()
                     session.start_soon(self._reporter.run, self._config.metrics_listen)
         finally:
             self._engine.close()
-            if not self._unmounted and mount_table.mounted_at(self._mountpoint) is not None:
+            if (
+                not self._unmounted
+                and self._succession is None
+                and mount_table.mounted_at(self._mountpoint) is not None
+            ):
                 self._take_away(lazy=True)
             nursery.cancel_scope.cancel()
 
@@ -222,42 +240,17 @@ class _Mount:
     def _config(self) -> Config:
         return self._reloader.settings.config
 
-    def _make_backend(self, repository: Repository) -> RepositoryBackend:
-        nursery = self._nursery
-        full = self._config.verify == "full"
-        required = repository.config.p2p_verify == "required"
-        verifier = Verifier(repository.fetcher, nursery, full=full, required=required, forget_pages=self._forget_pages)
-        repository.fetcher.on_retracted = lambda version: nursery.start_soon(self._forget_pages, version)
-        rights = None
-        if self._config.cache_trust == "credentials":
-            rights = Rights(
-                repository.prove,
-                lambda: repository.origin.principal,
-                self._cache.digest,
-                is_session=lambda principal: principal.startswith(SESSION),
-            )
-            self._rights[repository.config.name] = rights
-            repository.fetcher.on_granted = rights.grant
-        verifies = self._config.verify != "off" or required
-        return RepositoryBackend(
-            repository.origin.url,
-            repository.origin.identity,
-            repository.shown,
-            repository.make_fillers(nursery, verifier.compare if verifies else None),
-            listing=ListingMode(repository.config.listing),
-            listing_limit=repository.config.listing_limit,
-            revalidates=revalidated.match if (revalidated := repository.config.revalidate_on_open) else None,
-            route=repository.route,
-            admit=verifier.admit if verifies else None,
-            task_id=repository.task_id,
-            rights=rights,
-            models=repository.fetcher.models,
-        )
-
     async def _await_latecomer(self, late: Latecomer) -> None:
         name = late.repository.config.name
         await late.wait(self._filesystem.listers[name].relocate)
+        self._note_tops()
         await late.repository.fetcher.prepare()
+
+    def _note_tops(self) -> None:
+        if self._succession is not None:
+            names = [each.config.name for each, _ in self._repositories]
+            known = [name for name in names if name not in self._late or self._late[name].failure is None]
+            self._succession.note_tops({name: self._filesystem.tree.top(name).prefix for name in known})
 
     async def _forget_pages(self, version: ObjectVersion) -> None:
         for inode in self._filesystem.tree.inodes_of(version):
@@ -272,7 +265,9 @@ class _Mount:
         return HandedMount.ask(helper) if helper is not None else HandedMount.from_path(self._mountpoint)
 
     def _take_away(self, *, lazy: bool = False) -> None:
-        if self._handed is not None:
+        if self._link is not None:
+            trio.from_thread.run(partial(self._link.unmount, lazy=lazy))
+        elif self._handed is not None:
             self._handed.unmount(lazy=lazy)
         else:
             mount_table.unmount(self._mountpoint, lazy=lazy)
@@ -284,37 +279,19 @@ class _Mount:
             names = itertools.chain(changes.added, changes.removed, changes.replaced)
             self._invalidator.changed(directory.inode, names)
 
-    def _make_engine(self, config: Config) -> Engine:
-        name, reason = kernel.choose_engine(config.fuse_engine)
-        log.info("FUSE engine: %s (%s)", name, reason)
-        make: type[Engine] = Session
-        if name == "pyfuse3":
-            from d7yfs.fuse.adapter import Adapter  # it needs an extra, and libfuse
-
-            make = Adapter
-        appearance = Appearance(config.uid, config.gid, config.file_mode, config.dir_mode, config.xattr)
-        return make(
-            self._filesystem,
-            self._invalidator,
-            appearance,
-            deadline_s=config.read_timeout_s,
-            passthrough=config.passthrough,
-        )
-
-    def _mount_flags(self) -> MountFlags:
-        source = ";".join(f"{each.config.name}={each.config.url}".removeprefix("=") for each, _ in self._repositories)
-        config = self._config
-        return MountFlags(source, os.geteuid(), os.getegid(), allow_other=config.allow_other, noexec=config.noexec)
-
     async def _serve_kernel(self) -> None:
         await self._engine.serve()
         self._session_scope.cancel()
 
     async def _announce(self) -> None:
         """Wait until the mount answers, tune it, and report that it is ready."""
+        follows = self._succession is not None and self._succession.follows
         is_visible = self._handed is None or self._handed.is_visible
-        if is_visible and not await trio.to_thread.run_sync(
-            mount_table.answers, self._mountpoint, abandon_on_cancel=True
+        # What follows a worker has readers, who need no store that answers.
+        if (
+            is_visible
+            and not follows
+            and not await trio.to_thread.run_sync(mount_table.answers, self._mountpoint, abandon_on_cancel=True)
         ):
             raise MountError(f"{self._mountpoint} is mounted but does not answer", hint="see the log for the reason")
         if self._handed is not None:
@@ -322,7 +299,7 @@ class _Mount:
         else:
             for trouble in await trio.to_thread.run_sync(mount_table.tune, self._mountpoint):
                 log.info("%s", trouble)
-        _spare_collector()
+        process.spare_collector()
         names = ", ".join(str(each.config.url) for each, _ in self._repositories)
         log.info("%s is mounted on %s", names, self._mountpoint)
         missing = [f"{name} is empty for now: {late.failure}" for name, late in self._late.items() if late.failure]
@@ -337,11 +314,23 @@ class _Mount:
     async def _until_signalled(self) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for number in signals:
-                log.info("%s: unmounting %s", signal.Signals(number).name, self._mountpoint)
-                self._readiness.notify("STOPPING=1")
-                await self._unmount()
+                if self._succession is not None:
+                    self.leaves = True
+                    log.info("%s: leaving %s to the supervisor", signal.Signals(number).name, self._mountpoint)
+                else:
+                    self._readiness.notify("STOPPING=1")
+                    log.info("%s: unmounting %s", signal.Signals(number).name, self._mountpoint)
+                    await self._unmount()
                 self._session_scope.cancel()
                 return
+
+    async def _until_stopped(self) -> None:
+        if self._link is None:
+            return
+        await self._link.stop_asked.wait()
+        log.info("unmounting %s", self._mountpoint)
+        await self._unmount()
+        self._session_scope.cancel()
 
     async def _apply(self, settings: Settings, found: ReloadStatus) -> dict[str, str]:
         """Apply changed settings to the parts; returns why credentials could not be had, by
@@ -350,6 +339,8 @@ class _Mount:
         config = settings.config
         if "log_level" in found.changed:
             logs.set_level(config.log_level)
+        if self._link is not None:
+            self._link.shutdown_timeout_s = config.shutdown_timeout_s
         self._reporter.listen_now()
         known = self._filesystem.tree
         known.set_ttls(metadata_ttl_s=config.metadata_ttl_s, negative_ttl_s=config.negative_ttl_s)

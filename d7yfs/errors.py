@@ -52,6 +52,10 @@ class MountError(D7yfsError):
     """The mount cannot be made or unmounted (mount point, FUSE prerequisites, permissions)."""
 
 
+class CannotTakeOver(MountError):
+    """This process cannot go on with the connection of another one, and no other like it can."""
+
+
 class ModelServerError(D7yfsError):
     """A model server that reads from a mount cannot be reached, or refuses a request."""
 

@@ -137,3 +137,9 @@ def test_it_is_watched_and_told_to_reread_its_settings(service: configparser.Sec
     assert service["WatchdogSignal"] == "SIGKILL", "a daemon that hangs reacts to no other signal"
     assert int(service["OOMScoreAdjust"]) == OOM_SCORE_ADJ
     assert service["LimitCORE"] == "0"
+
+
+def test_a_dying_worker_is_not_the_end_of_the_unit(service: configparser.SectionProxy) -> None:
+    assert service["NotifyAccess"] == "main", "the supervisor's"
+    assert service["KillMode"] == "mixed", "SIGTERM must not reach the workers"
+    assert service["OOMPolicy"] == "continue"

@@ -32,6 +32,7 @@ COMMANDS = {
     "torchserve": "Register the models of a mount with a running TorchServe.",
     "log-level": "Show or change the log level of running mounts.",
     "reload": "Make running mounts read their settings and credentials again.",
+    "upgrade": "Have the code that is installed now serve a mount, without an error for its readers.",
     "fuse-helper": "Run the privileged half of a mount whose daemon has no privilege.",
     "completion": "Print the completion script for a shell.",
 }

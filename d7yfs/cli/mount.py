@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,8 +16,15 @@ from d7yfs.cli import exit_status, report, ungrouped
 from d7yfs.cli.options import Command, Given, settings_options
 from d7yfs.cli.terminal import say
 from d7yfs.config.sources import Settings
-from d7yfs.errors import D7yfsError, MountError
-from d7yfs.host.launch import Readiness, launch
+from d7yfs.errors import ConfigError, D7yfsError, MountError
+from d7yfs.host import kernel
+from d7yfs.host.fuse_helper import HandedMount
+from d7yfs.host.handed_session import HandedSession
+from d7yfs.host.launch import Readiness, daemon_command, fork_daemon, launch
+from d7yfs.supervisor.plan import WORKER_VARIABLE, Plan
+
+if TYPE_CHECKING:
+    from d7yfs.supervisor.link import SupervisorLink
 
 
 @click.command(cls=Command)
@@ -39,21 +48,60 @@ def mount(ctx: click.Context, arguments: tuple[str, ...], given: Given) -> None:
     d7yfs mount llm=s3://a/x vision=s3://b/y /mnt/models
     d7yfs mount --config /etc/d7yfs/config.toml --foreground
     """
-    readiness = Readiness(os.environ)
+    handed = HandedSession.take(os.environ)
+    link = _take_link(handed)
+    readiness = link.readiness if link is not None else Readiness(os.environ)
+    # A daemon leaves its working directory; relative paths must keep their meaning.
+    here = link.here if link is not None else Path.cwd()
+    load = partial(given.load, *split_arguments(arguments), here=here)
     try:
-        settings = given.load(*split_arguments(arguments), quiet=readiness.in_background)
-        settings.require_mountpoint()
+        settings = load(quiet=link is not None or readiness.in_background)
+        obstacle = _find_obstacle(settings)
+        if handed is not None and link is None and not settings.config.foreground:
+            raise MountError("a session is handed over to this process", hint="a worker runs with --foreground")
     except D7yfsError as error:
         readiness.tell_failed(error)
         raise
-    if settings.config.foreground or readiness.in_background:
-        # A daemon leaves its working directory; relative paths must keep their meaning.
-        read_again = partial(given.load, *split_arguments(arguments), quiet=True, here=Path.cwd())
-        ctx.exit(_serve(settings, readiness, read_again))
-    said = launch(sys.argv[1:])
+    config = settings.config
+    if handed is not None or readiness.in_background or (config.foreground and obstacle):
+        ctx.exit(_serve(settings, readiness, partial(load, quiet=True), handed, link, obstacle))
+    if obstacle:
+        said: dict[str, Any] | None = launch(daemon_command(sys.argv[1:]))
+    else:
+        said = None if config.foreground else fork_daemon()
+    if said is None:
+        from d7yfs.supervisor.start import become_supervised  # with trio, for which no waiting command should pay
+
+        standby = config.takeover in ("auto", "standby")
+        plan = Plan(settings.require_mountpoint(), config.mount_flags, tuple(sys.argv[1:]), str(here), standby)
+        link = become_supervised(plan, os.environ)
+        ctx.exit(_serve(settings, link.readiness, partial(load, quiet=True), link.handed, link, ""))
     for warning in said["warnings"]:
         say(f"d7yfs: warning: {warning}", err=True)
     say(said["ready"])
+
+
+def _find_obstacle(settings: Settings) -> str:
+    """The reason why nobody takes over when the daemon dies; empty if somebody does. Raises
+    ConfigError."""
+    config = settings.config
+    if config.takeover == "off":
+        settings.require_mountpoint()
+        return "--takeover off"
+    is_handed = config.fuse_helper is not None or HandedMount.from_path(settings.require_mountpoint()) is not None
+    obstacle = kernel.takeover_obstacle(config.fuse_engine, is_handed=is_handed)
+    if obstacle and config.takeover != "auto":
+        raise ConfigError(f"--takeover {config.takeover} is not possible: {obstacle}", hint="--takeover off, or auto")
+    return obstacle
+
+
+def _take_link(handed: HandedSession | None) -> SupervisorLink | None:
+    """The link to the supervisor that started this process, if one did."""
+    if handed is None or WORKER_VARIABLE not in os.environ:
+        return None
+    from d7yfs.supervisor.link import SupervisorLink  # with trio, for which no waiting command should pay
+
+    return SupervisorLink.take(os.environ, handed)
 
 
 def split_arguments(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], Path | None]:
@@ -63,7 +111,14 @@ def split_arguments(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], Path |
     return arguments, None
 
 
-def _serve(settings: Settings, readiness: Readiness, read_again: Callable[[], Settings]) -> int:
+def _serve(
+    settings: Settings,
+    readiness: Readiness,
+    read_again: Callable[[], Settings],
+    handed: HandedSession | None,
+    link: SupervisorLink | None,
+    obstacle: str,
+) -> int:
     """Run the daemon in this process; return the exit status."""
     # These imports cost start-up time that the waiting command need not pay.
     import trio
@@ -71,6 +126,7 @@ def _serve(settings: Settings, readiness: Readiness, read_again: Callable[[], Se
     from d7yfs import logs
     from d7yfs.control import control_socket
     from d7yfs.daemon import run
+    from d7yfs.supervisor.link import Role
 
     config = settings.config
     try:
@@ -85,7 +141,9 @@ def _serve(settings: Settings, readiness: Readiness, read_again: Callable[[], Se
                 f"the log file {error.filename} cannot be written: {error.strerror}", hint="see --log-file"
             ) from error
         with ungrouped():
-            trio.run(lambda: run(settings, readiness, read_again, stderr=config.log_file or background))
+            if not link and config.takeover == "auto":
+                logging.getLogger(__name__).info("nobody takes over if this process dies: %s", obstacle)
+            trio.run(run, settings, read_again, Role(readiness, handed, link, obstacle, config.log_file or background))
     except D7yfsError as error:
         readiness.tell_failed(error)
         return exit_status(error) if readiness.in_background else report(error)

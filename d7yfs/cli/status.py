@@ -15,7 +15,7 @@ from d7yfs.cli.daemons import UntouchedPath
 from d7yfs.cli.terminal import cell
 from d7yfs.control import control_socket
 from d7yfs.stats.repository_status import ListingStatus, RepositoryStatus, TrafficStatus
-from d7yfs.stats.status import CacheStatus, MountStatus, WarmUpStatus, parse
+from d7yfs.stats.status import CacheStatus, MountStatus, TakeoverStatus, WarmUpStatus, parse
 from d7yfs.tree.visibility import in_words
 
 
@@ -76,6 +76,7 @@ def _table(mount: MountStatus) -> Table:
     opened = f"{fuse.open_files} files and {fuse.open_directories} directories open"
     row("read", f"{show_size_roughly(fuse.read_bytes)} from the daemon, {opened}{itself}")
     row("engine", fuse.engine)
+    row("takeover", describe_takeover(mount.takeover))
     row("log", mount.log)
     where = mount.metrics.listens_on
     row("metrics", f"http://{where}/metrics" if where else mount.metrics.error or "none")
@@ -144,6 +145,16 @@ def describe_traffic(traffic: TrafficStatus) -> str:
     why = ", ".join(f"{reason} {show_size_roughly(size)}" for reason, size in reasons.items())
     said.append(f"{show_size_roughly(traffic.direct_bytes)} direct" + (f" ({why})" if why else ""))
     return ", ".join(said)
+
+
+def describe_takeover(takeover: TakeoverStatus) -> str:
+    """The takeover of a mount: the workers, and how often one was replaced, in one line."""
+    if takeover.off:
+        return f"none: {takeover.off}"
+    said = f"worker {takeover.generation} (pid {takeover.worker_pid}), standby {takeover.standby}"
+    counted = ((takeover.restarts, "restarts"), (takeover.upgrades, "upgrades"))
+    said += "".join(f", {count} {what}" for count, what in counted if count)
+    return said + (f"; the last one ended: {takeover.last_reason}" if takeover.last_reason else "")
 
 
 def describe_warm_up(warm_up: WarmUpStatus) -> str:

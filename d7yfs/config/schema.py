@@ -23,6 +23,7 @@ from d7yfs.config.globs import Globs
 from d7yfs.config.markers import Markers
 from d7yfs.config.p2p import P2p
 from d7yfs.config.url import RepositoryUrl
+from d7yfs.host.fuse_device import MountFlags
 from d7yfs.objects import SecretStr
 
 REPOSITORY = "Repository"
@@ -392,6 +393,12 @@ class Config:
         "(root, Linux 6.9).",
         True,
     )
+    takeover: str = _mount(
+        kinds.one_of("auto", "standby", "cold", "off"),
+        "What happens when the daemon dies: another one takes over the mount, and readers get no error. It waits ready "
+        "(standby, which takes the memory of an idle daemon), or is started then (cold). off: the mount is dead. auto: standby "
+        "where Linux can do it (6.9 and later, engine kernel), else off.",
+    )
     fuse_helper: Path | None = _mount(
         kinds.PATH,
         "Have the d7yfs fuse-helper that listens on this socket make the mount, so that this process needs no privilege.",
@@ -425,6 +432,17 @@ class Config:
         50,
         live=True,
     )
+
+    @property
+    def mount_flags(self) -> MountFlags:
+        """The properties of the mount of a daemon that runs as this user."""
+        user, group = os.geteuid(), os.getegid()
+        return MountFlags(self.mount_source, user, group, allow_other=self.allow_other, noexec=self.noexec)
+
+    @property
+    def mount_source(self) -> str:
+        """The mount's name in the mount table: its repositories."""
+        return ";".join(f"{each.name}={each.url}".removeprefix("=") for each in self.repositories)
 
 
 def _options() -> dict[str, Option]:

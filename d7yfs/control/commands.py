@@ -11,7 +11,6 @@ Built by `daemon`; trio thread only.
 from __future__ import annotations
 
 import logging
-import os
 import resource
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -47,6 +46,7 @@ from d7yfs.stats.status import (
     as_json,
     parse,
 )
+from d7yfs.supervisor.link import Role
 from d7yfs.tree.nodes import File
 from d7yfs.tree.refresher import Refresher
 
@@ -81,6 +81,7 @@ class Commands:
     """Runs commands that are done to their end even if their client leaves."""
     end: Callable[[], None]
     """Ends the mount, without waiting for readers."""
+    role: Role
     started_at: float = field(default_factory=time.time)
     """Seconds since the epoch."""
 
@@ -94,6 +95,7 @@ class Commands:
             "refresh": self._to_its_end(self._refresh),
             "reload": self._to_its_end(lambda _: self.reloader.reload()),
             "cache-drop": self._to_its_end(self._drop),
+            "upgrade": self._upgrade,
             "end-by-force": self._end_by_force,
             "log-level": self._log_level,
         }
@@ -111,7 +113,7 @@ class Commands:
         return MountStatus(
             schema=control_socket.SCHEMA,
             mountpoint=str(self.mountpoint),
-            pid=os.getpid(),
+            pid=self.role.pid,
             version=__version__,
             started_at=self.started_at,
             uptime_s=round(time.time() - self.started_at, 3),
@@ -130,6 +132,7 @@ class Commands:
                 read_bytes=self.filesystem.read_bytes,
             ),
             settings={name: parse(SettingStatus, row) for name, row in settings.explain().items()},
+            takeover=self.role.takeover,
             last_reload=self.reloader.last,
             warnings=settings.warnings,
         )
@@ -195,12 +198,17 @@ class Commands:
             logs.set_level(level)
         return {"mountpoint": str(self.mountpoint), "level": logs.level(), "was": was, "log": logs.destination()}
 
+    async def _upgrade(self, _request: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """Report until the new worker takes over: then this process ends, and with it the report."""
+        yield {"state": "running"}
+        await self.role.upgrade()
+
     async def _end_by_force(self, _request: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Fail all waiting readers and end at once; a client that asks again finds no daemon."""
         log.warning("%s is unmounted by force", self.mountpoint)
         self.cache.fail_waiters(Stopped("the mount is being taken down by force"))
         try:
-            yield {"pid": os.getpid()}
+            yield {"pid": self.role.pid}
         finally:
             self.end()
 

@@ -30,7 +30,7 @@ from d7yfs.errors import D7yfsError, MountError, UsageError
 from d7yfs.host.acceptor import accept_clients
 from d7yfs.host.descriptors import Reserve
 from d7yfs.host.ownership import ANYTHING, find_fault
-from d7yfs.host.socket_trust import peer_of
+from d7yfs.host.socket_trust import parent_of, peer_of
 
 log = logging.getLogger(__name__)
 
@@ -325,8 +325,9 @@ def is_abandoned(path: Path) -> bool:
 
 
 def find_socket(pid: int) -> Path:
-    """The socket on which process `pid` listens, even if it hangs. Raises MountError if none."""
-    found = next((path for path, listener in _listeners() if listener == pid), None)
+    """The socket on which process `pid`, or a worker of it, listens, even if it hangs. Raises
+    MountError if none."""
+    found = next((path for path, each in _listeners() if pid in (each, parent_of(each))), None)
     if found is None:
         raise MountError(f"process {pid} is no daemon of yours behind a mount", hint="d7yfs status lists the mounts")
     return found

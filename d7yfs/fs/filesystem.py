@@ -226,6 +226,25 @@ class Filesystem(OpenFiles):
         directory.used_at = now
         return self._add(_DirectoryHandle(inode, directory.children or {}, now))
 
+    def has_directory(self, handle: int) -> bool:
+        """True if this process knows the handle of a directory."""
+        return handle in self._directory_handles
+
+    async def adopt_directory(self, handle: int, inode: int, told: Sequence[str]) -> None:
+        """Make `handle`, which an earlier process gave out, one on the names that the directory has
+        now. `told` are those that its reader has had: none comes again, and no other is left out.
+        """
+        number = await self.opendir(inode)
+        opened = self._directory_handles.pop(number)
+        if told and opened.stream is None:
+            had = frozenset(told)
+            opened.names = (*told, *(name for name in opened.names if name not in had))
+        self._directory_handles.setdefault(handle, opened)
+
+    def shown_names(self, handle: int) -> tuple[str, ...]:
+        """The names that an open directory shows, as far as it still has them; none of a huge one."""
+        return self._directory_handles[handle].names
+
     def _add(self, opened: _DirectoryHandle) -> int:
         handle = next(self._numbers)
         self._directory_handles[handle] = opened
@@ -263,10 +282,10 @@ class Filesystem(OpenFiles):
     def entries_at_once(
         self, handle: int, start: int
     ) -> tuple[Directory, Iterator[tuple[int, str, Node | Unseen]]] | None:
-        """`entries`, if it waits for nothing."""
-        opened = self._directory_handles[handle]
+        """`entries`, if it waits for nothing, and the handle is known."""
+        opened = self._directory_handles.get(handle)
         self._trim_kernel_names()
-        if opened.stream is not None or not self.tree.listed(opened.inode, opened.opened_at):
+        if opened is None or opened.stream is not None or not self.tree.listed(opened.inode, opened.opened_at):
             return None
         directory = self.tree.directory(opened.inode)
         directory.used_at = trio.current_time()

@@ -94,6 +94,23 @@ class OpenFiles:
         self.tree.remember(inode)
         return self._make_handle(node, cached)
 
+    def number_from(self, first: int) -> None:
+        """Give out handles from `first` on; an earlier process gave out lower ones."""
+        self._numbers = itertools.count(first)
+
+    def has_file(self, handle: int) -> bool:
+        """True if this process knows the handle of a file."""
+        return handle in self._handles
+
+    async def adopt(self, handle: int, inode: int) -> None:
+        """Make `handle`, which an earlier process gave out, a handle on the version of `inode`.
+        Raises as `open`."""
+        number = await self.open(inode)
+        if handle in self._handles:  # another read was faster
+            self.release(number)
+        else:
+            self._handles[handle] = self._handles.pop(number)
+
     def _openable(self, inode: int) -> File:
         """The file of a number. Raises IsADirectory, ObjectArchived, VersionGone."""
         node = self.tree.get(inode)
@@ -204,9 +221,12 @@ class OpenFiles:
 
     def read_at_once(self, handle: int, offset: int, into: memoryview) -> int | None:
         """Fill `into` with the bytes from `offset` on, as `read`, if they can be had without
-        waiting; returns how many it has up to the end of the file.
+        waiting; returns how many it has up to the end of the file. None, too, for the handle of an
+        earlier process.
         """
-        opened = self._handles[handle]
+        opened = self._handles.get(handle)
+        if opened is None:
+            return None
         node, cached, rights = opened.node, opened.cached, opened.rights
         size_bytes = min(len(into), node.size_bytes - offset)
         if size_bytes <= 0:
@@ -231,8 +251,10 @@ class OpenFiles:
         """The descriptor of a file with all bytes of an open version, for the kernel to read by
         itself; None where there is none, or its credentials are not seen to be granted it.
         """
-        opened = self._handles[handle]
-        return None if opened.cached is None or self.awaits_grant(handle) else opened.cached.whole_file
+        opened = self._handles.get(handle)
+        return (
+            None if opened is None or opened.cached is None or self.awaits_grant(handle) else opened.cached.whole_file
+        )
 
     def awaits_grant(self, handle: int, *, only_whole: bool = False) -> bool:
         """True if the credentials have to be granted an open version before it is read; with

@@ -28,6 +28,7 @@ from d7yfs.fuse.appearance import BLOCK_SIZE, UNSEEN_INODES, Appearance
 from d7yfs.fuse.notices import Invalidator
 from d7yfs.fuse.parallel_dirops import Handshake
 from d7yfs.fuse.request_guard import OPERATIONS, RequestGuard, RequestRefused
+from d7yfs.fuse.succession import Succession
 from d7yfs.host.fuse_device import MountFlags
 from d7yfs.tree.huge_directory import Unseen
 from d7yfs.tree.nodes import Absent, Node
@@ -105,6 +106,11 @@ class Adapter(pyfuse3.Operations):
             self._handshake = Handshake(new.pop())
         else:
             log.warning("lookups in one directory will wait for each other: /dev/fuse is not where it was expected")
+
+    @staticmethod
+    def follow(_succession: Succession) -> None:
+        """Refuse: libfuse serves no connection that has been greeted."""
+        raise MountError("the engine pyfuse3 cannot serve a supervisor's connection", hint="use --fuse-engine kernel")
 
     def init(self) -> None:
         """Begin the handshake; libfuse calls this while the kernel's first request is handled."""

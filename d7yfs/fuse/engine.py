@@ -8,15 +8,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from d7yfs.config.schema import Config
 from d7yfs.fs.filesystem import Filesystem
 from d7yfs.fuse.appearance import Appearance
 from d7yfs.fuse.notices import Invalidator
 from d7yfs.fuse.request_guard import RequestGuard
+from d7yfs.fuse.session import Session
+from d7yfs.fuse.succession import Succession
+from d7yfs.host import kernel
 from d7yfs.host.fuse_device import MountFlags
+
+log = logging.getLogger(__name__)
 
 
 class Engine(Protocol):
@@ -39,6 +46,11 @@ class Engine(Protocol):
         MountError.
         """
 
+    def follow(self, succession: Succession) -> None:
+        """Serve, instead of a mount of one's own, a connection that a supervisor holds. Raises
+        MountError.
+        """
+
     async def serve(self) -> None:
         """Answer requests until the file system is unmounted or the caller cancels."""
 
@@ -57,3 +69,21 @@ class Engine(Protocol):
         For a worker thread: it waits until every lookup and readdir of that directory has its
         answer. Open files stay open, and cached pages stay cached.
         """
+
+
+def make_engine(config: Config, filesystem: Filesystem, invalidator: Invalidator) -> Engine:
+    """The engine that the settings ask for."""
+    name, reason = kernel.choose_engine(config.fuse_engine)
+    log.info("FUSE engine: %s (%s)", name, reason)
+    make: type[Engine] = Session
+    if name == "pyfuse3":
+        from d7yfs.fuse.adapter import Adapter  # it needs an extra, and libfuse
+
+        make = Adapter
+    return make(
+        filesystem,
+        invalidator,
+        Appearance(config.uid, config.gid, config.file_mode, config.dir_mode, config.xattr),
+        deadline_s=config.read_timeout_s,
+        passthrough=config.passthrough,
+    )

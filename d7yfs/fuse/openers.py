@@ -63,6 +63,14 @@ class Openers:
         """Note the handle of an open that was admitted."""
         self._by_handle[handle] = uid, weight
 
+    def adopt(self, handle: int, uid: int, size: int) -> None:
+        """Count, once, a handle that an earlier process has admitted, as one of its reader's."""
+        if handle not in self._by_handle:
+            weight = self._weigh(size)
+            self._by_handle[handle] = uid, weight
+            self._counts[uid] += weight
+            self._total += weight
+
     def user_of(self, handle: int) -> int:
         """The user who opened a handle; root if it is not known."""
         return self._by_handle.get(handle, (0, 0))[0]

@@ -11,6 +11,9 @@ data file, and no read or page fault comes to the daemon. The rules are the kern
 - The kernel keeps the file of a backing id open: its descriptor may be closed, and its name
   unlinked. It must not be cut off: readers would get less than the object has.
 
+Which handles are open is noted in the journal before the kernel learns of it. So the next worker
+goes on in the same mode, and with the same id: the ids belong to the connection.
+
 Used by the session. Trio thread only; no call waits.
 """
 
@@ -20,8 +23,10 @@ import errno
 import fcntl
 import logging
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from d7yfs.fuse.journal import SessionJournal
 from d7yfs.stats.kernel import OperationCounters
 
 log = logging.getLogger(__name__)
@@ -40,15 +45,16 @@ class _OpenNode:
     """A node with open handles; `backing_id` is 0 if the daemon serves its reads."""
 
     backing_id: int
-    handles: int = 1
+    handles: set[int]
 
 
 class Passthrough:
     """The backing ids of one connection, `device`, if `counters.passthrough` is set. That is what
     was agreed in INIT, until the kernel refuses."""
 
-    def __init__(self, device: int, counters: OperationCounters) -> None:
+    def __init__(self, device: int, counters: OperationCounters, journal: SessionJournal | None = None) -> None:
         self._device = device
+        self._journal = journal
         self._counters = counters
         self._nodes: dict[int, _OpenNode] = {}
 
@@ -56,44 +62,62 @@ class Passthrough:
         """True if the next handle of this node may be in passthrough mode, given a whole file."""
         return self._counters.passthrough and nodeid not in self._nodes
 
+    def restore(self, open_files: Mapping[int, tuple[int, int]]) -> None:
+        """Know the open files of the worker before: node id and backing id, by handle."""
+        for handle, (nodeid, backing_id) in open_files.items():
+            self._nodes.setdefault(nodeid, _OpenNode(backing_id, set())).handles.add(handle)
+
     def has(self, nodeid: int) -> bool:
         """True if the kernel reads this node by itself: so it will with each further handle."""
         node = self._nodes.get(nodeid)
         return node is not None and node.backing_id != 0
 
-    def open(self, nodeid: int, data_fd: int | None) -> int:
+    def open(self, nodeid: int, handle: int, data_fd: int | None) -> int:
         """Note a new handle of a node; returns its backing id, or 0 if the daemon serves its reads.
 
         `data_fd` is a file with all of the node's bytes and no others, if there is one.
         """
         node = self._nodes.get(nodeid)
-        if node is not None:
-            node.handles += 1
-        else:
+        if node is None:
             backing_id = self._register(data_fd) if self._counters.passthrough and data_fd is not None else 0
-            node = self._nodes[nodeid] = _OpenNode(backing_id)
+            node = self._nodes[nodeid] = _OpenNode(backing_id, set())
+        node.handles.add(handle)
+        if self._journal is not None:
+            self._journal.opened(handle, nodeid, node.backing_id)
         self._counters.passthrough_opens += node.backing_id != 0
         return node.backing_id
 
-    def release(self, nodeid: int) -> bool:
+    def release(self, nodeid: int, handle: int) -> bool:
         """Note that a handle was closed; with the last one the backing id goes.
 
         True if it was the last one, the daemon served it, and the next one may be in passthrough
         mode: the pages that the kernel has of the node are of no use then.
         """
         node = self._nodes.get(nodeid)
-        if node is None:
+        if node is None or handle not in node.handles:
             return False
-        node.handles -= 1
+        node.handles.remove(handle)
+        if self._journal is not None:
+            self._journal.released(handle)
         if node.handles:
             return False
-        del self._nodes[nodeid]
-        if node.backing_id:
-            try:
-                fcntl.ioctl(self._device, _BACKING_CLOSE, bytearray(_BACKING_ID.pack(node.backing_id)))
-            except OSError as error:
-                log.warning("passthrough: backing id %d stays: %s", node.backing_id, error.strerror)
+        self._close(nodeid)
         return self._counters.passthrough and not node.backing_id
+
+    def handles(self, nodeid: int) -> tuple[int, ...]:
+        """The handles of a node that are open, as far as is known."""
+        node = self._nodes.get(nodeid)
+        return tuple(node.handles) if node is not None else ()
+
+    def _close(self, nodeid: int) -> None:
+        backing_id = self._nodes.pop(nodeid).backing_id
+        if backing_id:
+            if self._journal is not None:
+                self._journal.flush()  # a worker that used a closed id would give its reader EIO
+            try:
+                fcntl.ioctl(self._device, _BACKING_CLOSE, bytearray(_BACKING_ID.pack(backing_id)))
+            except OSError as error:
+                log.warning("passthrough: backing id %d stays: %s", backing_id, error.strerror)
 
     def _register(self, data_fd: int) -> int:
         """The kernel's id for this file; 0 if it takes none."""

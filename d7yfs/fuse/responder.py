@@ -14,7 +14,7 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import trio
 
@@ -22,6 +22,7 @@ from d7yfs.errors import TooManyOpenFiles
 from d7yfs.fs.filesystem import Filesystem
 from d7yfs.fuse import wire
 from d7yfs.fuse.appearance import BLOCK_SIZE, UNSEEN_INODES, Appearance
+from d7yfs.fuse.journal import SessionJournal
 from d7yfs.fuse.notices import Invalidator
 from d7yfs.fuse.passthrough import Passthrough
 from d7yfs.fuse.request_guard import RequestGuard, RequestRefused
@@ -60,6 +61,9 @@ class Responder:
         """Set by the session once INIT is answered, before any other request."""
         self.useless_pages: set[int] = set()
         """Nodes whose pages the kernel need not keep: it reads the cache's file from now on."""
+        self.journal: SessionJournal | None = None
+        self.earlier_readers: Mapping[int, Sequence[str]] = {}
+        """The names that readers of directories went through in an earlier process, by handle."""
         self._filesystem = filesystem
         self._tree = filesystem.tree
         self._invalidator = invalidator
@@ -150,31 +154,43 @@ class Responder:
     def readdir(self, _nodeid: int, _uid: int, body: memoryview) -> Reply | None:
         handle, offset, size, *_ = wire.READ_IN.unpack_from(body)
         known = self._filesystem.entries_at_once(handle, max(offset - 2, 0))
-        return None if known is None else self._list(known, offset, size, with_attributes=False)
+        return None if known is None else self._list(known, handle, offset, size, with_attributes=False)
 
-    async def wait_for_readdir(self, nodeid: int, _uid: int, body: memoryview) -> Reply:
+    async def wait_for_readdir(self, nodeid: int, uid: int, body: memoryview) -> Reply:
         handle, offset, size, *_ = wire.READ_IN.unpack_from(body)
-        return self._list(await self._entries(nodeid, handle, offset), offset, size, with_attributes=False)
+        return self._list(await self._entries(nodeid, uid, handle, offset), handle, offset, size, with_attributes=False)
 
     def readdirplus(self, _nodeid: int, _uid: int, body: memoryview) -> Reply | None:
         handle, offset, size, *_ = wire.READ_IN.unpack_from(body)
         known = self._filesystem.entries_at_once(handle, max(offset - 2, 0))
-        return None if known is None else self._list(known, offset, size, with_attributes=True)
+        return None if known is None else self._list(known, handle, offset, size, with_attributes=True)
 
-    async def wait_for_readdirplus(self, nodeid: int, _uid: int, body: memoryview) -> Reply:
+    async def wait_for_readdirplus(self, nodeid: int, uid: int, body: memoryview) -> Reply:
         handle, offset, size, *_ = wire.READ_IN.unpack_from(body)
-        return self._list(await self._entries(nodeid, handle, offset), offset, size, with_attributes=True)
+        return self._list(await self._entries(nodeid, uid, handle, offset), handle, offset, size, with_attributes=True)
 
-    async def _entries(self, nodeid: int, handle: int, offset: int) -> _Entries:
+    async def _entries(self, nodeid: int, uid: int, handle: int, offset: int) -> _Entries:
+        start = max(offset - 2, 0)
         with self._invalidator.holding(nodeid):
-            return await self._filesystem.entries(handle, max(offset - 2, 0))
+            if self.journal is not None and not self._filesystem.has_directory(handle):
+                told = self.earlier_readers.get(handle, ())[:start]
+                await self._filesystem.adopt_directory(handle, nodeid, told)
+                self._guard.directories.adopt(handle, uid, self._filesystem.names_of_handle(handle))
+                self._note_reader(handle)
+            return await self._filesystem.entries(handle, start)
 
-    def _list(self, found: _Entries, offset: int, size: int, *, with_attributes: bool) -> bytearray:
+    def _note_reader(self, handle: int) -> None:
+        if self.journal is not None:
+            self.journal.reading(handle, self._filesystem.shown_names(handle))
+
+    def _list(self, found: _Entries, handle: int, offset: int, size: int, *, with_attributes: bool) -> bytearray:
         """The entries of a directory from `offset` on that fit into `size` bytes.
 
         With attributes each is a lookup, which is counted here.
         """
         directory, entries = found
+        if not offset:
+            self._note_reader(handle)
         reply = wire.DirectoryReply(size)
         nothing = bytes(wire.ENTRY_OUT.size) if with_attributes else b""
         """An entry without a node: the kernel takes its name, and makes no inode of it."""
@@ -207,6 +223,8 @@ class Responder:
         handle = wire.FH.unpack_from(body)[0]
         self._guard.directories.release(handle)
         self._filesystem.releasedir(handle)
+        if self.journal is not None:
+            self.journal.stopped_reading(handle)
         return b""
 
     # --- files ---
@@ -261,7 +279,7 @@ class Responder:
 
     def _open_reply(self, nodeid: int, handle: int) -> bytes:
         whole = self._filesystem.whole_file(handle) if self.passthrough.needs_file(nodeid) else None
-        backing_id = self.passthrough.open(nodeid, whole)
+        backing_id = self.passthrough.open(nodeid, handle, whole)
         # An inode is one version for ever, so its cached pages are right for ever. The kernel has
         # none for a file that it reads by itself, and takes no word on them.
         flags = OpenFlag.NOFLUSH | (OpenFlag.PASSTHROUGH if backing_id else OpenFlag.KEEP_CACHE)
@@ -274,18 +292,35 @@ class Responder:
         size_bytes = self._filesystem.read_at_once(handle, offset, self._buffer[:size])
         return None if size_bytes is None else self._buffer[:size_bytes]
 
-    async def wait_for_read(self, _nodeid: int, _uid: int, body: memoryview) -> Reply:
+    async def wait_for_read(self, nodeid: int, uid: int, body: memoryview) -> Reply:
         handle, offset, size, *_ = wire.READ_IN.unpack_from(body)
+        if self.journal is not None:
+            if not self._filesystem.has_file(handle):
+                await self._filesystem.adopt(handle, nodeid)
+            self._guard.files.adopt(handle, uid, self._tree.get(nodeid).size_bytes)
         with self._guard.waiting_read(handle):
             return await self._filesystem.read(handle, offset, size)
 
     def release(self, nodeid: int, _uid: int, body: memoryview) -> Reply:
         handle = wire.FH.unpack_from(body)[0]
         self._guard.files.release(handle)
-        if self.passthrough.release(nodeid) and self._filesystem.whole_file(handle) is not None:
+        if self.passthrough.release(nodeid, handle) and self._filesystem.whole_file(handle) is not None:
             self.useless_pages.add(nodeid)
         self._filesystem.release(handle)
         return b""
+
+    async def adopt_files(self, open_files: Mapping[int, tuple[int, int]]) -> None:
+        """Open the files that were open in an earlier process, so that the cache keeps them. One
+        that cannot be opened is tried again by its reader."""
+        for handle, (nodeid, _) in open_files.items():
+            await trio.lowlevel.checkpoint()
+            if handle in self.passthrough.handles(nodeid) and not self._filesystem.has_file(handle):
+                try:
+                    await self._filesystem.adopt(handle, nodeid)
+                except Exception as error:  # it must not end the mount
+                    log.info("a file that is open could not be opened again: %s", error)
+                if handle not in self.passthrough.handles(nodeid):  # closed meanwhile
+                    self._filesystem.release(handle)
 
     # --- extended attributes ---
 

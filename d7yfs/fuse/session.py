@@ -25,7 +25,6 @@ from pathlib import Path
 
 import trio
 
-from d7yfs.errors import MountError
 from d7yfs.fs.filesystem import Filesystem
 from d7yfs.fuse import wire
 from d7yfs.fuse.appearance import Appearance
@@ -33,7 +32,8 @@ from d7yfs.fuse.notices import Invalidator
 from d7yfs.fuse.passthrough import Passthrough
 from d7yfs.fuse.request_guard import RequestGuard, RequestRefused
 from d7yfs.fuse.responder import Reply, Responder
-from d7yfs.fuse.wire import Greeting, InitFlag, Opcode, Terms
+from d7yfs.fuse.succession import Succession
+from d7yfs.fuse.wire import Greeting, InitFlag, NoticeCode, Opcode, Terms
 from d7yfs.host import fuse_device
 from d7yfs.host.fuse_device import MountFlags
 from d7yfs.host.mount_table import MAX_BACKGROUND, READ_AHEAD_KIB
@@ -62,6 +62,7 @@ _FEATURES = (
     | InitFlag.HAS_EXPIRE_ONLY
     | InitFlag.DIRECT_IO_ALLOW_MMAP
     | InitFlag.PASSTHROUGH
+    | InitFlag.HAS_RESEND
 )
 """The features to ask for, if the kernel offers them. EXPLICIT_INVAL_DATA: an inode is one version for
 ever, so its pages are never dropped because of an attribute."""
@@ -90,6 +91,7 @@ class Session:
         self._device = -1
         self._request = bytearray(_REQUEST_BYTES)
         self._wants_passthrough = passthrough
+        self._succession: Succession | None = None
         self._ended = False
         buffer = memoryview(bytearray(b"\1") * _READ_BYTES)  # written, and so resident
         self._at_once: dict[int, tuple[str, AtOnce]] = {}
@@ -110,23 +112,27 @@ class Session:
         """Mount, or take over the descriptor of a mount that is not served yet. Raises
         MountError.
         """
-        fd = handed_fd if handed_fd is not None else self._mount(mountpoint, flags)
+        fd = handed_fd if handed_fd is not None else fuse_device.connect(mountpoint, flags)
         os.set_blocking(fd, False)
         self._device = fd
 
-    @staticmethod
-    def _mount(mountpoint: Path, flags: MountFlags) -> int:
-        try:
-            return fuse_device.mount(mountpoint, flags)
-        except MountError as error:
-            if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.EPERM, errno.EACCES):
-                return fuse_device.mount_by_fusermount(mountpoint, flags)
-            raise
+    def follow(self, succession: Succession) -> None:
+        """Go on where the workers before this one were ended, or begin as the first one."""
+        self._succession, known = succession, succession.known
+        self._device = succession.handed.session_fd
+        os.set_blocking(self._device, False)
+        self._responder.journal, self._responder.earlier_readers = succession.journal, known.readers
+        self._agree(InitFlag(known.terms.flags if known.terms is not None else 0))
+        self._responder.passthrough.restore(known.open_files)
 
     async def serve(self) -> None:
         """Answer requests until the file system is unmounted or the caller cancels."""
+        if self._succession is not None and self._succession.follows:
+            self._ask_again()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._drop_useless_pages)
+            if self._succession is not None:
+                nursery.start_soon(self._responder.adopt_files, self._succession.known.open_files)
             while not self._ended:
                 await trio.lowlevel.wait_readable(self._device)
                 for _ in range(_AT_A_TIME):
@@ -188,6 +194,14 @@ class Session:
     def _forget_all_pages(self, inodes: set[int]) -> None:
         for inode in inodes:
             self.forget_pages(inode)
+
+    def _ask_again(self) -> None:
+        """Have the kernel send again what earlier workers left unanswered."""
+        try:
+            os.write(self._device, wire.notice(NoticeCode.RESEND))
+        except OSError as error:
+            if error.errno not in _GONE:
+                log.error("the kernel does not send unanswered requests again: %s", error.strerror)
 
     # --- requests ---
 
@@ -251,6 +265,7 @@ class Session:
             elif opcode not in wire.UNANSWERED:
                 number = errno.EROFS if opcode in wire.WRITING else errno.ENOSYS
                 self._send(unique, wire.refusal(unique, number))
+            self._keep()
         except Exception:
             log.exception("a message of the kernel (opcode %d) could not be handled", opcode)
             if opcode not in wire.UNANSWERED:
@@ -271,13 +286,26 @@ class Session:
             max_background=MAX_BACKGROUND,
             max_stack_depth=1 if flags & InitFlag.PASSTHROUGH else 0,
         )
-        self.guard.counters.passthrough = bool(flags & InitFlag.PASSTHROUGH)
-        self._responder.passthrough = Passthrough(self._device, self.guard.counters)
+        self._agree(flags)
+        if self._succession is not None:
+            self._succession.greet(flags)
         log.info("FUSE %d.%d, %s", greeting.major, greeting.minor, flags.name)
         self._send(unique, wire.reply_header(unique, wire.INIT_OUT.size), terms.encode())
 
+    def _agree(self, flags: InitFlag) -> None:
+        """Know what was agreed with the kernel."""
+        journal = self._succession.journal if self._succession is not None else None
+        self.guard.counters.passthrough = bool(flags & InitFlag.PASSTHROUGH)
+        self._responder.passthrough = Passthrough(self._device, self.guard.counters, journal)
+
+    def _keep(self) -> None:
+        """Write to the journal what it lacks. The kernel learns of nothing that it lacks."""
+        if (succession := self._succession) is not None and succession.journal.pending:
+            succession.journal.flush()
+
     def _send(self, unique: int, *parts: Reply) -> None:
         """Send a reply. One that the kernel does not wait for any more is dropped."""
+        self._keep()
         try:
             os.writev(self._device, parts)
         except OSError as error:

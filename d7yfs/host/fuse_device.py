@@ -13,9 +13,8 @@ import ctypes
 import errno
 import os
 import socket
-import subprocess
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from d7yfs.errors import MountError
 
@@ -24,8 +23,7 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8  # sys/mount.h
 _PATIENCE_S = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class MountFlags:
+class MountFlags(NamedTuple):
     """The properties of a mount that its maker chooses. It is read-only, nosuid and nodev anyway."""
 
     source: str
@@ -42,6 +40,18 @@ class MountFlags:
         escaped = self.source.replace("\\", "\\\\").replace(",", "\\,")
         options = [f"fsname={escaped}", "subtype=d7yfs", "ro", "nosuid", "nodev", "default_permissions"]
         return options + [name for name in ("allow_other", "noexec") if getattr(self, name)]
+
+
+def connect(point: Path, flags: MountFlags) -> int:
+    """Mount a new connection at `point`, with or without the right to mount; returns its descriptor.
+    Raises MountError.
+    """
+    try:
+        return mount(point, flags)
+    except MountError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.EPERM, errno.EACCES):
+            return mount_by_fusermount(point, flags)
+        raise
 
 
 def mount(point: Path, flags: MountFlags) -> int:
@@ -70,6 +80,8 @@ def mount_by_fusermount(point: Path, flags: MountFlags) -> int:
     """Have fusermount3 mount a new connection at `point`; returns its descriptor. Raises
     MountError with what it said.
     """
+    import subprocess  # only here: the supervisor is small without
+
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours:
         with theirs:

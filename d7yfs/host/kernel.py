@@ -1,6 +1,6 @@
 """The kernel of this host: which FUSE engine it can have, and which of its features work here.
 
-Used by `daemon`, which chooses the engine, and by `check`, which tells of it.
+Used where an engine is chosen, by the supervisor's start, and by `check`, which tells of it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ from pathlib import Path
 _ENGINE_SINCE = (5, 4)
 """The layouts of FUSE 7.31, on which our own session rests."""
 _PASSTHROUGH_SINCE = (6, 9)
+_RESEND_SINCE = (6, 9)
+"""FUSE_NOTIFY_RESEND: the kernel sends requests again that a process left unanswered."""
+_SETTINGS = Path("/proc/sys/fs/fuse")
+_REQUEST_TIMEOUTS = ("default_request_timeout", "max_request_timeout")
 _CAP_SYS_ADMIN = 1 << 21
 _RELEASE = re.compile(r"(\d+)\.(\d+)")
 
@@ -41,6 +45,31 @@ def passthrough_obstacle(
     if not effective & _CAP_SYS_ADMIN:
         return "that needs root, or CAP_SYS_ADMIN"
     return "" if in_first_namespace else "that needs CAP_SYS_ADMIN outside of a user namespace"
+
+
+def takeover_obstacle(
+    engine: str, *, is_handed: bool = False, release: str | None = None, settings: Path = _SETTINGS
+) -> str:
+    """Why no process could take over a mount from one that dies; empty if one could.
+
+    `engine` is `--fuse-engine`; `is_handed`: another program makes the mount.
+    """
+    if is_handed:
+        return "another program makes the mount"
+    if choose_engine(engine, release)[0] != "kernel":
+        return "the engine pyfuse3 cannot go on with the connection of another process"
+    if _version(release) < _RESEND_SINCE:
+        return f"that needs Linux 6.9, this is {release or os.uname().release}"
+    if timeout_s := request_timeout_s(settings):
+        return f"the kernel ends a mount after {timeout_s} s without an answer (sysctl fs.fuse.*_request_timeout)"
+    return ""
+
+
+def request_timeout_s(settings: Path = _SETTINGS) -> int:
+    """The seconds after which the kernel ends a connection that leaves a request unanswered; 0 for
+    never."""
+    values = [int(path.read_text()) for name in _REQUEST_TIMEOUTS if (path := settings / name).exists()]
+    return min(filter(None, values), default=0)
 
 
 def _version(release: str | None) -> tuple[int, int]:

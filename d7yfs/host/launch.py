@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
-import subprocess
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,22 +46,17 @@ class Readiness:
     def tell_ready(self, summary: str, warnings: Sequence[str], stderr: Path | None) -> None:
         """Tell that the mount answers, with `warnings`. A daemon in the background detaches from
         its terminal; output of C libraries goes to `stderr`."""
-        self._tell({"ready": summary, "warnings": list(warnings)})
+        self.pass_on({"ready": summary, "warnings": list(warnings)})
         self.notify(f"READY=1\nMAINPID={os.getpid()}\nSTATUS={summary}")
 
         if self.in_background:
-            os.chdir("/")
-            with Path(os.devnull).open("r+b") as null:
-                for fd in (0, 1, 2):
-                    os.dup2(null.fileno(), fd)
-            if stderr is not None:
-                with stderr.open("ab") as log:
-                    os.dup2(log.fileno(), 2)
+            detach(stderr)
             os.close(self._fd)
+            self._fd = -1
 
     def tell_failed(self, error: D7yfsError) -> None:
         """Tell that there is no mount, and why."""
-        self._tell({"error": error.message, "hint": error.hint, "usage": isinstance(error, UsageError)})
+        self.pass_on({"error": error.message, "hint": error.hint, "usage": isinstance(error, UsageError)})
 
     def notify(self, message: str) -> None:
         """Send systemd, if it listens, assignments separated by newlines (sd_notify(3))."""
@@ -72,37 +67,85 @@ class Readiness:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
             client.sendto(message.encode(), address)
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def pass_on(self, message: dict[str, Any]) -> None:
+        """Send the command that waits, if one does, a message in its own form."""
         if self.in_background:
             with contextlib.suppress(BrokenPipeError):
                 os.write(self._fd, json.dumps(message).encode() + b"\n")
 
 
-def launch(arguments: Sequence[str]) -> dict[str, Any]:
-    """Run `d7yfs` as a daemon; wait for `{"ready": …, "warnings": […]}`. Raises UsageError, MountError."""
+def detach(stderr: Path | None) -> None:
+    """Let go of the terminal and of the working directory; what goes to stderr is appended to a
+    file, if one is given."""
+    os.chdir("/")
+    with Path(os.devnull).open("r+b") as null:
+        for fd in (0, 1, 2):
+            os.dup2(null.fileno(), fd)
+    if stderr is not None:
+        with stderr.open("ab") as log:
+            os.dup2(log.fileno(), 2)
+
+
+def daemon_command(arguments: Sequence[str]) -> list[str]:
+    """The command of a process that runs `d7yfs` with these arguments."""
+    # -P: a directory d7yfs in the working directory is not this program.
+    return [sys.executable, "-P", "-m", "d7yfs", *arguments]
+
+
+def fork_daemon() -> dict[str, Any] | None:
+    """Fork this process, which has one thread: the child returns None, and is to become a daemon.
+    Here wait for its `{"ready": …, "warnings": […]}`. Raises UsageError, MountError.
+    """
+    read_fd, write_fd = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if not pid:
+        os.close(read_fd)
+        os.setsid()
+        with Path(os.devnull).open("rb") as null:
+            os.dup2(null.fileno(), 0)
+        os.environ[READY_FD_VARIABLE] = str(write_fd)
+        return None
+    os.close(write_fd)
+
+    def wait() -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    return _await_message(read_fd, lambda: os.kill(pid, signal.SIGTERM), wait)
+
+
+def launch(command: Sequence[str]) -> dict[str, Any]:
+    """Run a daemon; wait for `{"ready": …, "warnings": […]}`. Raises UsageError, MountError."""
+    import subprocess  # only here: the supervisor is small without
+
     read_fd, write_fd = os.pipe()
     child = subprocess.Popen(  # noqa: S603
-        # -P: a directory d7yfs in the working directory is not this program.
-        [sys.executable, "-P", "-m", "d7yfs", *arguments],
+        command,
         stdin=subprocess.DEVNULL,
         pass_fds=[write_fd],
         env=os.environ | {READY_FD_VARIABLE: str(write_fd)},
         start_new_session=True,
     )
     os.close(write_fd)
+    message = _await_message(read_fd, child.terminate, child.wait)
+    child.returncode = 0  # it runs on; nobody will wait for it
+    return message
+
+
+def _await_message(read_fd: int, terminate: Callable[[], None], wait: Callable[[], int]) -> dict[str, Any]:
+    """The message of a daemon that begins; `wait` gives its exit status."""
     with os.fdopen(read_fd, "rb") as pipe:
         try:
             line = pipe.readline()
         except KeyboardInterrupt:
-            child.terminate()
+            terminate()
             raise
     if not line:
-        status = child.wait()
-        raise MountError(f"the daemon ended before the mount answered (exit status {status})")
+        raise MountError(f"the daemon ended before the mount answered (exit status {wait()})")
     message: dict[str, Any] = json.loads(line)
     if "error" in message:
-        child.wait()
+        wait()
         kind = UsageError if message["usage"] else MountError
         raise kind(message["error"], hint=message["hint"])
-    child.returncode = 0  # it runs on; nobody will wait for it
     return message

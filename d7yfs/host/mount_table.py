@@ -6,17 +6,20 @@ each call that may hang on a mount (stat). Called by `daemon`, `monitor` and the
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from d7yfs.errors import MountError
+
+if TYPE_CHECKING:
+    import subprocess
 
 PROBE_TIMEOUT_S = 10.0
 READ_AHEAD_KIB = 1024
@@ -41,11 +44,11 @@ _REFUSALS = {
     errno.EACCES: (f"cannot be read by uid {os.geteuid()}", "choose a directory of your own"),
 }
 """Why a directory cannot be mounted on, and what to do."""
+_MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8  # sys/mount.h
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(NamedTuple):
     """One line of the host's mount table."""
 
     point: Path
@@ -87,6 +90,8 @@ def containing(path: Path) -> tuple[Path, str]:
 
 def send_child(question: str, point: Path) -> subprocess.Popen[bytes]:
     """A child that asks `point` STATFS or STAT, and exits with the error number. Raises OSError."""
+    import subprocess  # only where it is needed, here and below: the supervisor is small without
+
     command = [sys.executable, "-I", "-S", "-c", _CHILD.format(question), str(point)]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603  # vfork(2)
 
@@ -98,6 +103,8 @@ def answers(point: Path) -> bool:
 
 def _stat_errno(point: Path) -> int:
     """The errno of a stat of `point` in a child process; 0 for none, ETIMEDOUT for no answer."""
+    import subprocess
+
     with send_child(STAT, point) as child:
         try:
             return child.wait(PROBE_TIMEOUT_S)
@@ -143,22 +150,29 @@ def prepare_mountpoint(point: Path, is_abandoned: Callable[[], bool] = lambda: F
 
 def unmount(point: Path, *, lazy: bool = False) -> None:
     """Unmount `point`. Raises Busy if it is in use, else MountError."""
+    busy = Busy(
+        f"{point} is in use",
+        hint=f"end the processes that use it (fuser -vm {point}), or run d7yfs umount --lazy {point}",
+    )
     if os.geteuid() == 0:
-        command = ["umount", *(["--lazy"] if lazy else []), "--", str(point)]
-    else:
-        command = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", str(point)]
+        # umount(8) may stat the mount, and so wait for a daemon that does not answer.
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.umount2(os.fsencode(point), _UMOUNT_NOFOLLOW | _MNT_DETACH * lazy):
+            number = ctypes.get_errno()
+            raise (
+                busy if number == errno.EBUSY else MountError(f"{point} could not be unmounted: {os.strerror(number)}")
+            )
+        return
+    import subprocess
+
+    command = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", str(point)]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)  # noqa: S603
     except FileNotFoundError:
-        raise MountError(f"{command[0]} is not installed", hint="install the packages mount and fuse3") from None
+        raise MountError("fusermount3 is not installed", hint="install the package fuse3") from None
     if done.returncode:
         said = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
-        if "busy" in said:
-            raise Busy(
-                f"{point} is in use",
-                hint=f"end the processes that use it (fuser -vm {point}), or run d7yfs umount --lazy {point}",
-            )
-        raise MountError(f"{point} could not be unmounted: {said}")
+        raise busy if "busy" in said else MountError(f"{point} could not be unmounted: {said}")
 
 
 def abort(point: Path) -> None:
@@ -209,6 +223,8 @@ def _connection(mount: Mount) -> Path:
     """The directory of a FUSE connection, in a file system that root mounts if need be."""
     connections = Path("/sys/fs/fuse/connections")
     if os.geteuid() == 0 and not any(connections.iterdir()):
+        import subprocess
+
         subprocess.run(  # noqa: S603
             ["mount", "-t", "fusectl", "fusectl", str(connections)],  # noqa: S607
             stdin=subprocess.DEVNULL,

@@ -42,6 +42,8 @@ gauge d7yfs_open_files_limit fuse.open_files_limit: How many may be at most; one
 gauge d7yfs_open_directories fuse.open_directories: Directories of the mount that are open
 gauge d7yfs_open_directories_limit fuse.open_directories_limit: How many may be at most; one of a thousand names or
     more counts as several
+counter d7yfs_worker_restarts_total takeover.restarts: Workers that died, and were followed by another
+counter d7yfs_upgrades_total takeover.upgrades: Workers that left for one of newer code
 counter d7yfs_kernel_notices_total kernel_notices.notices: Entries that the kernel was told to forget
 counter d7yfs_kernel_notices_known_total kernel_notices.known: Of these, those that it had
 counter d7yfs_kernel_notices_overflow_total kernel_notices.overflow: Entries that it was not told of because too many

@@ -8,7 +8,7 @@ Called by `daemon`, for mounts of several repositories.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import trio
 
@@ -56,13 +56,14 @@ class Latecomer:
 
 
 async def locate(
-    repositories: list[Repository], config: Config
+    repositories: list[Repository], config: Config, known: Mapping[str, str] | None = None
 ) -> tuple[list[tuple[Repository, str]], list[Latecomer]]:
     """Find the prefix to list of each repository, and those of several that cannot be reached.
+    Those whose prefix is `known` are not asked: they are served even if the store is away.
 
     Raises the origin's error if all repositories must be reached, or none can be.
     """
-    places = {each.config.name: each.directory_prefix for each in repositories}
+    places = {each.config.name: each.directory_prefix for each in repositories} | dict(known or {})
     failures: dict[str, D7yfsError] = {}
 
     async def locate(repository: Repository) -> None:
@@ -73,7 +74,8 @@ async def locate(
 
     async with trio.open_nursery() as nursery:
         for repository in repositories:
-            nursery.start_soon(locate, repository)
+            if known is None or repository.config.name not in known:
+                nursery.start_soon(locate, repository)
     away = [each for each in repositories if each.config.name in failures]
     if away and (config.require_all or len(away) == len(repositories)):
         raise failures[away[0].config.name]

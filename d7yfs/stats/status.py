@@ -262,6 +262,26 @@ class HealthStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TakeoverStatus:
+    """The supervisor of the mount, and its workers: the daemons that serve it one after the other."""
+
+    off: str = ""
+    """Why nobody takes over when the daemon dies; empty if somebody does."""
+    worker_pid: int = 0
+    """The worker that serves the mount. The `pid` of the mount is its supervisor's."""
+    generation: int = 0
+    """The number of this worker: 1 for the first."""
+    restarts: int = 0
+    """Workers that died, and were followed by another."""
+    upgrades: int = 0
+    """Workers that left for one of newer code, by `d7yfs upgrade`."""
+    last_reason: str = ""
+    """Why the worker before this one ended, in words."""
+    standby: str = ""
+    """The next worker: `ready`, `starting`, `none`, `off`, or why it could not be prepared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MountStatus:
     """One mount and its daemon."""
 
@@ -269,6 +289,7 @@ class MountStatus:
     """The number of this schema: 1."""
     mountpoint: str
     pid: int
+    """The process to signal: the supervisor if there is one, else the daemon."""
     version: str
     """The version of d7yfs."""
     started_at: float
@@ -295,6 +316,8 @@ class MountStatus:
     """The requests of the kernel."""
     settings: Mapping[str, SettingStatus]
     """Each setting with its source."""
+    takeover: TakeoverStatus = TakeoverStatus(off="known to newer daemons only")
+    """The process that takes over when the daemon dies."""
     last_reload: ReloadStatus | None = None
     """The last outcome of reading the settings again, as `d7yfs reload --json` has it; null
     before."""

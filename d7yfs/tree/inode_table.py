@@ -13,12 +13,13 @@ Invariants:
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Container, Hashable, Iterable, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from d7yfs.errors import VersionGone
 from d7yfs.objects import ObjectVersion
@@ -29,6 +30,16 @@ N = TypeVar("N", File, Directory)
 
 _ROOM = 64
 """The part of the bound that a pass frees, so that not each new inode needs a pass."""
+
+
+class Ledger(Protocol):
+    """A record of the nodes that are remembered, for the process that goes on after this one."""
+
+    def remembered(self, node: Node) -> None:
+        """Note a node that is remembered from now on, or changed since."""
+
+    def forgotten(self, inode: int) -> None:
+        """Note that a node is not remembered any more."""
 
 
 class InodeTable:
@@ -45,9 +56,11 @@ class InodeTable:
         """Remembered nodes that are no entries at present, by identity."""
         self.filled: OrderedDict[int, Directory] = OrderedDict()
         """Directories with known entries, least recently used first."""
+        self.ledger: Ledger | None = None
         self.directories = self.remembered_count = 0
         self.dropped_total = self.unmatched_forgets_total = 0
         self._numbers = itertools.count(1)
+        self._first_number = 1  # the lower ones that are known were restored
         self._absent = 0  # names known to be absent, which cost memory too
         self._surplus_told = 0  # how many were remembered when names to forget were last picked
         self._trim_after = 0  # the inodes to be added or forgotten before another trim is worth its time
@@ -82,14 +95,17 @@ class InodeTable:
         """Keep an inode: one for every entry told to the kernel, and one for every open handle.
         Raises VersionGone."""
         node = self.get(inode)
-        self.remembered_count += not node.lookups
+        if not node.lookups:
+            self.remembered_count += 1
+            if self.ledger is not None:
+                self.ledger.remembered(node)
         node.lookups += count
 
     def forget(self, inode: int, count: int = 1) -> None:
         """Take back `count`; an excess is counted. A node neither remembered nor an entry is
         gone."""
         node = self.nodes.get(inode)
-        if node is None or node.lookups < count:
+        if (node is None or node.lookups < count) and inode >= self._first_number:
             self.unmatched_forgets_total += 1
         if node is None or not node.lookups:
             return
@@ -97,6 +113,8 @@ class InodeTable:
         if not node.lookups:
             self.remembered_count -= 1
             self._trim_after -= 1
+            if self.ledger is not None:
+                self.ledger.forgotten(inode)
             if not node.linked:
                 del self.unlinked[node.identity]
                 self.unlink(node)
@@ -132,6 +150,26 @@ class InodeTable:
         return surplus
 
     # -- nodes come and go
+
+    def number_from(self, first: int) -> None:
+        """Give out numbers from `first` on; an earlier process gave out lower ones."""
+        self._first_number = first
+        self._numbers = itertools.count(first)
+
+    def restore(self, node: Node) -> None:
+        """Know a node again that an earlier process told the kernel: remembered, and no entry until
+        it is found to be one. The kernel's count is not known: one stands for all.
+
+        A directory's fingerprint shows at its next listing whether it has changed meanwhile.
+        """
+        known = self.nodes.get(node.inode)
+        if known is None:
+            node.linked = False
+            self.directories += node.is_directory
+            self.nodes[node.inode] = self.unlinked[node.identity] = node
+        elif isinstance(known, Directory) and isinstance(node, Directory):  # the root, or a repository's
+            known.mtime_ns, known.fingerprint = node.mtime_ns, node.fingerprint
+        self.remember(node.inode)
 
     def add_directory(self, repository: str | None, prefix: str, mtime_ns: int) -> Directory:
         """Add a directory as an entry of the one above it."""
@@ -332,8 +370,14 @@ def unknown(inode: int) -> VersionGone:
 
 
 def fingerprint(children: Mapping[str, Node]) -> int:
-    """A hash that tells whether dropped entries are listed again unchanged; never 0."""
-    return hash(frozenset((name, *node.identity) for name, node in children.items())) or 1
+    """A hash that tells whether dropped entries are listed again unchanged, also by another process;
+    never 0."""
+    told = (
+        f"{name}/" if isinstance(node, Directory) else f"{name}\0{node.version.validator}\0{node.size_bytes}"
+        for name, node in children.items()
+    )
+    joined = "\0\0".join(sorted(told)).encode(errors="surrogatepass")
+    return int.from_bytes(hashlib.blake2b(joined, digest_size=8).digest(), "little") or 1
 
 
 def _absent(singles: Iterable[Single]) -> int:

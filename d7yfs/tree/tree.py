@@ -37,12 +37,12 @@ MIN_RETRY_S = 1.0
 MAX_ENTRIES = 200_000
 """The default bound on known inodes: about 120 MiB with keys of 70 characters."""
 
+_MTIME_STEP_NS = 1000
+"""The least change of a directory's mtime: programs compare floats, which resolve 240 ns."""
+
 TTL_PER_LISTING = 25.0
 """The least life of a listing, in multiples of the time it took. A refresh after four fifths of
 that keeps listing to a twentieth of the time."""
-
-_MTIME_STEP_NS = 1000
-"""The least change of a directory's mtime: programs compare floats, which resolve 240 ns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +286,8 @@ class Tree(InodeTable):
         directory.withheld = listing.withheld or NOTHING_WITHHELD
         if directory.singles:
             self.set_singles(directory, newer)
+        if changes or changed or not known:
+            self._note(directory)
         self.fill(directory, now)
         return replace(changes, hidden=self.report_hidden(directory, listing))
 
@@ -318,6 +320,8 @@ class Tree(InodeTable):
             directory.subdirectories = sum(1 for child in directory.children.values() if child.is_directory)
         entries = {} if node is None else {name: node}
         changes = self._compare(directory, {name: old} if known else {}, entries)
+        if changes:
+            self._note(directory)
         self.fill(directory, now)
         return changes
 
@@ -349,6 +353,11 @@ class Tree(InodeTable):
             newest_ns = max((new[name].mtime_ns for name in changes.added + changes.replaced), default=0)
             directory.mtime_ns = max(directory.mtime_ns + _MTIME_STEP_NS, date_ns, newest_ns)
         return changes
+
+    def _note(self, directory: Directory) -> None:
+        is_kept = directory.lookups or self._tops.get(directory.repository or "") is directory
+        if is_kept and self.ledger is not None:
+            self.ledger.remembered(directory)
 
     def relocate(self, repository: str, prefix: str) -> None:
         """Make the repository's directory list `prefix` from now on; its known entries expire."""

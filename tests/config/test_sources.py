@@ -171,6 +171,7 @@ def test_every_option_by_every_way(host: Host) -> None:
         "metrics_listen": "0.0.0.0:7718",
         "fuse_helper": "/h.sock",
         "fuse_engine": "pyfuse3",
+        "takeover": "cold",
     }
     for option in OPTIONS.values():
         url = f"{(option.schemes or ('s3',))[0]}://account/models"

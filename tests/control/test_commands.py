@@ -19,6 +19,7 @@ from d7yfs.host.launch import Readiness
 from d7yfs.objects import ObjectVersion
 from d7yfs.repository.latecomer import Latecomer
 from d7yfs.repository.repository import open_repositories
+from d7yfs.supervisor.link import Role
 
 PROMISE = Path(__file__).with_name("snapshot.json")
 TOML = """
@@ -53,7 +54,14 @@ async def told(directory: Path, nursery: trio.Nursery) -> dict[str, Any]:
     late = [Latecomer(vision, OriginUnavailable("s3://c does not answer"), allow_empty=False)]
     placed = [(llm, "llm/"), (vision, "")]
     mount = daemon._Mount(
-        nursery, settings, Path("/mnt/models"), placed, late, cache, Readiness({}), lambda: settings, None
+        nursery,
+        settings,
+        Path("/mnt/models"),
+        placed,
+        late,
+        cache,
+        lambda: settings,
+        Role(Readiness({}), no_takeover="--takeover off"),
     )
     use: Any = mount
     fetcher = llm.fetcher

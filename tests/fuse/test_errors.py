@@ -36,6 +36,7 @@ ERRNOS = {
     "UsageError": errno.EINVAL,
     "ConfigError": errno.EINVAL,
     "MountError": errno.EIO,
+    "CannotTakeOver": errno.EIO,
     "ModelServerError": errno.EIO,
     "NotFound": errno.ENOENT,
     "BucketNotFound": errno.EIO,

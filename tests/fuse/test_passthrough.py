@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import logging
 import os
 import struct
-from collections import Counter
+from collections import Counter, defaultdict
 
 import pytest
 from hypothesis import settings
@@ -61,8 +62,25 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> FakeKernel:
     return made
 
 
-def passthrough(*, enabled: bool = True) -> Passthrough:
-    return Passthrough(DEVICE, OperationCounters(errors={}, passthrough=enabled))
+class Files:
+    """A `Passthrough`, and the handles that are open: the newest one of a node is closed first."""
+
+    def __init__(self, made: Passthrough) -> None:
+        self.needs_file, self.has, self.counters = made.needs_file, made.has, made._counters
+        self._made = made
+        self._handles: defaultdict[int, list[int]] = defaultdict(list)
+        self._numbers = itertools.count(1)
+
+    def open(self, nodeid: int, data_fd: int | None) -> int:
+        self._handles[nodeid].append(next(self._numbers))
+        return self._made.open(nodeid, self._handles[nodeid][-1], data_fd)
+
+    def release(self, nodeid: int) -> bool:
+        return self._made.release(nodeid, self._handles[nodeid].pop() if self._handles[nodeid] else 0)
+
+
+def passthrough(*, enabled: bool = True) -> Files:
+    return Files(Passthrough(DEVICE, OperationCounters(errors={}, passthrough=enabled)))
 
 
 def test_a_whole_file_is_the_kernels_until_its_last_handle_is_closed(kernel: FakeKernel) -> None:
@@ -74,7 +92,7 @@ def test_a_whole_file_is_the_kernels_until_its_last_handle_is_closed(kernel: Fak
     assert files.has(NODE)
     assert files.open(NODE, None) == 1
     assert files.open(NODE, 92) == 1, "nor takes another one: all handles have one id"
-    assert files._counters.passthrough_opens == 3
+    assert files.counters.passthrough_opens == 3
     files.release(NODE)
     files.release(NODE)
     assert kernel.registered == {1: DATA_FD}
@@ -94,7 +112,7 @@ def test_a_node_that_the_daemon_serves_stays_so_while_it_is_open(kernel: FakeKer
     assert files.open(NODE, DATA_FD) == 0
     files.release(NODE)
     files.release(NODE)
-    assert kernel.requests == files._counters.passthrough_opens == 0
+    assert kernel.requests == files.counters.passthrough_opens == 0
     assert files.open(NODE, DATA_FD) == 1
 
 
@@ -143,7 +161,7 @@ def test_without_it_nothing_is_asked(kernel: FakeKernel) -> None:
     assert not files.needs_file(NODE)
     assert files.open(NODE, DATA_FD) == 0
     files.release(NODE)
-    assert kernel.requests == files._counters.passthrough_opens == 0
+    assert kernel.requests == files.counters.passthrough_opens == 0
 
 
 def test_a_release_that_nobody_knows_is_nothing(kernel: FakeKernel) -> None:
@@ -193,7 +211,7 @@ class Opens(RuleBasedStateMachine):
 
     @rule(number=st.sampled_from([0, 0, errno.EPERM]))
     def refuse(self, number: int) -> None:
-        self.kernel.failure = number if self.files._counters.passthrough and not self.kernel.registered else 0
+        self.kernel.failure = number if self.files.counters.passthrough and not self.kernel.registered else 0
 
     @invariant()
     def ids_are_those_of_open_nodes(self) -> None:

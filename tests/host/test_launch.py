@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from d7yfs.errors import D7yfsError, MountError, UsageError
-from d7yfs.host.launch import READY_FD_VARIABLE, Readiness, launch
+from d7yfs.host.launch import READY_FD_VARIABLE, Readiness, daemon_command, launch
 
 _DAEMON = """
 import os, sys
@@ -100,11 +100,11 @@ def test_a_systemd_that_does_not_listen_is_no_trouble(tmp_path: Path) -> None:
 
 def test_launch_raises_what_the_daemon_said() -> None:
     with pytest.raises(UsageError) as caught:
-        launch(["mount", "ftp://host/bucket", "/nonexistent"])
+        launch(daemon_command(["mount", "ftp://host/bucket", "/nonexistent"]))
     assert "ftp" in caught.value.message
     assert "s3" in str(caught.value)
 
 
 def test_launch_of_a_daemon_that_ends_without_a_word() -> None:
     with pytest.raises(MountError, match="ended before the mount answered"):
-        launch(["completion", "bash"])
+        launch(daemon_command(["completion", "bash"]))

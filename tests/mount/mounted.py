@@ -156,6 +156,11 @@ class Mounted:
 
         return within(timeout_s, reading)
 
+    @property
+    def worker_pid(self) -> int:
+        """The process that serves the mount; `pid` may be its supervisor's."""
+        return int(self.status()["takeover"]["worker_pid"]) or self.pid
+
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         os.kill(self.pid, number)
 

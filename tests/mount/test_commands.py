@@ -21,7 +21,7 @@ pytestmark = pytest.mark.mount
 
 @pytest.mark.store
 def test_a_daemon_that_hangs_takes_nothing_from_what_the_others_say(mounter: Mounter, bucket: Bucket) -> None:
-    hangs = mounter.mount(bucket.url("library"), env=bucket.env)
+    hangs = mounter.mount(bucket.url("library"), "--takeover", "off", env=bucket.env)
     well = mounter.mount(bucket.url("library"), env=bucket.env)
     hangs.kill(signal.SIGSTOP)
     try:

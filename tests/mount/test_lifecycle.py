@@ -389,7 +389,8 @@ def test_d7yfs_umount_by_force_frees_waiting_readers(mounter: Mounter, faulty: I
 
 def test_d7yfs_umount_by_force_of_a_daemon_that_stands_still(mounter: Mounter, bucket: Bucket) -> None:
     mounted = mounter.mount(bucket.url("library"), env=bucket.env)
-    mounted.kill(signal.SIGSTOP)
+    worker = mounted.worker_pid
+    os.kill(worker, signal.SIGSTOP)
     try:
         reader = in_background(lambda: mounted.read("one.bin", timeout_s=60))
         assert run("umount", "--force", mounted.point).returncode == 0
@@ -397,7 +398,8 @@ def test_d7yfs_umount_by_force_of_a_daemon_that_stands_still(mounter: Mounter, b
         with pytest.raises(OSError):  # noqa: PT011  # the error depends on the order of events
             reader.result(20)
     finally:
-        mounted.kill(signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGCONT)
     mounted.wait_ended()
 
 

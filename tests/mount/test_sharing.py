@@ -40,8 +40,13 @@ class Pair:
 def pair(mounter: Mounter, faulty: InThread[S3Faults]) -> Pair:
     body = bytes_of(5, SIZE)
     faulty.do(faulty.server.put, "b/file", body)
-    one = mounter.mount(faulty_url(faulty), "--anonymous")
-    return Pair(faulty, one, mounter.mount(faulty_url(faulty), "--anonymous", cache_dir=one.cache_dir), body)
+    one = mounter.mount(faulty_url(faulty), "--anonymous", "--takeover", "off")
+    return Pair(
+        faulty,
+        one,
+        mounter.mount(faulty_url(faulty), "--anonymous", "--takeover", "off", cache_dir=one.cache_dir),
+        body,
+    )
 
 
 def test_a_cold_file_that_two_daemons_read_at_once_is_fetched_once(pair: Pair) -> None:

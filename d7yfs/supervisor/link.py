@@ -1,0 +1,216 @@
+"""A worker's link to its supervisor: its turn, signs of life, and what the two ask of each other.
+
+The link breaks when the supervisor ends. Then nobody holds the connection but this worker, and
+nobody would follow it: it ends too, and its readers get ENOTCONN. (A signal at the parent's death,
+PR_SET_PDEATHSIG, would take a worker whatever it is doing, and is lost with some system calls.)
+
+Built by the command line, run by `daemon`. Trio thread only, but for `SupervisedReadiness`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import trio
+
+from d7yfs.errors import CannotTakeOver, D7yfsError, MountError, UsageError
+from d7yfs.host import mount_table
+from d7yfs.host.handed_session import HandedSession
+from d7yfs.host.launch import Readiness, detach
+from d7yfs.stats.status import TakeoverStatus
+from d7yfs.supervisor.channel import Channel, Message
+from d7yfs.supervisor.plan import WORKER_VARIABLE
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 1.0
+"""The pause between two signs of life."""
+
+
+class SupervisorLink:
+    """The link of one worker. `here`: the directory below which relative paths are."""
+
+    def __init__(self, channel: Channel, handed: HandedSession, about: Message) -> None:
+        self.handed = handed
+        self.here = Path(about["here"])
+        self.readiness = SupervisedReadiness(channel, about)
+        self.stop_asked = trio.Event()
+        """Set when the mount is to be taken down."""
+        self.shutdown_timeout_s = 0.0
+        """The time that running reads have at a stop."""
+        self.supervisor_pid = os.getppid()
+        self._mountpoint: str = about["mountpoint"]
+        self._source: str = about["source"]
+        self._channel = channel
+        self._account: Message = {}
+        self._go = trio.Event()
+        self._answers: dict[str, tuple[trio.Event, list[Message]]] = {}
+
+    @classmethod
+    def take(cls, environ: MutableMapping[str, str], handed: HandedSession) -> Self:
+        """The link that `environ` names, out of reach of this process's children."""
+        about = json.loads(environ.pop(WORKER_VARIABLE))
+        os.set_inheritable(about["fd"], False)
+        return cls(Channel(socket.socket(fileno=about["fd"])), handed, about)
+
+    @property
+    def account(self) -> TakeoverStatus:
+        """The supervisor and its workers, for `status`."""
+        return TakeoverStatus(worker_pid=os.getpid(), **self._account)
+
+    async def run(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do `work` and give signs of life. Ends this process if the supervisor ends."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._beat)
+            nursery.start_soon(self._listen)
+            await work()
+            nursery.cancel_scope.cancel()
+
+    def check(self, mountpoint: Path, source: str) -> None:
+        """Make sure that the settings are for this mount. Raises CannotTakeOver."""
+        for what, given, held in (("at", str(mountpoint), self._mountpoint), ("of", source, self._source)):
+            if given != held:
+                raise CannotTakeOver(
+                    f"the settings are for a mount {what} {given}, and this one is {what} {held}",
+                    hint="unmount, and mount anew",
+                )
+
+    async def wait_for_turn(self) -> None:
+        """Tell that this worker is prepared, and wait until it is to serve."""
+        self._channel.send(prepared=True)
+        await self._go.wait()
+
+    def tell_left(self) -> None:
+        """Tell that this worker has let go of the connection."""
+        self._channel.send(left=True)
+
+    async def mount(self) -> None:
+        """Have the mount made: `handed` has its connection then. Raises MountError."""
+        answer = await self._ask("mounted", mount=True)
+        if answer["mounted"] != "ok":
+            raise MountError(answer["mounted"], hint=answer["hint"])
+
+    async def unmount(self, *, lazy: bool) -> None:
+        """Raises mount_table.Busy, MountError."""
+        said = (await self._ask("unmounted", unmount="lazily" if lazy else "plainly"))["unmounted"]
+        if said == "busy":
+            raise mount_table.Busy("the mount is in use")
+        if said != "ok":
+            raise MountError(said)
+
+    async def upgrade(self) -> None:
+        """Have a new worker take over from this one; returns only if there will be none. Raises
+        MountError."""
+        answer = await self._ask("refused", upgrade=True)
+        raise MountError(f"the mount goes on as it is: {answer['refused']}", hint="repair that, and upgrade again")
+
+    async def _ask(self, key: str, **question: Any) -> Message:
+        """The answer to a question; an earlier one with the same answer is forgotten."""
+        event, answer = self._answers[key] = trio.Event(), []
+        self._channel.send(**question)
+        await event.wait()
+        return answer[0]
+
+    async def _beat(self) -> None:
+        while True:
+            self._channel.send(beat=self.shutdown_timeout_s)
+            await trio.sleep(BEAT_S)
+
+    async def _listen(self) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(self._channel.socket)
+            try:
+                received = self._channel.receive()
+            except BlockingIOError:
+                continue
+            if received is None:
+                log.error("the supervisor has ended: so does this process, and the mount fails")
+                os._exit(1)  # like a kill: nothing may hold up the end of the connection
+            self._take(*received)
+
+    def _take(self, said: Message, fds: list[int]) -> None:
+        for fd in fds:
+            os.dup2(fd, self.handed.session_fd, inheritable=False)
+            os.close(fd)
+        if "go" in said:
+            self._go.set()
+        elif "stop" in said:
+            self.stop_asked.set()
+        elif "account" in said:
+            before, self._account = self._account, said["account"]
+            begins = self.account.generation == self.handed.generation != before.get("generation")
+            if begins and self.account.last_reason:
+                log.warning("the worker before this one ended: %s", self.account.last_reason)
+        for key in said.keys() & self._answers.keys():
+            event, answer = self._answers.pop(key)
+            answer.append(said)
+            event.set()
+
+
+class Role(NamedTuple):
+    """The place of a daemon: alone with its mount, or one of a supervisor's workers."""
+
+    readiness: Readiness
+    handed: HandedSession | None = None
+    """The connection, if another process holds it."""
+    link: SupervisorLink | None = None
+    no_takeover: str = ""
+    """Why nobody takes over when this process dies."""
+    stderr: Path | None = None
+    """The output of C libraries in the background goes there."""
+
+    @property
+    def pid(self) -> int:
+        """The process to signal."""
+        return os.getpid() if self.link is None else self.link.supervisor_pid
+
+    @property
+    def takeover(self) -> TakeoverStatus:
+        """The account of it, for `status`."""
+        return TakeoverStatus(off=self.no_takeover) if self.link is None else self.link.account
+
+    async def upgrade(self) -> None:
+        """Have a new worker take over from this process; returns never. Raises MountError."""
+        if self.link is None:
+            raise MountError(
+                f"no worker can take over this mount: {self.no_takeover}", hint="unmount, and mount it anew"
+            )
+        await self.link.upgrade()
+
+
+class SupervisedReadiness(Readiness):
+    """The readiness of a worker, which its supervisor passes on."""
+
+    def __init__(self, channel: Channel, about: Message) -> None:
+        super().__init__({})
+        self.watchdog_s = about["watchdog_s"]
+        self._channel = channel
+        self._in_background: bool = about["in_background"]
+        self._is_notified: bool = about["is_notified"]
+
+    @property
+    def in_background(self) -> bool:
+        return self._in_background
+
+    @property
+    def is_notified(self) -> bool:
+        return self._is_notified
+
+    def tell_ready(self, summary: str, warnings: Sequence[str], stderr: Path | None) -> None:
+        path = str(stderr) if stderr is not None else None
+        self._channel.send(ready=summary, warnings=list(warnings), stderr=path)
+        if self.in_background:
+            detach(stderr)
+
+    def tell_failed(self, error: D7yfsError) -> None:
+        is_final, usage = isinstance(error, CannotTakeOver), isinstance(error, UsageError)
+        self._channel.send(failed=error.message, hint=error.hint, usage=usage, cannot_follow=is_final)
+
+    def notify(self, message: str) -> None:
+        self._channel.send(notify=message)
