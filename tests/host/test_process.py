@@ -33,7 +33,14 @@ def test_others_are_killed_first(tmp_path: Path) -> None:
     ask_to_be_spared(tmp_path / "absent")
 
 
-_SLEEPER = "from d7yfs.host.process import forbid_core_dumps as f; f(); print(flush=True); input()"
+_SLEEPER = """
+import signal
+from d7yfs.host.process import forbid_core_dumps
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # a shell has its background jobs ignore it
+forbid_core_dumps()
+print(flush=True)
+input()
+"""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to see what another user's process may")
