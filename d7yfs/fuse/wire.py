@@ -137,7 +137,6 @@ class NoticeCode(IntEnum):
 
     INVAL_INODE = 2
     INVAL_ENTRY = 3
-    STORE = 4
     RESEND = 7
 
 
@@ -146,7 +145,6 @@ EXPIRE_ONLY = 1
 
 _INVAL_INODE = struct.Struct("=Qqq")
 _INVAL_ENTRY = struct.Struct("=QII")
-_STORE = struct.Struct("=QQII")
 
 _ATTRIBUTES_ONLY = -1
 
@@ -282,9 +280,3 @@ def inval_entry(parent: int, name: bytes, *, expire_only: bool = False) -> bytes
     """The notice that an entry of a directory is to be asked for again, or dropped."""
     head = _INVAL_ENTRY.pack(parent, len(name), EXPIRE_ONLY if expire_only else 0)
     return notice(NoticeCode.INVAL_ENTRY, head + name + b"\0")
-
-
-def store_header(nodeid: int, offset: int, size: int) -> bytes:
-    """The head of a notice that gives the kernel pages of a node; `size` bytes follow it."""
-    head = _STORE.pack(nodeid, offset, size, 0)
-    return OUT_HEADER.pack(OUT_HEADER.size + len(head) + size, NoticeCode.STORE, 0) + head

@@ -157,7 +157,7 @@ def test_the_handle_is_the_first_field_of_a_release() -> None:
             dict(OpenFlag.__members__),
             {"DIRECT_IO": 1, "KEEP_CACHE": 2, "CACHE_DIR": 8, "NOFLUSH": 0x20, "PASSTHROUGH": 0x80},
         ),
-        (dict(NoticeCode.__members__), {"INVAL_INODE": 2, "INVAL_ENTRY": 3, "STORE": 4, "RESEND": 7}),
+        (dict(NoticeCode.__members__), {"INVAL_INODE": 2, "INVAL_ENTRY": 3, "RESEND": 7}),
     ],
     ids=["opcodes", "flags of INIT", "flags of OPEN", "notices"],
 )
@@ -244,11 +244,6 @@ def test_replies() -> None:
             wire.inval_entry(_FH, b"a.bin", expire_only=True),  # the last field was padding in 7.37
             "2600000003000000000000000000000008070605040302010500000001000000612e62696e00",
             id="expired entry",
-        ),
-        pytest.param(
-            wire.store_header(_FH, _OFFSET, 0x21),
-            "49000000040000000000000000000000080706050403020118171615141312112100000000000000",
-            id="store",
         ),
         pytest.param(wire.notice(NoticeCode.RESEND), "10000000070000000000000000000000", id="resend"),
     ],
