@@ -10,7 +10,7 @@ STORES ?=
 WORKERS ?= $(if $(ARGS),0,$(shell n=$$(nproc); echo $$((n < 4 ? n : 4))))
 
 .PHONY: help setup setup-tests demo test simulate fuzz integration integration-dragonfly integration-scale integration-torchserve \
-	integration-triton \
+	integration-systemd integration-triton \
 	integration-monitoring integration-container integration-pipx check format reference mutants profile trace bench install lock clean
 
 help: ## show this list
@@ -49,6 +49,9 @@ integration-scale: setup ## mount and read a directory of a million entries; tak
 
 integration-torchserve: ## test a real TorchServe on mounts of a real S3 server, installed once outside the tree; ARGS='-k token'
 	@scripts/integration-torchserve.sh $(ARGS)
+
+integration-systemd: setup ## as root: test the unit under a real systemd: kills of workers and of the supervisor, restart, stop
+	@D7YFS_TEST_SYSTEMD=1 $(BIN)/python -m pytest -p tests.plugins.no_skips tests/systemd $(ARGS)
 
 integration-triton: setup ## test a real Triton that loads from mounts of a real store, installed once outside the tree; ARGS='-k poll'
 	@program=$$(scripts/triton.sh) && D7YFS_TEST_TRITON=$$program $(BIN)/python -m pytest -p tests.plugins.no_skips tests/triton $(ARGS)

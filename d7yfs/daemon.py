@@ -10,6 +10,7 @@ Called by the command line, in the process that becomes the daemon.
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import logging
 import os
@@ -104,6 +105,8 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings], role: R
     repositories = open_repositories(settings)
     cache = Cache(directory, memory_buffer_bytes=config.memory_buffer_bytes, read_timeout_s=config.read_timeout_s)
     if link is not None:
+        process.spare_collector()
+        codecs.lookup("idna")  # an import that the first connection to a store would make
         await link.wait_for_turn()
     succession = None
     try:

@@ -48,6 +48,7 @@ class _Kind(IntEnum):
     NAMES = 6
     READER = 7
     FIRST_SIGHT = 8
+    FORGOTTEN = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,8 @@ class Journaled:
     first_sight_ns: int = 0
     """The mtime of a directory at first sight; 0 before the first worker has begun."""
     nodes: list[Node] = field(default_factory=list)
+    forgotten: set[int] = field(default_factory=set)
+    """The numbers of those that the kernel does not remember."""
     open_files: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Node id and backing id, by handle."""
     readers: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -111,6 +114,7 @@ class SessionJournal:
         if first_sight := found.get(_Kind.FIRST_SIGHT):
             known.first_sight_ns = int.from_bytes(first_sight[0], "little")
         known.nodes = [_node(inode, content) for inode, content in found.get(_Kind.NODE, {}).items()]
+        known.forgotten = set(found.get(_Kind.FORGOTTEN, ()))
         for handle, content in found.get(_Kind.OPEN_FILE, {}).items():
             known.open_files[handle] = _OPEN.unpack(content)
         names = found.get(_Kind.NAMES, {})
@@ -152,6 +156,14 @@ class SessionJournal:
     # --- nodes (see `inode_table.Ledger`) ---
 
     def remembered(self, node: Node) -> None:
+        self._log.strike(_Kind.FORGOTTEN, node.inode)
+        self._put(node)
+
+    def changed(self, node: Node) -> None:
+        if node.inode in self._log.numbers(_Kind.NODE):
+            self._put(node)
+
+    def _put(self, node: Node) -> None:
         if isinstance(node, File):
             each = node.version
             values = [node.repository, node.parent, each.key, each.size_bytes, each.validator, each.mtime_ns]
@@ -163,7 +175,11 @@ class SessionJournal:
 
     def forgotten(self, inode: int) -> None:
         if inode not in self._kept:
-            self._log.strike(_Kind.NODE, inode)
+            self._log.put(_Kind.FORGOTTEN, inode, b"")
+
+    def gone(self, inode: int) -> None:
+        self._log.strike(_Kind.FORGOTTEN, inode)
+        self._log.strike(_Kind.NODE, inode)
 
     # --- handles ---
 

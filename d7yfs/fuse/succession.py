@@ -36,9 +36,7 @@ class Succession:
 
     @classmethod
     def begin(cls, handed: HandedSession, source: str) -> Succession:
-        """Wait for this process's turn, and read the journal. Blocks. Raises CannotTakeOver if it cannot go
-        on from there."""
-        handed.wait_for_turn()
+        """Read the journal. Blocks. Raises CannotTakeOver if this process cannot go on from there."""
         journal = SessionJournal(handed.journal_fd)
         known = journal.load()
         if known.generation >= handed.generation:
@@ -63,7 +61,7 @@ class Succession:
         generation, tree = self.handed.generation, filesystem.tree
         self.journal.keep(tree.nodes.values())
         for node in self.known.nodes:
-            tree.restore(node)
+            tree.restore(node, remembered=node.inode not in self.known.forgotten)
         tree.ledger = self.journal
         if self.known.first_sight_ns:
             tree.first_sight_ns = self.known.first_sight_ns

@@ -8,9 +8,9 @@ Only one worker reads the connection at a time.
 
 - The generation is 1 for the first worker, and higher for each one that follows. No two workers of
   a mount have the same: numbers that a worker gives out begin with it.
-- A worker may be started ahead, and wait for its turn. It then inherits the reading end of a pipe,
-  too (`turn_fd`), and touches neither connection nor journal until one byte comes from there. At the
-  pipe's end it ends. It has read its settings before, so a change of them needs another one.
+- A worker with a link to its supervisor (`supervisor.link`) may be started ahead, and wait for its
+  turn. Until then it touches neither connection nor journal. It has read its settings before, so a
+  change of them needs another one.
 - A worker neither mounts nor unmounts. At SIGTERM it ends at once, with status 0, and without a
   word to the readers: the requests in its hands are the next one's. When the mount is gone it ends
   with status 0, too.
@@ -36,7 +36,6 @@ from d7yfs.errors import MountError
 _SESSION_FD = "D7YFS_SESSION_FD"
 _JOURNAL_FD = "D7YFS_JOURNAL_FD"
 _GENERATION = "D7YFS_GENERATION"
-_TURN_FD = "D7YFS_TURN_FD"
 _MOST_GENERATIONS = 1 << 20
 """With 2^40 numbers for each, they stay below those of entries without an inode."""
 
@@ -55,14 +54,11 @@ class HandedSession(NamedTuple):
     session_fd: int
     journal_fd: int
     generation: int
-    turn_fd: int | None = None
 
     @property
     def variables(self) -> Mapping[str, str]:
         """The environment variables that hand it to a worker, which inherits the descriptors."""
         numbers = {_SESSION_FD: self.session_fd, _JOURNAL_FD: self.journal_fd, _GENERATION: self.generation}
-        if self.turn_fd is not None:
-            numbers[_TURN_FD] = self.turn_fd
         return {name: str(number) for name, number in numbers.items()}
 
     @classmethod
@@ -70,13 +66,11 @@ class HandedSession(NamedTuple):
         """The session that `environ` names, if any, out of reach of this process's children. Raises
         MountError."""
         given = {name: environ.pop(name, "") for name in (_SESSION_FD, _JOURNAL_FD, _GENERATION)}
-        turn = environ.pop(_TURN_FD, "")
         if not any(given.values()):
             return None
         try:
             session_fd, journal_fd, generation = map(int, given.values())
-            turn_fd = int(turn) if turn else None
-            for fd in (session_fd, journal_fd, *([turn_fd] if turn_fd is not None else [])):
+            for fd in (session_fd, journal_fd):
                 os.set_inheritable(fd, False)
         except (ValueError, OSError) as error:
             said = ", ".join(f"{name}={value}" for name, value in given.items())
@@ -86,11 +80,4 @@ class HandedSession(NamedTuple):
             ) from None
         if not 0 < generation < _MOST_GENERATIONS:
             raise MountError(f"{_GENERATION}={generation} is out of range", hint="mount anew")
-        return cls(session_fd, journal_fd, generation, turn_fd)
-
-    def wait_for_turn(self) -> None:
-        """Return once this worker is to serve. Blocks. Raises MountError if it never will."""
-        if self.turn_fd is not None:
-            if not os.read(self.turn_fd, 1):
-                raise MountError("the supervisor ended, and this worker's turn never came")
-            os.close(self.turn_fd)
+        return cls(session_fd, journal_fd, generation)

@@ -4,9 +4,9 @@ A mount has one *active* worker, which serves it, and perhaps a *standby*: a wor
 the settings and waits for its turn. Each method is an event, with the time at which it happened, and
 returns the orders that follow. `supervisor` carries them out.
 
-- A worker that dies is followed at once: by the standby if there is one. After five deaths the next
-  ones are followed after a pause, which doubles from 1 s up to 60 s. Five minutes without a death
-  end that.
+- A worker that dies is followed at once: by the standby if there is one. After five deaths in a row
+  the next ones are followed after a pause, which doubles from 1 s up to 60 s. A worker that has
+  served for five seconds ends the row: what killed it did not come with its first requests.
 - Before the first worker serves, its end is the end of the supervisor.
 - An upgrade starts a new standby. The active worker is asked to leave once that is prepared.
 - A process that stands still with the supervisor (a frozen host or container) is no silent one.
@@ -21,6 +21,8 @@ PREPARATION_S = 120.0
 """The longest time from a worker's start until it is prepared."""
 STANDBY_DELAY_S = 2.0
 """The pause before a standby is started: readers of a new mount have the processors first."""
+NEXT_STANDBY_DELAY_S = 0.5
+"""The same after a takeover: its readers waited, and the next one would wait for a whole start."""
 STANDBY_RETRY_S = 60.0
 """The pause after a standby that could not be prepared."""
 LEAVE_S = 3.0
@@ -35,7 +37,8 @@ GONE_S = 5.0
 
 _AT_ONCE = 5
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-_HEALTHY_S = 300.0
+_HEALTHY_S = 5.0
+"""A worker that has served for so long was healthy."""
 _STALL_S = 5.0
 """A pause between two ticks from which on the supervisor itself stood still."""
 
@@ -78,7 +81,8 @@ class _Worker:
         self.heard_at = started_at
         """The time of its last sign of life: at first its start, then GO."""
         self.prepared = False
-        self.ready = False
+        self.ready_at: float | None = None
+        """The time from which on it has served."""
         self.killed_at: float | None = None
         self.leaving_at: float | None = None
         self.said = ""
@@ -106,8 +110,7 @@ class Supervision:
         self._stop_by: float | None = None
         self._retry_at: float | None = None
         self._deaths = 0
-        """The deaths without a healthy time between them."""
-        self._died_at = 0.0
+        """The deaths in a row of workers that were not healthy."""
         self._ticked_at: float | None = None
         self._restarts = 0
         self._upgrades = 0
@@ -129,7 +132,8 @@ class Supervision:
         """True if something is due within a second."""
         active = self._active
         dying = active is not None and (active.killed_at is not None or active.leaving_at is not None)
-        return dying or self._retry_at is not None
+        is_due = self._standby_at is not None and self._standby_at - (self._ticked_at or 0.0) < 1.0
+        return dying or is_due or self._retry_at is not None
 
     def begin(self, now: float) -> list[Order]:
         return self._succeed(now)
@@ -155,8 +159,8 @@ class Supervision:
         """A worker serves, and the mount answers."""
         worker = self._find(generation)
         if worker is not None:
-            worker.ready = self._served = True
-            self._plan_standby(now + STANDBY_DELAY_S)
+            self._plan_standby(now + (NEXT_STANDBY_DELAY_S if self._served else STANDBY_DELAY_S))
+            worker.ready_at, self._served = now, True
         return []
 
     def heard(self, generation: int, now: float) -> list[Order]:
@@ -196,7 +200,7 @@ class Supervision:
             return [Order(Do.EXIT, said=reason, status=status or 1)]
         if worker.leaving_at is not None:
             return self._follow_one_that_left(now)
-        return self._replace_dead(now, reason)
+        return self._replace_dead(now, reason, worker.ready_at)
 
     def dying(self, generation: int, now: float) -> list[Order]:
         """A worker was killed, and a thread of it still runs: the kernel may hold it."""
@@ -214,12 +218,13 @@ class Supervision:
             return []
         self._stop_by = now + within_s + STOP_MARGIN_S
         active = self._active
-        if active is None or not active.ready or active.killed_at is not None or active.leaving_at is not None:
+        if active is None or active.ready_at is None or active.killed_at is not None or active.leaving_at is not None:
             return [Order(Do.EXIT, status=0 if self._served else status)]
         return [*self._drop_standby(), Order(Do.STOP, active.generation)]
 
     def asked_to_reload(self) -> list[Order]:
-        return [Order(Do.RELOAD, self._active.generation)] if self._active is not None and self._active.ready else []
+        active = self._active
+        return [Order(Do.RELOAD, active.generation)] if active is not None and active.ready_at is not None else []
 
     def reloaded(self, now: float) -> list[Order]:
         """The active worker has other settings now than the standby has read."""
@@ -232,7 +237,8 @@ class Supervision:
         """The code that is installed now is to serve."""
         if self._upgrading:
             return [self._refusal("an upgrade is under way")]
-        if self._active is None or not self._active.ready or self._active.leaving_at is not None or self._stop_by:
+        active = self._active
+        if active is None or active.ready_at is None or active.leaving_at is not None or self._stop_by:
             return [self._refusal("no worker serves the mount just now")]
         orders = self._drop_standby()
         self._standby_at, self._upgrading = None, True
@@ -293,11 +299,10 @@ class Supervision:
                 worker.heard_at += now - self._ticked_at
         self._ticked_at = now
 
-    def _replace_dead(self, now: float, reason: str) -> list[Order]:
+    def _replace_dead(self, now: float, reason: str, ready_at: float | None) -> list[Order]:
         self._restarts += 1
         self._last_reason = reason
-        self._deaths = 1 if now - self._died_at > _HEALTHY_S else self._deaths + 1
-        self._died_at = now
+        self._deaths = 1 if ready_at is not None and now - ready_at >= _HEALTHY_S else self._deaths + 1
         if self._deaths <= _AT_ONCE:
             return self._succeed(now)
         self._retry_at = now + min(_FIRST_PAUSE_S * 2.0 ** (self._deaths - _AT_ONCE - 1), _LONGEST_PAUSE_S)
@@ -305,6 +310,7 @@ class Supervision:
 
     def _follow_one_that_left(self, now: float) -> list[Order]:
         self._upgrades += 1
+        self._deaths = 0
         self._last_reason = "upgrade"
         return self._succeed(now)
 

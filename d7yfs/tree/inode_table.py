@@ -5,6 +5,7 @@ Invariants:
 
 - A number is never given out twice. An inode is known while it is an entry of its directory, or
   remembered by the kernel (lookup counts) or an open handle. An inode that is neither is gone.
+- What was an entry when an earlier process ended is known, too, until room is needed.
 - The known inodes stay within a bound, except for remembered ones and the directory that was filled
   last.
 
@@ -33,13 +34,22 @@ _ROOM = 64
 
 
 class Ledger(Protocol):
-    """A record of the nodes that are remembered, for the process that goes on after this one."""
+    """A record of the nodes that the kernel was told, for the process that goes on after this one."""
 
     def remembered(self, node: Node) -> None:
-        """Note a node that is remembered from now on, or changed since."""
+        """Note a node that is remembered from now on."""
+
+    def changed(self, node: Node) -> None:
+        """Note the change of a node, if it was noted."""
 
     def forgotten(self, inode: int) -> None:
-        """Note that a node is not remembered any more."""
+        """Note that a node is not remembered any more. It keeps its number and its times."""
+
+    def gone(self, inode: int) -> None:
+        """Drop what was noted of a node."""
+
+    def begun(self, first_sight_ns: int) -> None:
+        """Note the mtime of a directory at first sight."""
 
 
 class InodeTable:
@@ -53,9 +63,11 @@ class InodeTable:
         gone: the same one may come back."""
         self.nodes: dict[int, Node] = {}
         self.unlinked: dict[Hashable, Node] = {}
-        """Remembered nodes that are no entries at present, by identity."""
+        """Remembered and restored nodes that are no entries at present, by identity."""
         self.filled: OrderedDict[int, Directory] = OrderedDict()
         """Directories with known entries, least recently used first."""
+        self._awaited: set[int] = set()
+        """Restored nodes that no listing has shown yet: they may be entries."""
         self.ledger: Ledger | None = None
         self.directories = self.remembered_count = 0
         self.dropped_total = self.unmatched_forgets_total = 0
@@ -113,11 +125,10 @@ class InodeTable:
         if not node.lookups:
             self.remembered_count -= 1
             self._trim_after -= 1
-            if self.ledger is not None:
+            if not node.linked and inode not in self._awaited:
+                self._abandon(node)
+            elif self.ledger is not None:
                 self.ledger.forgotten(inode)
-            if not node.linked:
-                del self.unlinked[node.identity]
-                self.unlink(node)
 
     @property
     def is_crowded(self) -> bool:
@@ -156,9 +167,9 @@ class InodeTable:
         self._first_number = first
         self._numbers = itertools.count(first)
 
-    def restore(self, node: Node) -> None:
-        """Know a node again that an earlier process told the kernel: remembered, and no entry until
-        it is found to be one. The kernel's count is not known: one stands for all.
+    def restore(self, node: Node, *, remembered: bool = True) -> None:
+        """Know a node again that an earlier process told the kernel, as no entry until it is found
+        to be one. The count of a kernel that has `remembered` it is not known: one stands for all.
 
         A directory's fingerprint shows at its next listing whether it has changed meanwhile.
         """
@@ -167,9 +178,11 @@ class InodeTable:
             node.linked = False
             self.directories += node.is_directory
             self.nodes[node.inode] = self.unlinked[node.identity] = node
+            self._awaited.add(node.inode)
         elif isinstance(known, Directory) and isinstance(node, Directory):  # the root, or a repository's
             known.mtime_ns, known.fingerprint = node.mtime_ns, node.fingerprint
-        self.remember(node.inode)
+        if remembered:
+            self.remember(node.inode)
 
     def add_directory(self, repository: str | None, prefix: str, mtime_ns: int) -> Directory:
         """Add a directory as an entry of the one above it."""
@@ -210,6 +223,7 @@ class InodeTable:
         node = self.unlinked.pop(identity, None)
         if node is not None:
             node.linked = True
+            self._awaited.discard(node.inode)
             if isinstance(node, Directory) and node.vanished:
                 self._expire_below(node)
         return node
@@ -246,10 +260,21 @@ class InodeTable:
                     node.vanished = node.vanished or vanished
                 continue
             del self.nodes[node.inode]
+            if self.ledger is not None:
+                self.ledger.gone(node.inode)
             if isinstance(node, Directory):
                 self.directories -= 1
-                self.first_sight_ns = max(self.first_sight_ns, node.mtime_ns)
+                if node.mtime_ns > self.first_sight_ns:
+                    self.first_sight_ns = node.mtime_ns
+                    if self.ledger is not None:
+                        self.ledger.begun(node.mtime_ns)
                 pending.extend(self.clear(node))
+
+    def _abandon(self, node: Node) -> None:
+        """Remove a node that is no entry, and not remembered."""
+        del self.unlinked[node.identity]
+        self._awaited.discard(node.inode)
+        self.unlink(node)
 
     def clear(self, directory: Directory) -> list[Node]:
         """Forget a directory's entries, and return them; the caller must unlink them."""
@@ -326,6 +351,8 @@ class InodeTable:
         if self._trim_after > 0 or self._excess <= 0:
             return
         room = self.max_entries // _ROOM
+        for node in [each for each in self.unlinked.values() if not each.lookups]:
+            self._abandon(node)
         for expired_only in (True, False):
             for directory in list(self.filled.values()):
                 if self._excess + room <= 0:

@@ -287,7 +287,7 @@ class Tree(InodeTable):
         if directory.singles:
             self.set_singles(directory, newer)
         if changes or changed or not known:
-            self._note(directory)
+            self._tell_changed(directory)
         self.fill(directory, now)
         return replace(changes, hidden=self.report_hidden(directory, listing))
 
@@ -321,7 +321,7 @@ class Tree(InodeTable):
         entries = {} if node is None else {name: node}
         changes = self._compare(directory, {name: old} if known else {}, entries)
         if changes:
-            self._note(directory)
+            self._tell_changed(directory)
         self.fill(directory, now)
         return changes
 
@@ -354,10 +354,9 @@ class Tree(InodeTable):
             directory.mtime_ns = max(directory.mtime_ns + _MTIME_STEP_NS, date_ns, newest_ns)
         return changes
 
-    def _note(self, directory: Directory) -> None:
-        is_kept = directory.lookups or self._tops.get(directory.repository or "") is directory
-        if is_kept and self.ledger is not None:
-            self.ledger.remembered(directory)
+    def _tell_changed(self, directory: Directory) -> None:
+        if self.ledger is not None:
+            self.ledger.changed(directory)
 
     def relocate(self, repository: str, prefix: str) -> None:
         """Make the repository's directory list `prefix` from now on; its known entries expire."""

@@ -193,6 +193,13 @@ def test_everything_comes_back(fd: int) -> None:
         journal.remembered(node)
     journal.forgotten(7)
     journal.forgotten(9)
+    journal.gone(9)
+    journal.changed(Directory(9, "", "gone/", 6))
+    for node in (Directory(11, "", "closed/", 5), Directory(12, "", "again/", 5)):
+        journal.remembered(node)
+        journal.forgotten(node.inode)
+    journal.changed(Directory(11, "", "closed/", 6))
+    journal.remembered(Directory(12, "", "again/", 5))
     names = ("one", "zwei", "três", "\udcff")
     for handle in (21, 22, 23, 24):
         journal.reading(handle, names)
@@ -211,7 +218,9 @@ def test_everything_comes_back(fd: int) -> None:
         assert known.first_sight_ns == 1234
         assert known.open_files == {32: (file.inode, 5)}
         assert known.readers == {21: names, 23: names}
-        (again,) = (each for each in known.nodes if isinstance(each, Directory))
+        again, closed, _ = sorted((each for each in known.nodes if isinstance(each, Directory)), key=_number)
+        assert (closed.inode, closed.mtime_ns) == (11, 6)
+        assert [inode for inode in (7, 9, 11, 12, file.inode) if inode in known.forgotten] == [11]
         assert (again.inode, again.repository, again.prefix, again.mtime_ns) == (7, "", "a/", 5)
         assert again.fingerprint == fingerprint(directory.children)
         (found,) = (each for each in known.nodes if isinstance(each, File))
@@ -220,6 +229,10 @@ def test_everything_comes_back(fd: int) -> None:
     journal.stopped_reading(23)
     journal.flush()
     assert SessionJournal(fd).load().readers == {}
+
+
+def _number(node: Directory) -> int:
+    return node.inode
 
 
 AGREED = AgreedTerms(int(InitFlag.HAS_RESEND), "s3://b", 0)

@@ -25,7 +25,7 @@ from typing import Any
 
 from tests.fuzz import clients, mapping, store
 from tests.fuzz.churn import KEPT
-from tests.fuzz.disturbances import Disk, Killer, Operator, Spoiler
+from tests.fuzz.disturbances import SILENCE_S, Disk, Killer, Operator, Spoiler, Usurper
 from tests.fuzz.oracle import Oracle, Rules
 from tests.fuzz.phases import Phases
 from tests.fuzz.shared import Shared
@@ -34,10 +34,7 @@ from tests.servers.dfdaemon import FakeDfdaemon
 from tests.servers.in_thread import InThread
 
 MIB = 1 << 20
-_ALIKE = (
-    *("--metadata-ttl", "1s", "--negative-ttl", "1s", "--metrics-listen", "none", "--shutdown-timeout", "1s"),
-    *("--takeover", "off"),  # a killed daemon leaves a dead mount, which the next one cleans up
-)
+_ALIKE = (*("--metadata-ttl", "1s", "--negative-ttl", "1s", "--metrics-listen", "none", "--shutdown-timeout", "1s"),)
 _ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "fuzz",
     "AWS_SECRET_ACCESS_KEY": "fuzz",
@@ -55,6 +52,7 @@ class Kind:
     lie: float = 0.0
     network: float = 0.0
     kills: bool = False
+    takeover: bool = False
     disk: bool = False
     spoils: bool = False
     commands: bool = False
@@ -74,6 +72,7 @@ KINDS = {
     "asked": Kind(network=35, options=("--revalidate-on-open", "*")),
     "liar": Kind(lie=35),
     "kill": Kind(kills=True),
+    "takeover": Kind(takeover=True, network=10),
     "disk": Kind(disk=True, options=("--cache-size", "64MiB", "--cache-min-free", "1MiB")),
     "tiny": Kind(options=("--cache-size", "4MiB", "--memory-buffer", "16MiB")),
     "two": Kind(mounts=2, kills=True),
@@ -82,7 +81,8 @@ KINDS = {
     "spoil": Kind(spoils=True),
 }
 """`asked` is `network` with a HEAD request at every open; `tiny` has a cache of 4 MiB. No document
-promises that readers survive `spoil`; all other kinds must run without a deviation.
+promises that readers survive `spoil`; all other kinds must run without a deviation. In `kill` a death
+excuses errors; in `takeover` nothing does.
 """
 
 
@@ -251,12 +251,22 @@ class _Run:
         return int(port.read_text())
 
     def _mount(self, which: int) -> Mounted:
-        arguments = [*_ALIKE, *self._kind.options, *self._options.extra]
+        # Without a successor a killed daemon leaves a dead mount, which the next one cleans up.
+        takeover = "standby" if self._kind.takeover else "off"
+        arguments = [*_ALIKE, "--takeover", takeover, *self._kind.options, *self._options.extra]
         if self._proxy is not None:
             arguments += ["--proxy", f"http://127.0.0.1:{self._proxy.server.port}"]
         point = self._mounts[which].point if which < len(self._mounts) else None
         cache = self._disk.cache if self._disk else self._directory / "cache"
         url = f"s3://127.0.0.1:{self._port}/{store.BUCKET}"
+        if self._kind.takeover:
+            return self._mounter.impatient(
+                *(url, *arguments),
+                silence_s=SILENCE_S,
+                env=_ENVIRONMENT,
+                cache_dir=cache,
+                log_level=self._options.log_level,
+            )
         for attempt in range(20):
             try:
                 return self._mounter.mount(
@@ -331,6 +341,7 @@ class _Run:
 
     def _disturb(self, rules: Rules, running: list[SpawnProcess], deadline: float) -> int:
         killer = Killer(self._mounts, self._mount, self._shared, self._rng, self._log) if self._kind.kills else None
+        usurper = Usurper(self._mounts, self._rng, self._log) if self._kind.takeover else None
         spoiler = Spoiler(self._directory / "cache", self._rng, self._log) if self._kind.spoils else None
         operator = None
         if self._kind.commands:
@@ -344,9 +355,11 @@ class _Run:
             self._watch()
             if time.monotonic() < next_at:
                 continue
-            next_at = time.monotonic() + self._rng.uniform(0.5, 25 if killer else 5)
             if killer:
                 killer.step()
+                done += 1
+            if usurper:
+                usurper.step()
                 done += 1
             if operator:
                 operator.step()
@@ -360,8 +373,11 @@ class _Run:
             if self._proxy and len(self._proxy.server.tasks) > 60:
                 self._proxy.do(self._proxy.server.tasks.clear)
                 self._proxy.do(self._proxy.server.requests.clear)
+            next_at = time.monotonic() + self._rng.uniform(0.5, 25 if killer else 12 if usurper else 5)
         if killer:
             self._refused = killer.refused
+        if usurper:
+            usurper.wait()
         if operator:
             report = {"counts": operator.tally.counts, "slowest": {}, "failed": [], "waiting": []}
             (self._directory / "report-40").write_text(json.dumps(report))

@@ -15,11 +15,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from d7yfs.errors import MountError
 from tests.fuzz import content
 from tests.fuzz.history import ABSENT
 from tests.fuzz.oracle import Oracle, Tally
 from tests.fuzz.shared import Shared
-from tests.mount.mounted import Mounted, ended, run
+from tests.mount.mounted import Mounted, ended, run, until
+
+SILENCE_S = 3.0
+"""The time after which the supervisor of a campaign takes a worker for hung."""
 
 
 class Killer:
@@ -94,6 +98,62 @@ class Killer:
                 state = (task / "stat").read_text().rpartition(")")[2].split()[0]
                 if state != "Z":
                     self._log(f"! {task}: {state} {(task / 'wchan').read_text()} {(task / 'stack').read_text()!r}")
+
+
+class Usurper:
+    """Ends workers, one after the other, whose supervisor lives on: by SIGKILL, by a hang, by an
+    upgrade. It stops some only for a while, or kills two in a row.
+    """
+
+    def __init__(self, mounts: list[Mounted], rng: random.Random, log: Callable[[str], None]) -> None:
+        self._mounts = mounts
+        self._rng = rng
+        self._log = log
+
+    def step(self) -> None:
+        """End one worker, or stop it for a while."""
+        mounted = self._rng.choice(self._mounts)
+        what = self._rng.choice(["kill", "kill", "kill", "kill twice", "hang", "pause", "upgrade", "kill both"])
+        self._log(f"{what} of {mounted.point.name}")
+        self._await_worker(mounted, 0)
+        before = mounted.status()["takeover"]
+        generation, worker = before["generation"], before["worker_pid"]
+        if what == "upgrade":
+            done = run("upgrade", mounted.point)
+            self._log(f"upgraded: {done.returncode} {done.stderr[-200:]!r}")
+        elif what in ("hang", "pause"):
+            os.kill(worker, signal.SIGSTOP)
+            if what == "pause":
+                time.sleep(self._rng.uniform(0.1, SILENCE_S / 2))
+                os.kill(worker, signal.SIGCONT)
+                return
+        elif what == "kill both":
+            for pid in _children(mounted.pid):
+                os.kill(pid, signal.SIGKILL)
+        else:
+            os.kill(worker, signal.SIGKILL)
+            if what == "kill twice":
+                self._await_worker(mounted, generation + 1)
+                generation = mounted.status()["takeover"]["generation"]
+                os.kill(mounted.worker_pid, signal.SIGKILL)
+        self._await_worker(mounted, generation + 1)
+
+    def wait(self) -> None:
+        """Wait until all mounts have a worker."""
+        for mounted in self._mounts:
+            self._await_worker(mounted, 0)
+
+    def _await_worker(self, mounted: Mounted, generation: int) -> None:
+        def serves() -> bool:
+            with suppress(MountError, OSError):
+                return int(mounted.status()["takeover"]["generation"]) >= generation
+            return False
+
+        until(serves, f"a worker of generation {generation}", timeout_s=60)
+
+
+def _children(pid: int) -> list[int]:
+    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
 class Disk:

@@ -2,9 +2,8 @@
 
     python -m tests.mount.keeper POINT PROGRAM ARGUMENT...
 
-It reads one word per line, and answers each with one line: `prepare` (the next worker starts, and
-waits), `start` (the pid of the next worker, which serves from now on), `lose` (the journal is replaced
-by an empty one), `end`. It never touches the mount.
+It reads one word per line, and answers each with one line: `start` (the pid of the next worker, which
+serves from now on), `lose` (the journal is replaced by an empty one), `end`. It never touches the mount.
 """
 
 from __future__ import annotations
@@ -23,30 +22,17 @@ def main(point: str, *command: str) -> None:
     session_fd = fuse_device.mount(Path(point), MountFlags("kept", 0, allow_other=True))
     journal_fd = os.memfd_create(JOURNAL_NAME)
     workers: list[subprocess.Popen[bytes]] = []
-    waiting: list[tuple[subprocess.Popen[bytes], int]] = []
-
-    def prepare() -> None:
-        turn_fd, go_fd = os.pipe()
-        handed = HandedSession(session_fd, journal_fd, len(workers) + 1, turn_fd)
-        environment, passed = os.environ | handed.variables, [session_fd, journal_fd, turn_fd]
-        worker = subprocess.Popen(command, env=environment, pass_fds=passed, stdin=subprocess.DEVNULL, stdout=2)
-        os.close(turn_fd)
-        workers.append(worker)
-        waiting.append((worker, go_fd))
 
     print("mounted", flush=True)
     for line in sys.stdin:
         word = line.strip()
-        if word == "prepare":
-            prepare()
-            print("prepared", flush=True)
-        elif word == "start":
-            if not waiting:
-                prepare()
-            worker, go_fd = waiting.pop(0)
-            os.write(go_fd, b"!")
-            os.close(go_fd)
-            print(worker.pid, flush=True)
+        if word == "start":
+            handed, passed = HandedSession(session_fd, journal_fd, len(workers) + 1), [session_fd, journal_fd]
+            environment = os.environ | handed.variables
+            workers.append(
+                subprocess.Popen(command, env=environment, pass_fds=passed, stdin=subprocess.DEVNULL, stdout=2)
+            )
+            print(workers[-1].pid, flush=True)
         elif word == "lose":
             os.close(journal_fd)
             journal_fd = os.memfd_create(JOURNAL_NAME)

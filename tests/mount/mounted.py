@@ -23,6 +23,8 @@ from typing import Any, Self, TypeVar
 
 from d7yfs.control import control_socket
 from d7yfs.host import mount_table
+from d7yfs.host.fuse_device import MountFlags
+from d7yfs.supervisor.plan import Plan, supervisor_command
 
 T = TypeVar("T")
 
@@ -279,6 +281,39 @@ class Mounter:
             self.made.append(mounted)
             if on_start is not None:
                 on_start(notified)
+            mounted.said = notified.receive()
+        return mounted
+
+    def impatient(
+        self,
+        source: str,
+        *arguments: str,
+        silence_s: float,
+        env: Mapping[str, str] | None = None,
+        cache_dir: Path | None = None,
+        log_level: str = "debug",
+    ) -> Mounted:
+        """Mount with a supervisor that takes a worker for hung after `silence_s`."""
+        point = self.point()
+        cache_dir = cache_dir or self.directory / f"cache-{point.name}"
+        log_file = self.directory / f"{point.name}.log"
+        given = (
+            *("mount", source, *arguments, "--cache-dir", str(cache_dir), "--log-file", str(log_file)),
+            *("--log-level", log_level, "--metrics-listen", "none", str(point)),
+        )
+        shown = MountFlags(source.replace("s3://", "s3://http://"), 0)
+        plan_fd = Plan(point, shown, given, str(self.directory), standby=True, silence_s=silence_s).write()
+        with Notified(self.directory / f"{point.name}.notify") as notified:
+            process = subprocess.Popen(
+                supervisor_command(plan_fd),
+                pass_fds=[plan_fd],
+                env=os.environ | (env or {}) | {"NOTIFY_SOCKET": str(notified.path)},
+                stdin=subprocess.DEVNULL,
+                text=True,
+            )
+            os.close(plan_fd)
+            mounted = Mounted(point, cache_dir, log_file, process.pid, process)
+            self.made.append(mounted)
             mounted.said = notified.receive()
         return mounted
 

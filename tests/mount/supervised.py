@@ -81,10 +81,6 @@ class Supervised:
         self.kill()
         self.start()
 
-    def prepare(self) -> None:
-        """Start the next worker ahead: it waits for its turn."""
-        self._ask("prepare")
-
     def lose_journal(self) -> None:
         self._ask("lose")
 

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 from d7yfs.errors import MountError
-from d7yfs.host.fuse_device import MountFlags
-from d7yfs.supervisor.plan import Plan, supervisor_command
+from d7yfs.host.handed_session import JOURNAL_NAME
 from tests.mount.conftest import MIB, Bucket, faulty_url
-from tests.mount.mounted import D7YFS, Mounted, Mounter, Notified, ended, in_background, is_mounted, run, until, within
+from tests.mount.mounted import D7YFS, Mounted, Mounter, ended, in_background, is_mounted, run, until, within
 from tests.servers import faults
 from tests.servers.in_thread import InThread
 from tests.servers.s3_faults import S3Faults
@@ -95,6 +94,7 @@ def await_generation(mounted: Mounted, generation: int, *, standby: str = "", ti
 @pytest.mark.parametrize("mode", ["find", "cat", "sha256", "mmap"])
 def test_readers_notice_no_kill(mounter: Mounter, bucket: Bucket, mode: str) -> None:
     mounted = mounter.mount(bucket.url("library"), "--metadata-ttl", "0", "--takeover", "standby", env=bucket.env)
+    held = descriptors(mounted.pid)
     with reading(mounted, mode):
         for number in range(_KILLS):
             found = takeover(mounted)
@@ -102,6 +102,9 @@ def test_readers_notice_no_kill(mounter: Mounter, bucket: Bucket, mode: str) -> 
             until(lambda found=found: takeover(mounted).get("generation", 0) > found["generation"], "the next worker")  # type: ignore[misc]
             await_generation(mounted, takeover(mounted)["generation"], standby="ready")
             assert takeover(mounted)["restarts"] == number + 1
+    until(lambda: descriptors(mounted.pid) <= held + 1, "the supervisor to hold one more channel, the standby's")
+    assert resident_bytes(mounted.pid) < 15 * MIB
+    assert journal_bytes(mounted.pid) < MIB
     assert takeover(mounted)["last_reason"] == "it was killed by SIGKILL"
     assert mounted.pid == mounted.status()["pid"]
     assert "the worker before this one ended: it was killed by SIGKILL" in mounted.log()
@@ -131,14 +134,14 @@ def test_without_a_standby_a_worker_is_started_at_need(mounter: Mounter, bucket:
         await_generation(mounted, 2)
 
 
-def test_a_worker_that_hangs_is_replaced(mounter: Mounter, bucket: Bucket, tmp_path: Path) -> None:
-    with supervised(mounter, bucket, tmp_path, silence_s=2.0) as mounted:
-        hung = takeover(mounted)["worker_pid"]
-        os.kill(hung, signal.SIGSTOP)
-        assert mounted.read("over.bin") == bucket.files["over.bin"]
-        await_generation(mounted, 2)
-        assert takeover(mounted)["last_reason"] == "it gave no sign of life for 2 s"
-        until(lambda: ended(hung), "the end of the worker that hung")
+def test_a_worker_that_hangs_is_replaced(mounter: Mounter, bucket: Bucket) -> None:
+    mounted = mounter.impatient(bucket.url("library"), env=bucket.env, silence_s=2.0)
+    hung = takeover(mounted)["worker_pid"]
+    os.kill(hung, signal.SIGSTOP)
+    assert mounted.read("over.bin") == bucket.files["over.bin"]
+    await_generation(mounted, 2)
+    assert takeover(mounted)["last_reason"] == "it gave no sign of life for 2 s"
+    until(lambda: ended(hung), "the end of the worker that hung")
 
 
 def test_a_worker_that_cannot_start_is_tried_again_less_and_less_often(
@@ -239,34 +242,19 @@ def test_a_worker_that_is_killed_before_the_mount_answers_is_a_failed_mount(
     assert not is_mounted(point)
 
 
-@contextmanager
-def supervised(mounter: Mounter, bucket: Bucket, tmp_path: Path, *, silence_s: float) -> Iterator[Mounted]:
-    """A mount whose supervisor is less patient than others."""
-    point, cache_dir, log_file = mounter.point(), tmp_path / "cache", tmp_path / "log"
-    arguments = (
-        *("mount", bucket.url("library"), "--cache-dir", str(cache_dir), "--log-file", str(log_file)),
-        *("--metrics-listen", "none", str(point)),
-    )
-    source = bucket.url("library").replace("s3://", "s3://http://")
-    plan = Plan(point, MountFlags(source, 0), arguments, str(tmp_path), standby=True, silence_s=silence_s)
-    fd = plan.write()
-    with Notified(tmp_path / "notify") as notified:
-        process = subprocess.Popen(
-            supervisor_command(fd),
-            pass_fds=[fd],
-            env=os.environ | bucket.env | {"NOTIFY_SOCKET": str(notified.path)},
-            stdin=subprocess.DEVNULL,
-            text=True,
-        )
-        os.close(fd)
-        mounted = Mounted(point, cache_dir, log_file, process.pid, process)
-        mounter.made.append(mounted)
-        mounted.said = notified.receive()
-        yield mounted
-
-
 def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def descriptors(pid: int) -> int:
+    """The number of descriptors that a process has open."""
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def journal_bytes(pid: int) -> int:
+    """The memory that the journal of a supervisor takes."""
+    (journal,) = (each for each in Path(f"/proc/{pid}/fd").iterdir() if JOURNAL_NAME in str(each.readlink()))
+    return journal.stat().st_blocks * 512
 
 
 def children(pid: int) -> list[int]:

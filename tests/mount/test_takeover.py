@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import mmap
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
 from io import FileIO
@@ -23,6 +20,7 @@ from d7yfs.host.handed_session import HandedSession
 from tests.mount.conftest import MIB, bytes_of, faulty_url
 from tests.mount.dying import DEATH_VARIABLE
 from tests.mount.mounted import D7YFS, READ_TIMEOUT_S, ended, in_background, is_mounted, run, until, within
+from tests.mount.readers import Readers, from_the_worker, mapped, run_program
 from tests.mount.supervised import Supervised
 from tests.servers.faults import Hang
 from tests.servers.in_thread import InThread
@@ -165,65 +163,6 @@ def test_killed_while_it_waits_for_the_store(kept: Supervised, store: Store) -> 
             assert reader.result(READ_TIMEOUT_S) == BIG[3 * MIB : 4 * MIB]
 
 
-class Readers:
-    """Threads that do one thing over and over, each with one right result."""
-
-    def __init__(self) -> None:
-        self.rounds: list[int] = []
-        """How often each one was done."""
-        self.longest_s = 0.0
-        """The longest single round."""
-        self._threads: list[Future[None]] = []
-        self._stopped = False
-
-    def start(self, once: Callable[[], object], expected: object) -> None:
-        number = len(self.rounds)
-        self.rounds.append(0)
-
-        def loop() -> None:
-            while not self._stopped:
-                began_at = time.monotonic()
-                assert once() == expected
-                self.longest_s = max(self.longest_s, time.monotonic() - began_at)
-                self.rounds[number] += 1
-
-        self._threads.append(in_background(loop))
-
-    def go_on(self) -> None:
-        """Wait until each has done its thing once more, from beginning to end."""
-        before = [*self.rounds]
-
-        def gone_on() -> bool:
-            for thread in self._threads:
-                assert not thread.done(), thread.result()
-            return all(now > then + 1 for now, then in zip(self.rounds, before, strict=True))
-
-        until(gone_on, "another round of all readers", timeout_s=60)
-
-    def stop(self) -> None:
-        self._stopped = True
-        for thread in self._threads:
-            thread.result(READ_TIMEOUT_S)
-
-
-def run_program(*command: str) -> tuple[int, bytes, bytes]:
-    done = subprocess.run(command, cwd="/", capture_output=True, timeout=120, check=False)
-    return done.returncode, hashlib.sha256(done.stdout).digest(), done.stderr
-
-
-def mapped(path: Path) -> bytes:
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as view:
-        view.madvise(mmap.MADV_RANDOM)
-        return hashlib.sha256(view).digest()
-
-
-def from_the_worker(path: Path) -> bytes:
-    """The digest of a file that the kernel has no pages of."""
-    with path.open("rb", buffering=0) as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        return hashlib.sha256(file.read()).digest()
-
-
 def test_twenty_kills_in_a_row(kept: Supervised) -> None:
     """Programs that walk, read and map never see an error, nor a wrong byte."""
     big, many, name = kept.point / "big.bin", kept.point / "many", MANY[0]
@@ -358,15 +297,6 @@ def test_a_lost_journal(kept: Supervised) -> None:
         assert within(READ_TIMEOUT_S, lambda: listed(kept.point / "many")) == MANY
         assert within(READ_TIMEOUT_S, (kept.point / "many" / MANY[5]).read_bytes) == SMALL[MANY[5]]
     assert "the journal is empty" in kept.log()
-
-
-def test_a_worker_that_was_started_ahead(kept: Supervised) -> None:
-    path = kept.point / "big.bin"
-    with opened(path) as file:
-        kept.prepare()
-        assert within(READ_TIMEOUT_S, lambda: os.pread(file.fileno(), MIB, 0)) == BIG[:MIB]
-        kept.replace()
-        assert within(READ_TIMEOUT_S, lambda: os.pread(file.fileno(), MIB, 9 * MIB)) == BIG[9 * MIB : 10 * MIB]
 
 
 def test_a_worker_that_is_told_to_end(kept: Supervised) -> None:

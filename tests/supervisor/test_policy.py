@@ -39,8 +39,10 @@ def test_the_standby_takes_over_at_once_and_another_one_follows_it() -> None:
     }
     assert made.tick(20.5) == []
     made.became_ready(2, 21.0)
-    assert made.tick(22.0) == []
-    assert made.tick(23.0) == [Order(Do.START, 3)]
+    assert made.tick(21.4) == []
+    assert made.is_pressed
+    assert made.tick(21.5) == [Order(Do.START, 3)]
+    assert not made.is_pressed
 
 
 def test_without_a_standby_a_worker_is_started() -> None:
@@ -75,7 +77,15 @@ def test_deaths_in_a_row_are_followed_after_longer_and_longer_pauses() -> None:
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     made.prepared(generation, now)
     made.became_ready(generation, now)
-    assert made.ended(generation, now + 301, 1, "broken")[0].do is Do.START, "five healthy minutes end it"
+    assert made.ended(generation, now + 4, 1, "broken") == [], "it had hardly served"
+    orders = made.tick(now + 64)
+    assert [order.do for order in orders] == [Do.START, Do.GO]
+    for _ in range(20):
+        generation, now = orders[0].generation, now + 70
+        made.prepared(generation, now)
+        made.became_ready(generation, now)
+        orders = made.ended(generation, now + 6, 1, "broken")
+        assert [order.do for order in orders] == [Do.START, Do.GO], "a healthy worker ends the row"
 
 
 @pytest.mark.parametrize("status", [None, 0, 1, 2])
@@ -152,6 +162,21 @@ def test_a_killed_worker_with_a_thread_that_hangs_is_followed_after_a_moment() -
     made = with_standby()
     made.dying(1, 20.0)
     assert made.ended(1, 20.01, None, "it was killed by SIGKILL") == [Order(Do.GO, 2)]
+
+
+def test_an_upgrade_ends_a_row_of_deaths() -> None:
+    made, generation = begun(standby=False), 1
+    for _ in range(3):
+        for _ in range(5):
+            assert made.ended(generation, 14.0, 1, "broken")[0] == Order(Do.START, generation + 1)
+            generation += 1
+            made.prepared(generation, 14.0)
+            made.became_ready(generation, 14.0)
+        assert made.asked_to_upgrade(14.0) == [Order(Do.START, generation + 1)]
+        assert made.prepared(generation + 1, 14.0) == [Order(Do.LEAVE, generation)]
+        generation += 1
+        assert made.left(generation - 1, 14.0) == [Order(Do.GO, generation)]
+        made.became_ready(generation, 14.0)
 
 
 def test_an_upgrade_lets_the_old_worker_leave_once_the_new_one_is_prepared() -> None:

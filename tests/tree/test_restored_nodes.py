@@ -20,12 +20,26 @@ class Notes:
 
     def __init__(self) -> None:
         self.nodes: dict[int, Node] = {}
+        self.closed: set[int] = set()
+        """The numbers of those that are not remembered."""
+        self.first_sight_ns = 0
 
     def remembered(self, node: Node) -> None:
         self.nodes[node.inode] = node
+        self.closed.discard(node.inode)
+
+    def changed(self, node: Node) -> None:
+        if node.inode in self.nodes:
+            self.nodes[node.inode] = node
 
     def forgotten(self, inode: int) -> None:
-        del self.nodes[inode]
+        self.closed.add(inode)
+
+    def gone(self, inode: int) -> None:
+        self.nodes.pop(inode, None)
+
+    def begun(self, first_sight_ns: int) -> None:
+        self.first_sight_ns = first_sight_ns
 
 
 def list_all(tree: Tree, inode: int) -> None:
@@ -53,9 +67,9 @@ def walk(tree: Tree) -> dict[str, int]:
     return numbers
 
 
-def successor(nodes: dict[int, Node], *roots: TreeRoot) -> Tree:
-    tree = make_tree(*roots)
-    for node in nodes.values():
+def successor(notes: Notes, *roots: TreeRoot, max_entries: int = 1000) -> Tree:
+    tree = make_tree(*roots, max_entries=max_entries)
+    for node in notes.nodes.values():
         copy = (
             Directory(
                 *(node.inode, node.repository, node.prefix, node.mtime_ns),
@@ -64,7 +78,7 @@ def successor(nodes: dict[int, Node], *roots: TreeRoot) -> Tree:
             if isinstance(node, Directory)
             else File(node.inode, node.repository, node.version, node.parent)
         )
-        tree.restore(copy)
+        tree.restore(copy, remembered=node.inode not in notes.closed)
     tree.number_from(FIRST)
     return tree
 
@@ -77,6 +91,7 @@ def notes() -> Notes:
 @pytest.fixture
 def first(notes: Notes) -> Tree:
     tree = make_tree()
+    notes.remembered(tree.get(ROOT_INODE))
     tree.ledger = notes
     return tree
 
@@ -86,14 +101,20 @@ def test_the_ledger_has_what_is_remembered(first: Tree, notes: Notes) -> None:
     assert sorted(notes.nodes) == [ROOT_INODE, *sorted(numbers.values())]
     first.remember(numbers["x"])
     first.forget(numbers["x"])
-    assert numbers["x"] in notes.nodes
+    assert numbers["x"] not in notes.closed
+    first.forget(numbers["x"])
+    assert numbers["x"] in notes.closed
+    first.remember(numbers["x"])
+    assert numbers["x"] not in notes.closed
+    first.apply(numbers["d"], listing_of({}, "m/d/"), 1.0, asked_at=1.0)
+    assert numbers["x"] in notes.nodes, "it is remembered"
     first.forget(numbers["x"])
     assert numbers["x"] not in notes.nodes
 
 
 def test_names_keep_their_numbers(first: Tree, notes: Notes) -> None:
     numbers = walk(first)
-    second = successor(notes.nodes)
+    second = successor(notes)
     assert isinstance(second.lookup(ROOT_INODE, "a", 0.0), Expired), "nothing is believed of a directory"
     assert isinstance(second.lookup(numbers["d"], "x", 0.0), Expired)
     assert second.get(numbers["x"]).size_bytes == 3, "but a number has its meaning at once"
@@ -101,12 +122,45 @@ def test_names_keep_their_numbers(first: Tree, notes: Notes) -> None:
     assert second.statistics().unlinked == 0
 
 
-def test_new_numbers_are_above_all_old_ones(first: Tree, notes: Notes) -> None:
+def test_names_that_the_kernel_forgot_keep_their_numbers_and_times(first: Tree, notes: Notes) -> None:
+    """A kernel that is short of memory forgets all that nobody has open."""
     numbers = walk(first)
-    for name in ("a", "x", "y", "d"):
-        first.forget(numbers[name])
-    second = successor(notes.nodes)
-    assert min(walk(second).values()) >= FIRST
+    first.directory(numbers["d"]).mtime_ns += 7
+    for inode in numbers.values():
+        first.forget(inode)
+    second = successor(notes)
+    assert second.statistics().remembered == 1
+    assert walk(second) == numbers
+    assert second.directory(numbers["d"]).mtime_ns == first.directory(numbers["d"]).mtime_ns
+
+
+def test_what_nobody_remembers_is_gone_once_room_is_needed(first: Tree, notes: Notes) -> None:
+    numbers = walk(first)
+    first.forget(numbers["x"])
+    second = successor(notes, max_entries=5)
+    second.ledger = notes
+    second.apply(ROOT_INODE, listing_of(OBJECTS, "m/"), 0.0, asked_at=0.0)
+    assert numbers["x"] in second.nodes
+    others = {f"m/{name}": ObjectVersion(f"m/{name}", 3, '"e"', 5) for name in "bc"}
+    second.apply(ROOT_INODE, listing_of(OBJECTS | others, "m/"), 1.0, asked_at=1.0)
+    assert numbers["x"] not in second.nodes
+    assert numbers["x"] not in notes.nodes
+    assert numbers["y"] in second.nodes
+
+
+def test_the_times_of_directories_that_are_gone_are_noted(first: Tree, notes: Notes) -> None:
+    directory = first.directory(walk(first)["d"])
+    directory.mtime_ns += 7
+    first.forget(directory.inode)
+    first.apply(ROOT_INODE, listing_of({}, "m/"), 1.0, asked_at=1.0)
+    assert notes.first_sight_ns == directory.mtime_ns
+
+
+def test_new_numbers_are_above_all_old_ones(first: Tree, notes: Notes) -> None:
+    walk(first)
+    second = successor(notes)
+    second.apply(ROOT_INODE, listing_of({"m/new": ObjectVersion("m/new", 3, '"e"', 5)}, "m/"), 0.0, asked_at=0.0)
+    assert found(second, ROOT_INODE, "new").inode >= FIRST
 
 
 def test_the_tops_of_repositories_are_there_already(notes: Notes) -> None:
@@ -116,7 +170,7 @@ def test_the_tops_of_repositories_are_there_already(notes: Notes) -> None:
     tops = [found(before, ROOT_INODE, name).inode for name in ("one", "two")]
     for inode in tops:
         before.remember(inode)
-    second = successor(notes.nodes, *roots)
+    second = successor(notes, *roots)
     assert [found(second, ROOT_INODE, name).inode for name in ("one", "two")] == tops
     assert second.get(tops[0]) is second.top("one")
     assert second.statistics().directories == before.statistics().directories
@@ -125,11 +179,17 @@ def test_the_tops_of_repositories_are_there_already(notes: Notes) -> None:
 @pytest.mark.parametrize("count", [1, 7])
 def test_the_kernels_own_count_is_not_known(first: Tree, notes: Notes, count: int) -> None:
     numbers = walk(first)
-    second = successor(notes.nodes)
+    second = successor(notes)
+    for _ in range(2):
+        second.forget(numbers["x"], count)
+        assert second.get(numbers["x"]).inode == numbers["x"], "it may be an entry"
+    list_all(second, numbers["d"])
+    assert found(second, numbers["d"], "x").inode == numbers["x"]
+    second.remember(numbers["x"])
+    second.apply(numbers["d"], listing_of({}, "m/d/"), 1.0, asked_at=1.0)
     second.forget(numbers["x"], count)
     with pytest.raises(VersionGone):
         second.get(numbers["x"])
-    second.forget(numbers["x"], count)
     assert second.statistics().unmatched_forgets_total == 0
     assert second.statistics().remembered == first.statistics().remembered - 1
 
@@ -138,7 +198,7 @@ def test_an_mtime_changes_with_the_entries(first: Tree, notes: Notes) -> None:
     """Also when they changed while no process looked, and not otherwise."""
     inode = walk(first)["d"]
     shown = first.get(inode).mtime_ns
-    same, other = successor(notes.nodes), successor(notes.nodes)
+    same, other = successor(notes), successor(notes)
     assert same.get(inode).mtime_ns == shown
     list_all(same, inode)
     assert same.get(inode).mtime_ns == shown
@@ -148,8 +208,7 @@ def test_an_mtime_changes_with_the_entries(first: Tree, notes: Notes) -> None:
 
 
 def test_the_root_keeps_its_mtime(first: Tree, notes: Notes) -> None:
-    notes.remembered(first.get(ROOT_INODE))
     list_all(first, ROOT_INODE)
     first.get(ROOT_INODE).mtime_ns = 77  # type: ignore[misc]
-    second = successor(notes.nodes)
+    second = successor(notes)
     assert second.get(ROOT_INODE).mtime_ns == 77

@@ -1,0 +1,136 @@
+"""A real systemd, for `make integration-systemd`: the manager of a PID namespace, with units of its own.
+
+It has namespaces of its own for processes, mounts and control groups. It sees the machine's files
+through layers in memory where it or a test writes (/etc, /run, /usr/local/bin), and the machine's
+units not at all. It needs root, systemd 240 or newer, and a cgroup2 hierarchy. It does not import pytest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+PROGRAM = Path("/lib/systemd/systemd")
+_START_S = 60.0
+_COMMAND_S = 120.0
+_TARGETS = ("sysinit", "basic", "shutdown", "umount", "network-online", "final", "exit")
+"""The targets that units of services refer to."""
+
+_INNER = """
+set -e
+mount --make-rprivate /
+umount --lazy --all --types fuse.d7yfs || true  # the mounts of others must not live on here
+mount -t tmpfs tmpfs /run
+for layer in /etc /usr/local/bin; do
+    mkdir -p /run/layers$layer/upper /run/layers$layer/work
+    mount -t overlay overlay -o lowerdir=$layer,upperdir=/run/layers$layer/upper,workdir=/run/layers$layer/work $layer
+done
+umount --lazy --recursive /sys/fs/cgroup
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+printf '#!/bin/sh\\nexec {d7yfs} "$@"\\n' >/usr/local/bin/d7yfs
+chmod 755 /usr/local/bin/d7yfs
+mkdir -p /etc/d7yfs
+export container=other SYSTEMD_UNIT_PATH={units}
+exec {systemd} --system --unit=empty.target --log-target=console --show-status=no
+"""
+
+
+class Systemd:
+    """A running manager, whose units are the files in `directory`/units."""
+
+    def __init__(self, directory: Path, d7yfs: Path) -> None:
+        self._units = directory / "units"
+        self._units.mkdir()
+        for name in (*_TARGETS, "empty"):
+            (self._units / f"{name}.target").write_text("[Unit]\nDefaultDependencies=no\n")
+        self._log = directory / "systemd.log"
+        self._group = _cgroup2() / f"d7yfs-test-{os.getpid()}"
+        self._group.mkdir()
+        inner = _INNER.format(d7yfs=shlex.quote(str(d7yfs)), units=self._units, systemd=PROGRAM)
+        unshare = "exec unshare --pid --fork --kill-child --mount --mount-proc --cgroup sh -c"
+        command = f"echo $$ >{self._group}/cgroup.procs && {unshare} {shlex.quote(inner)}"
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(
+                ["sh", "-c", command], stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+
+    def wait(self) -> None:
+        """Wait until the manager takes commands."""
+        deadline = time.monotonic() + _START_S
+        while self._process.poll() is None and time.monotonic() < deadline:
+            with contextlib.suppress(IndexError):
+                if self.run("systemctl", "is-active", "empty.target").stdout.strip() == "active":
+                    return
+            time.sleep(0.1)
+        raise RuntimeError(f"systemd did not start:\n{self._log.read_text()[-4000:]}")
+
+    @property
+    def _pid(self) -> int:
+        """The manager's process, as the machine sees it. Raises IndexError if there is none yet."""
+        pid = self._process.pid
+        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+    def install(self, unit: Path) -> None:
+        """Add a unit as it is."""
+        (self._units / unit.name).write_bytes(unit.read_bytes())
+        self.run("systemctl", "daemon-reload")
+
+    def inside(self, path: Path) -> Path:
+        """The path by which this process reaches what the manager's processes call `path`."""
+        return Path(f"/proc/{self._pid}/root") / path.relative_to("/")
+
+    def run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
+        """Run a command among the manager's processes; the caller judges the result."""
+        namespaces = ("--mount", "--pid", "--cgroup")
+        return subprocess.run(
+            ["nsenter", "--target", str(self._pid), *namespaces, *map(str, command)],
+            env={"PATH": os.environ["PATH"]},  # as a user's, without the settings of a test session
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_S,
+        )
+
+    def show(self, unit: str, name: str) -> str:
+        """A property of a unit (systemctl show)."""
+        return self.run("systemctl", "show", "--value", "--property", name, unit).stdout.strip()
+
+    def log(self) -> str:
+        """The output of the manager and of its services."""
+        return self._log.read_text(errors="replace")
+
+    def stop(self) -> None:
+        """End the manager, and all processes that it started."""
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+        deadline = time.monotonic() + 20
+        while self._group.exists() and time.monotonic() < deadline:
+            for each in (*sorted(self._group.glob("**/"), reverse=True), self._group):
+                with contextlib.suppress(OSError):
+                    each.rmdir()
+            time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def running(directory: Path, d7yfs: Path) -> Iterator[Systemd]:
+    """A manager that takes commands, ended at the end."""
+    manager = Systemd(directory, d7yfs)
+    try:
+        manager.wait()
+        yield manager
+    finally:
+        manager.stop()
+
+
+def _cgroup2() -> Path:
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        head, _, tail = line.partition(" - ")
+        if tail.split()[0] == "cgroup2":
+            return Path(head.split()[4])
+    raise RuntimeError("no cgroup2 hierarchy is mounted")
