@@ -1,7 +1,7 @@
 """The objects that the cases read: made once per run, in memory if there is room.
 
-The store serves these directories as buckets, the peer `local` reads them, and every byte is
-compared with them. Cases about names have their own buckets, so that a peer that lists a repository
+The store serves these directories as buckets, the peer `local` reads a copy on disk, and every byte
+is compared with them. Cases about names have their own buckets, so that a peer that lists a repository
 whole pays only for its case.
 """
 
@@ -21,7 +21,7 @@ WEIGHTS = "model.safetensors"
 FOUR = tuple(f"four/{number}.bin" for number in range(4))
 SMALL = "small"
 TREE = "bench-tree"
-"""A bucket of directories of files, for `find`."""
+"""A bucket of directories of files, for `find` and `rates`."""
 FLAT = "bench-flat"
 """A bucket with one directory, `flat`."""
 MANY = "bench-many"
@@ -48,6 +48,8 @@ class Sizes:
     many_directories: int
     """The directories, each with as many files as the tree's."""
     random_reads: int
+    kills: int
+    upgrades: int
 
     @property
     def total_bytes(self) -> int:
@@ -61,8 +63,8 @@ class Sizes:
         )
 
 
-FULL = Sizes(1 << 30, 512 << 20, 256 << 20, 1000, 128 << 10, 10, 1000, 5000, 16, 8192)
-QUICK = Sizes(256 << 20, 128 << 20, 64 << 20, 400, 128 << 10, 10, 1000, 5000, 16, 2048)
+FULL = Sizes(1 << 30, 512 << 20, 256 << 20, 1000, 128 << 10, 10, 1000, 5000, 16, 8192, 20, 5)
+QUICK = Sizes(256 << 20, 128 << 20, 64 << 20, 400, 128 << 10, 10, 1000, 5000, 16, 2048, 5, 1)
 
 
 def make(buckets: Path, sizes: Sizes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import tempfile
 import time
@@ -44,6 +45,13 @@ class Bench:
     scratch: Path
     limit_s: float
 
+    def copy(self, bucket: str) -> Path:
+        """A copy of the bucket on the disk of the caches, made by the first turn that needs it."""
+        path = self.scratch / "copies" / bucket
+        if not path.exists():
+            shutil.copytree(self.store.buckets / bucket, path)
+        return path
+
 
 def turn(bench: Bench, case: Case, name: str, *, verify: bool) -> Sample | None:
     """Run the case once with the peer; None if the peer takes no part. Raises ReadError, PeerError,
@@ -52,7 +60,7 @@ def turn(bench: Bench, case: Case, name: str, *, verify: bool) -> Sample | None:
     if name == CURL:
         return _curl(bench, case, case.download, verify=verify) if case.download else None
     peer = PEERS[name]
-    if peer.past_store and not case.references:
+    if (case.only and name not in case.only) or (peer.reads_copy and not case.references):
         return None
     store = bench.store
     with tempfile.TemporaryDirectory(prefix="d7yfs-bench-", dir=bench.scratch) as scratch:
@@ -61,10 +69,12 @@ def turn(bench: Bench, case: Case, name: str, *, verify: bool) -> Sample | None:
         mountpoint.mkdir()
         cache.mkdir(mode=0o700)
         store.shape(case.profile)
-        setting = Setting(store, case.profile, mountpoint, cache, case.bucket)
+        copy = bench.copy(case.bucket) if peer.reads_copy else None
+        setting = Setting(store, case.profile, mountpoint, cache, case.bucket, copy)
         mount = Mount(peer, setting, directory / "log")
         try:
             mount.mount()
+            mount.settle()
             drop_page_cache()
             run = Run(mountpoint, setting.source, bench.sizes, store, mount, bench.limit_s)
             counted, spent_s = store.counters(), mount.cpu_s()

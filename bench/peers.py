@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.catalog import BUCKET
-from bench.processes import cpu_s, is_mounted, peak_rss_bytes
+from bench.processes import Memory, cpu_s, is_mounted, memory, peak_rss_bytes, tree
 from bench.store import REGION, Profile, Store
+from bench.workers import has_standby
 
 _BIN = Path(sys.executable).parent
-_ROOT = Path(__file__).resolve().parent.parent
+_PATIENCE_S = 30.0
+_POLL_S = 0.002
 
 
 class PeerError(Exception):
@@ -35,6 +37,8 @@ class Setting:
     mountpoint: Path
     cache: Path
     bucket: str = BUCKET
+    copy: Path | None = None
+    """The bucket's content on the disk of the caches, for a peer that reads that."""
 
     @property
     def endpoint_url(self) -> str:
@@ -50,15 +54,17 @@ class Setting:
 class Peer:
     """A program that mounts a bucket; `command` stays in the foreground.
 
-    `reference` marks a peer that is no competitor: goals about the best peer leave it out. Such a
-    peer may bypass the store, and then takes no part in cases about the network.
+    `reference` marks a peer that is no competitor: goals about the best peer leave it out. One that
+    reads a `copy` instead of the store takes no part in cases about the network.
     """
 
     name: str
     command: Callable[[Setting], list[str]]
     environment: Callable[[Setting], Mapping[str, str]] = lambda setting: setting.store.environment
     reference: bool = False
-    past_store: bool = False
+    reads_copy: bool = False
+    is_settled: Callable[[Path], bool] = lambda _: True
+    """True if all its processes run, for a mount that answers."""
 
 
 class Mount:
@@ -70,9 +76,12 @@ class Mount:
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._peak_rss_bytes = 0
+        self.start_s = 0.0
+        """Seconds from the last start until the mount answered."""
 
     def mount(self) -> None:
         mountpoint = self._setting.mountpoint
+        start = time.monotonic()
         with self._log.open("wb") as out:
             process = subprocess.Popen(
                 self._peer.command(self._setting),
@@ -82,13 +91,21 @@ class Mount:
                 stderr=out,
             )
         self._process = process
-        deadline = time.monotonic() + 30
         while not is_mounted(mountpoint):
-            if process.poll() is not None or time.monotonic() > deadline:
+            if process.poll() is not None or time.monotonic() > start + _PATIENCE_S:
                 raise PeerError(f"does not mount: {self.last_words()}")
-            time.sleep(0.01)
+            time.sleep(_POLL_S)
         # Some peers appear in the mount table before they answer.
         mountpoint.stat()
+        self.start_s = time.monotonic() - start
+
+    def settle(self) -> None:
+        """Wait until all its processes run, so that none starts in the middle of a measurement."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while not self._peer.is_settled(self._setting.mountpoint):
+            if time.monotonic() > deadline:
+                raise PeerError(f"does not settle: {self.last_words()}")
+            time.sleep(0.05)
 
     def unmount(self) -> None:
         """Unmount; also works for a peer that never came up."""
@@ -112,6 +129,10 @@ class Mount:
         now = peak_rss_bytes(self._process.pid) if self._process else 0
         return max(now, self._peak_rss_bytes)
 
+    def memory(self) -> list[Memory]:
+        """The memory of each process now, parents first."""
+        return [memory(pid) for pid in tree(self._process.pid)] if self._process else []
+
     def last_words(self) -> str:
         """The end of its log."""
         return " ".join(self._log.read_text(errors="replace")[-300:].split())
@@ -131,6 +152,10 @@ def _d7yfs(setting: Setting) -> list[str]:
     if setting.profile.tls:
         command.append(f"--ca-bundle={setting.store.ca_file}")
     return command
+
+
+def _d7yfs_pyfuse3(setting: Setting) -> list[str]:
+    return [*_d7yfs(setting), "--fuse-engine=pyfuse3"]
 
 
 def _s3fs(setting: Setting) -> list[str]:
@@ -187,31 +212,22 @@ def _rclone_environment(setting: Setting) -> Mapping[str, str]:
     }
 
 
-def _pyfuse3_memory(setting: Setting) -> list[str]:
-    return [
-        sys.executable,
-        str(_ROOT / "bench" / "pyfuse3_memory.py"),
-        str(setting.source),
-        str(setting.mountpoint),
-    ]
-
-
 def _local(setting: Setting) -> list[str]:
-    """The directory itself, through a bind mount. It has no server, so a shell waits in a server's
-    place.
+    """The same files on the disk of the caches, through a bind mount. It has no server, so a shell
+    waits in a server's place.
     """
     script = 'mount --bind "$0" "$1" && while mountpoint --quiet "$1"; do sleep 0.2; done'
-    return ["sh", "-c", script, str(setting.source), str(setting.mountpoint)]
+    return ["sh", "-c", script, str(setting.copy), str(setting.mountpoint)]
 
 
 PEERS: Mapping[str, Peer] = {
     peer.name: peer
     for peer in (
-        Peer("d7yfs", _d7yfs),
+        Peer("d7yfs", _d7yfs, is_settled=has_standby),
+        Peer("d7yfs-pyfuse3", _d7yfs_pyfuse3, reference=True),
         Peer("s3fs", _s3fs, _s3fs_environment),
         Peer("rclone", _rclone, _rclone_environment),
-        Peer("pyfuse3-memory", _pyfuse3_memory, reference=True, past_store=True),
-        Peer("local", _local, reference=True, past_store=True),
+        Peer("local", _local, reference=True, reads_copy=True),
     )
 }
 CURL = "curl"

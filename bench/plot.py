@@ -11,7 +11,7 @@ _COLOURS = {
     "s3fs": "#4c6ef5",
     "rclone": "#12b886",
     "curl": "#fab005",
-    "pyfuse3-memory": "#adb5bd",
+    "d7yfs-pyfuse3": "#adb5bd",
     "local": "#dee2e6",
 }
 _SHOWN = ("cold", "warm", "second", "remount")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 _CLOCK_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -33,6 +34,21 @@ def peak_rss_bytes(pid: int) -> int:
                 if line.startswith("VmHWM:"):
                     total += int(line.split()[1]) << 10
     return total
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The memory of one process: resident, and with shared pages divided among those that have them."""
+
+    rss_bytes: int
+    pss_bytes: int
+
+
+def memory(pid: int) -> Memory:
+    """The memory of a process now (/proc/PID/smaps_rollup)."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    values = {name: int(value.split()[0]) << 10 for name, _, value in (line.partition(":") for line in lines)}
+    return Memory(values["Rss"], values["Pss"])
 
 
 def tree(pid: int) -> list[int]:

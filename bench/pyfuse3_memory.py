@@ -1,11 +1,9 @@
 """A trivial pyfuse3 file system that serves a directory from memory: the limit of pyfuse3 on a
 machine.
 
-It has no network, cache or tree. It gives the kernel the same as d7yfs: lasting attributes, pages
-kept between opens, large readahead, replies without a copy. `bench.transport` runs it in its own
-process too.
-
-    python bench/pyfuse3_memory.py DIRECTORY MOUNTPOINT
+It has no network, cache or tree. It gives the kernel the same as d7yfs (lasting attributes, large
+readahead, replies without a copy), but that the kernel drops a file's pages at each open.
+`bench.transport` runs it.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import errno
 import mmap
 import os
 import stat
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,10 +31,9 @@ class Memory(pyfuse3.Operations):
 
     enable_writeback_cache = False
 
-    def __init__(self, directory: Path, *, keep_cache: bool) -> None:
+    def __init__(self, directory: Path) -> None:
         super().__init__()
         self.served_bytes = 0
-        self._keep_cache = keep_cache
         self._attributes: dict[int, EntryAttributes] = {}
         self._names: dict[int, dict[bytes, int]] = {}
         self._memory: dict[int, memoryview] = {}
@@ -86,7 +82,7 @@ class Memory(pyfuse3.Operations):
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
         if inode not in self._memory:
             self._memory[inode] = _map(self._paths[inode])
-        return FileInfo(fh=FileHandleT(inode), keep_cache=self._keep_cache)
+        return FileInfo(fh=FileHandleT(inode), keep_cache=False)
 
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         part = self._memory[fh][off : off + size]
@@ -103,10 +99,10 @@ def _map(path: Path) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ))
 
 
-def mount(directory: Path, mountpoint: Path, *, keep_cache: bool = True) -> Memory:
-    """Mount; `serve` answers. Without `keep_cache` the kernel drops a file's pages at each open."""
+def mount(directory: Path, mountpoint: Path) -> Memory:
+    """Mount; `serve` answers."""
     options = {"fsname=memory", "subtype=pyfuse3", "ro", "default_permissions"}
-    memory = Memory(directory, keep_cache=keep_cache)
+    memory = Memory(directory)
     pyfuse3.init(memory, str(mountpoint), options)
     return memory
 
@@ -122,16 +118,3 @@ async def serve(mountpoint: Path) -> None:
 def _tune(mountpoint: Path) -> None:
     mountpoint.stat()  # INIT precedes the answer, and tuning needs INIT.
     tune(mountpoint)
-
-
-def main() -> None:
-    directory, mountpoint = map(Path, sys.argv[1:])
-    mount(directory, mountpoint)
-    try:
-        trio.run(serve, mountpoint)
-    finally:
-        pyfuse3.close(unmount=False)
-
-
-if __name__ == "__main__":
-    main()

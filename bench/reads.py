@@ -197,6 +197,69 @@ def herd(path: Path, processes: int) -> float:
     return elapsed_s
 
 
+def look_up(directory: Path, directories: int, files: int, limit_s: float) -> Done:
+    """Ask for the attributes of each file of a tree (`dataset.TREE`), by its name."""
+    start = time.perf_counter()
+    done = 0
+    for number in range(directories):
+        parent = f"{directory}/{number:03}"
+        for name in range(files):
+            os.stat(f"{parent}/{name:05}.bin")  # noqa: PTH116  # a Path takes longer than the call
+            done += 1
+            if not done & 63 and time.perf_counter() - start > limit_s:
+                return Done(done, time.perf_counter() - start)
+    return Done(done, time.perf_counter() - start)
+
+
+def list_names(directory: Path, directories: int, files: int, limit_s: float) -> Done:
+    """List the names in each directory of a tree."""
+    start = time.perf_counter()
+    done = 0
+    for number in range(directories):
+        names = os.listdir(f"{directory}/{number:03}")  # noqa: PTH208  # likewise
+        if len(names) != files:
+            raise OSError(f"{directory}/{number:03}: {len(names)} names instead of {files}")
+        done += files
+        if time.perf_counter() - start > limit_s:
+            break
+    return Done(done, time.perf_counter() - start)
+
+
+def longest_pause(path: Path, disturb: Callable[[], None]) -> float:
+    """Seconds of the slowest of many opens and reads of a page, one after the other by a process of
+    their own, while `disturb` runs.
+    """
+    context = multiprocessing.get_context("fork")
+    receiving, sending = context.Pipe(duplex=False)
+    over = context.Event()
+
+    def read() -> None:
+        longest_s = 0.0
+        try:
+            while not over.is_set():
+                start = time.perf_counter()
+                with path.open("rb", buffering=0) as file:
+                    file.read(PAGE_BYTES)
+                longest_s = max(longest_s, time.perf_counter() - start)
+                time.sleep(0.001)  # The processors are also for those who take over.
+        except OSError as error:
+            sending.send(str(error))
+        else:
+            sending.send(longest_s)
+
+    child = context.Process(target=read, daemon=True)
+    child.start()
+    try:
+        disturb()
+    finally:
+        over.set()
+    found = receiving.recv()
+    child.join()
+    if isinstance(found, str):
+        raise OSError(found)
+    return float(found)
+
+
 def command(arguments: Sequence[str], directory: Path, lines: int) -> float:
     """Seconds of a command, which must print `lines` lines."""
     start = time.perf_counter()

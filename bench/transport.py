@@ -99,7 +99,7 @@ def main() -> int:
         if not (way == _CURL and reader)
     ]
     samples: dict[Row, list[Figures]] = {row: [] for row in rows}
-    sizes = dataset.Sizes(size_bytes, 1 << 20, 1 << 20, 1, 1, 1, 1, 1, 1, 1)
+    sizes = dataset.Sizes(size_bytes, 1 << 20, 1 << 20, 1, 1, 1, 1, 1, 1, 1, 0, 0)
     with store.running(lambda buckets: dataset.make(buckets, sizes), sizes.total_bytes, arguments.scratch) as served:
         for number in range(arguments.rounds):
             with console.status("") as status:
@@ -196,7 +196,7 @@ async def _reader(data: Path, mountpoint: Path | None) -> AsyncIterator[Callable
     if mountpoint is None:
         yield lambda: 0
         return
-    memory = pyfuse3_memory.mount(data, mountpoint, keep_cache=False)
+    memory = pyfuse3_memory.mount(data, mountpoint)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pyfuse3_memory.serve, mountpoint)
         dd = _start_dd(mountpoint / dataset.WEIGHTS)

@@ -1,4 +1,6 @@
-"""Each bench puts its data where its store looks: otherwise it would fail only after its start."""
+"""Each bench puts its data where its store looks, and its goals name what there is: otherwise it would
+fail only after its start, or never.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from bench import dataset, dragonfly, loaders, triton
+from bench.cases import CASES
+from bench.peers import NAMES
 from bench.store import Store
 from bench.store_server import Control
 
@@ -22,6 +26,8 @@ TINY = dataset.Sizes(
     flat_files=1,
     many_directories=1,
     random_reads=0,
+    kills=0,
+    upgrades=0,
 )
 WAYS = [dragonfly.PROXY, dragonfly.SOCKET]
 
@@ -54,3 +60,12 @@ def test_the_store_finds_what_a_bench_makes(
     store = Store(tmp_path / "buckets", tmp_path / "no-ca.pem", 0, 0, Control(control))
     assert (store.data / dataset.LARGE).stat().st_size >= TINY.large_bytes, "the ceiling is measured with this file"
     assert [name for name in sorted(names) if not (store.data / name).is_file()] == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_goals_compare_with_peers_and_figures_that_exist(name: str) -> None:
+    known = {f"{case.name}.{metric.name}" for case in CASES.values() for metric in case.metrics}
+    goals = [goal for metric in CASES[name].metrics for goal in metric.goals]
+    assert [goal for goal in goals if goal.peer not in (*NAMES, "best", "constant")] == []
+    assert [goal for goal in goals if goal.metric and goal.metric not in known] == []
+    assert [peer for peer in CASES[name].only if peer not in NAMES] == []

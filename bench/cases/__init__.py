@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bench.cases import names, scattered, streams
+from bench.cases import daemons, names, scattered, streams
 from bench.cases.case import Case
 
-CASES: Mapping[str, Case] = {case.name: case for case in (*streams.CASES, *scattered.CASES, *names.CASES)}
+CASES: Mapping[str, Case] = {
+    case.name: case for case in (*streams.CASES, *scattered.CASES, *names.CASES, *daemons.CASES)
+}

@@ -75,10 +75,15 @@ class Run:
         return in_child(self.limit_s + 5, function, *args, **kwargs)
 
     def remount(self) -> None:
-        """Unmount and mount with the same cache and an empty page cache."""
+        """Unmount and mount with the same cache, and an empty page cache once mounted.
+
+        Nothing comes between that and the reader. A virtual machine's host takes back idle memory
+        within seconds, and reads into memory that it has to give again take several times as long.
+        """
         self.mount.unmount()
-        drop_page_cache()
         self.mount.mount()
+        self.mount.settle()
+        drop_page_cache()
 
     def counters(self) -> Counters:
         return self.store.counters()
@@ -103,4 +108,8 @@ class Case:
     """The mounted bucket; a peer that lists a repository whole lists all of it."""
     download: Download | None = None
     references: bool = True
-    """True if peers that bypass the store take part."""
+    """True if peers that read a copy instead of the store take part."""
+    only: Sequence[str] = ()
+    """The peers that take part; all if empty."""
+    once: bool = False
+    """True if the first round is enough."""

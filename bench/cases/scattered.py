@@ -7,6 +7,9 @@ from bench.cases.case import Case, Figures, Goal, Metric, Run
 from bench.store import LOOPBACK, WAN, Profile
 
 _RANDOM = dataset.FOUR[0]
+_NEAR_LOCAL = Goal(0.7, "local")
+_WARM_TIMES = 8
+"""A warm read takes microseconds: so many times as many are measured."""
 
 
 def _faults(run: Run) -> Figures:
@@ -18,7 +21,7 @@ def _faults(run: Run) -> Figures:
 def _warm_faults(run: Run) -> Figures:
     path = run.directory / _RANDOM
     run.do(reads.sequential, path, run.limit_s)
-    return {"warm": run.do(reads.random_faults, path, run.sizes.random_reads, run.limit_s).per_s}
+    return {"warm": run.do(reads.random_faults, path, _WARM_TIMES * run.sizes.random_reads, run.limit_s).per_s}
 
 
 def _preads(run: Run) -> Figures:
@@ -29,7 +32,7 @@ def _preads(run: Run) -> Figures:
 def _warm_preads(run: Run) -> Figures:
     path = run.directory / _RANDOM
     run.do(reads.sequential, path, run.limit_s)
-    return {"warm": run.do(reads.random_reads, path, run.sizes.random_reads, run.limit_s).per_s}
+    return {"warm": run.do(reads.random_reads, path, _WARM_TIMES * run.sizes.random_reads, run.limit_s).per_s}
 
 
 def _first_byte(run: Run) -> Figures:
@@ -59,7 +62,7 @@ CASES = (
         (
             Metric("cold", "faults/s", "higher", (Goal(2.0, "best"),)),
             Metric("origin", "× the file", "lower", (Goal(1.1, "constant"),)),
-            Metric("warm", "faults/s", "higher", (Goal(0.9, "pyfuse3-memory"),)),
+            Metric("warm", "faults/s", "higher", (_NEAR_LOCAL,)),
         ),
         _faults,
         _warm_faults,
@@ -69,8 +72,8 @@ CASES = (
         "pread-random",
         "pread, random 4 KiB",
         (
-            Metric("cold", "reads/s", "higher", (Goal(0.9, "pyfuse3-memory"),)),
-            Metric("warm", "reads/s", "higher", (Goal(0.9, "pyfuse3-memory"),)),
+            Metric("cold", "reads/s", "higher", (Goal(2.0, "best"),)),
+            Metric("warm", "reads/s", "higher", (_NEAR_LOCAL,)),
         ),
         _preads,
         _warm_preads,
