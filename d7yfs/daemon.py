@@ -13,7 +13,6 @@ from __future__ import annotations
 import codecs
 import itertools
 import logging
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -39,6 +38,7 @@ from d7yfs.fuse.notices import Invalidator
 from d7yfs.fuse.succession import Succession
 from d7yfs.host import mount_table, process
 from d7yfs.host.fuse_helper import HandedMount
+from d7yfs.host.privileges import mounter
 from d7yfs.monitor.probe import Probe
 from d7yfs.monitor.reporter import Reporter
 from d7yfs.objects import ObjectVersion
@@ -90,7 +90,8 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings], role: R
     is_abandoned = partial(control_socket.is_abandoned, control_socket.socket_path(mountpoint))
     is_first = handed is None or (link is not None and handed.generation == 1)
     prepare = partial(mount_table.prepare_mountpoint, mountpoint, is_abandoned)
-    if is_first and not from_others and await trio.to_thread.run_sync(prepare):
+    is_split = link is not None and link.is_split  # then the command has done it
+    if is_first and not from_others and not is_split and await trio.to_thread.run_sync(prepare):
         log.warning("%s was a dead mount; cleaned up", mountpoint)
     directory = CacheDirectory(
         config.cache_dir, size_limit_bytes=config.cache_size_bytes, min_free_bytes=config.cache_min_free_bytes
@@ -111,7 +112,8 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings], role: R
     succession = None
     try:
         if handed is not None:
-            succession = await trio.to_thread.run_sync(Succession.begin, handed, config.mount_source)
+            backings = link if is_split else None
+            succession = await trio.to_thread.run_sync(Succession.begin, handed, config.mount_source, backings)
         present, late = await latecomer.locate(repositories, config, succession.known.tops if succession else {})
         async with trio.open_nursery() as nursery:
             mount = _Mount(nursery, settings, mountpoint, present, late, cache, read_again, role, succession)
@@ -158,8 +160,10 @@ class _Mount:
         self._handed: HandedMount | None = None
         self._session_scope = trio.CancelScope()
         self._reloader = Reloader(mountpoint, settings, read_again, self._apply, role.readiness)
-        probe = Probe(mountpoint if HandedMount.from_path(mountpoint) is None else None)
-        self._reporter = Reporter(lambda: self._commands.snapshot(), probe, role.readiness)
+        seen = mountpoint if HandedMount.from_path(mountpoint) is None else None
+        send = role.link.send_child if role.link is not None and role.link.is_split else mount_table.send_child
+        self._probe = Probe(seen, send)
+        self._reporter = Reporter(lambda: self._commands.snapshot(), self._probe, role.readiness)
         inodes = tree.Tree(
             [tree.TreeRoot(each.config.name, prefix) for each, prefix in self._repositories],
             metadata_ttl_s=config.metadata_ttl_s,
@@ -209,7 +213,8 @@ class _Mount:
             else:
                 nursery.start_soon(repository.fetcher.prepare)
         path = control_socket.socket_path(self._mountpoint)
-        await nursery.start(control_socket.serve, path, self._commands.handlers())
+        control = self._link.control if self._link is not None else None
+        await nursery.start(control_socket.serve, path, self._commands.handlers(), control)
         if self._succession is not None:
             if self._link is not None and not self._succession.follows:
                 await self._link.mount()
@@ -291,16 +296,12 @@ class _Mount:
         follows = self._succession is not None and self._succession.follows
         is_visible = self._handed is None or self._handed.is_visible
         # What follows a worker has readers, who need no store that answers.
-        if (
-            is_visible
-            and not follows
-            and not await trio.to_thread.run_sync(mount_table.answers, self._mountpoint, abandon_on_cancel=True)
-        ):
+        if is_visible and not follows and await self._probe.begins() is False:
             raise MountError(f"{self._mountpoint} is mounted but does not answer", hint="see the log for the reason")
         if self._handed is not None:
             await trio.to_thread.run_sync(self._handed.tell_ready)
         else:
-            for trouble in await trio.to_thread.run_sync(mount_table.tune, self._mountpoint):
+            for trouble in await self._tune():
                 log.info("%s", trouble)
         process.spare_collector()
         names = ", ".join(str(each.config.url) for each, _ in self._repositories)
@@ -310,9 +311,14 @@ class _Mount:
             readers = "for the users that its maker chose"
         else:
             readers = (
-                "for all users" if self._config.allow_other else f"for uid {os.geteuid()} alone (see --allow-other)"
+                "for all users" if self._config.allow_other else f"for uid {mounter()[0]} alone (see --allow-other)"
             )
         self._readiness.tell_ready(f"{names} mounted on {self._mountpoint}, {readers}", missing, self._stderr)
+
+    async def _tune(self) -> list[str]:
+        if self._link is not None and self._link.is_split:
+            return await self._link.tune()
+        return await trio.to_thread.run_sync(mount_table.tune, self._mountpoint)
 
     async def _until_signalled(self) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:

@@ -118,7 +118,7 @@ def test_its_exposure_is_low(tmp_path: Path) -> None:
 
 
 def test_what_it_runs_exists(service: configparser.SectionProxy) -> None:
-    for name in ("ExecStart", "ExecReload", "ExecStop"):
+    for name in ("ExecStart", "ExecReload"):
         command = service[name].split()[1:]
         flags = [word for word in command if word.startswith("--")]
         shown = CliRunner().invoke(main, [command[0], "--help"]).output
@@ -137,6 +137,12 @@ def test_it_is_watched_and_told_to_reread_its_settings(service: configparser.Sec
     assert service["WatchdogSignal"] == "SIGKILL", "a daemon that hangs reacts to no other signal"
     assert int(service["OOMScoreAdjust"]) == OOM_SCORE_ADJ
     assert service["LimitCORE"] == "0"
+
+
+def test_a_supervisor_that_is_killed_is_followed_on_the_same_connection(service: configparser.SectionProxy) -> None:
+    assert service["FileDescriptorStoreMax"] == "2", "the connection and its journal"
+    assert "ExecStop" not in service, "systemd runs it after a kill, too, and it would unmount"
+    assert service["Restart"] == "on-failure"
 
 
 def test_a_dying_worker_is_not_the_end_of_the_unit(service: configparser.SectionProxy) -> None:

@@ -3,7 +3,7 @@
 Whoever can write to the cache directory can put files in place of ours, and whoever can replace a
 link to it can lead us elsewhere. So both are refused.
 
-Used by `CacheDirectory`.
+Used by `CacheDirectory`, and by the command line for a cache of `--worker-user`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,29 @@ def prepare(path: Path, ours: Collection[str] | None = None) -> None:
         _close_to_others(path, fd, ours)
     finally:
         os.close(fd)
+
+
+def make_for(path: Path, uid: int, gid: int) -> None:
+    """Make the directory `path` (0700) for another user; one that exists must be this user's. For root.
+    Raises CacheUnusable."""
+    try:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            if (owner := path.stat().st_uid) != uid:
+                raise CacheUnusable(
+                    f"{path} belongs to uid {owner}, and --worker-user is uid {uid}",
+                    hint=f"delete it, give it to that user (chown -R {uid}:{gid} {path}), or name another one",
+                ) from None
+            return
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.fchown(fd, uid, gid)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise CacheUnusable(f"{path} cannot be made for uid {uid}: {error.strerror}") from error
 
 
 def _is_safe_link(path: Path) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
 
@@ -22,7 +22,8 @@ from d7yfs.check.triton import check_triton
 from d7yfs.config.schema import Config
 from d7yfs.config.sources import Settings
 from d7yfs.errors import AccessDenied, CacheUnusable, D7yfsError, MountError
-from d7yfs.host import kernel, mount_table
+from d7yfs.host import kernel, mount_table, privileges
+from d7yfs.host.privileges import WorkerUser
 from d7yfs.objects import ByteRange, ListingPage, ObjectVersion
 from d7yfs.origins.survey import list_all
 from d7yfs.repository.repository import Repository, open_repositories
@@ -35,12 +36,26 @@ _LOOK_PAGES, _SAMPLE_PAGES = 3, 20
 _NAMED = 3
 
 
-async def check(settings: Settings) -> AsyncGenerator[Finding, None]:
-    """Yield each finding as soon as it is known."""
+async def check(settings: Settings, read_again: Callable[[], Settings] | None = None) -> AsyncGenerator[Finding, None]:
+    """Yield each finding as soon as it is known. With `--worker-user` this process becomes that user
+    once the host is checked, and reads the settings again."""
     for text in settings.warnings:
         yield warning("configuration", text)
     for finding in check_host(settings.config):
         yield finding
+    if user := settings.config.worker_user:
+        try:
+            privileges.become(WorkerUser.find(user), os.environ)
+            settings = read_again() if read_again is not None else settings
+        except D7yfsError as error:
+            yield failed("worker user", f"{user}: {error.message}", error.hint)
+            return
+        except OSError as error:
+            yield failed("worker user", f"nobody can become {user} here: {error.strerror}", "run as root")
+            return
+        yield ok("worker user", f"{user}: can read the settings; the checks below were made as that user")
+        if settings.config.cache_dir.exists():
+            yield _check_cache(settings.config)
     try:
         repositories = open_repositories(settings)
         for repository in repositories:
@@ -158,7 +173,8 @@ def check_host(config: Config) -> Iterator[Finding]:
     yield from _check_fuse(config)
     if config.mountpoint is not None:
         yield _check_mountpoint(config.mountpoint)
-    yield _check_cache(config)
+    if not config.worker_user or not config.cache_dir.exists():
+        yield _check_cache(config)
 
 
 def _check_cache(config: Config) -> Finding:

@@ -26,7 +26,8 @@ from d7yfs.config.sources import CONFIG_VARIABLE
 from d7yfs.config.toml import read_toml
 from d7yfs.control import control_socket
 from d7yfs.errors import NotFound, UsageError
-from d7yfs.host import mount_table
+from d7yfs.host import mount_table, privileges
+from d7yfs.host.privileges import WorkerUser
 from d7yfs.objects import printable
 
 _OPTION = OPTIONS["cache_dir"]
@@ -42,10 +43,14 @@ def _directory_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _directory(cache_dir: Path | None, config: Path | None) -> Path:
+    """The cache directory. Root works in that of another user (`--worker-user`) as this user."""
     if cache_dir is None and config is not None:
         found = first(_OPTION.name, (read_toml(config.absolute()).layer,))
         cache_dir = found.value if found else None
-    return cache_dir or default_cache_dir(os.environ, root=os.geteuid() == 0)
+    directory = cache_dir or default_cache_dir(os.environ, root=os.geteuid() == 0)
+    if os.geteuid() == 0 and directory.is_dir() and (owner := directory.stat().st_uid):
+        privileges.become(WorkerUser.find(str(owner)), os.environ)
+    return directory
 
 
 def _chosen(directory: Path, url: str | None, *, must_exist: bool = True) -> list[Stored]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 
 import click
 import trio
@@ -39,13 +41,14 @@ def check(ctx: click.Context, arguments: tuple[str, ...], as_json: bool, show_se
     Each line is ok, or says what is wrong and what to do. Exit status 1 if something would stop the
     mount from working.
     """
-    settings = given.load(*split_arguments(arguments))
+    load = partial(given.load, *split_arguments(arguments))
+    settings = load()
     # The log's warnings are findings here.
     logging.getLogger("d7yfs").addHandler(logging.NullHandler())
     console = Console(soft_wrap=True, highlight=False)
     found: list[Finding] = []
     with ungrouped():
-        trio.run(_run, settings, found, None if as_json else console)
+        trio.run(_run, settings, partial(load, quiet=True), found, None if as_json else console)
     if as_json:
         print_list(asdict(each) | {"verdict": each.verdict.value} for each in found)
     if show_settings:
@@ -55,8 +58,8 @@ def check(ctx: click.Context, arguments: tuple[str, ...], as_json: bool, show_se
     ctx.exit(1 if any(each.verdict is Severity.FAILED for each in found) else 0)
 
 
-async def _run(settings: Settings, found: list[Finding], console: Console | None) -> None:
-    async for finding in findings_of(settings):
+async def _run(settings: Settings, load: Callable[[], Settings], found: list[Finding], console: Console | None) -> None:
+    async for finding in findings_of(settings, load):
         found.append(finding)
         if console is not None:
             console.print(f"[{_STYLE[finding.verdict]}]{finding.verdict.value:<8}[/] {finding.probe:<13}", end="")

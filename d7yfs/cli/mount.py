@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -17,11 +17,13 @@ from d7yfs.cli.options import Command, Given, settings_options
 from d7yfs.cli.terminal import say
 from d7yfs.config.sources import Settings
 from d7yfs.errors import ConfigError, D7yfsError, MountError
-from d7yfs.host import kernel
+from d7yfs.host import descriptor_store, kernel, mount_table, privileges
+from d7yfs.host.descriptor_store import StoredSession
 from d7yfs.host.fuse_helper import HandedMount
 from d7yfs.host.handed_session import HandedSession
 from d7yfs.host.launch import Readiness, daemon_command, fork_daemon, launch
-from d7yfs.supervisor.plan import WORKER_VARIABLE, Plan
+from d7yfs.host.privileges import WorkerUser
+from d7yfs.supervisor.plan import WORKER_VARIABLE, Plan, Split
 
 if TYPE_CHECKING:
     from d7yfs.supervisor.link import SupervisorLink
@@ -59,6 +61,10 @@ def mount(ctx: click.Context, arguments: tuple[str, ...], given: Given) -> None:
         obstacle = _find_obstacle(settings)
         if handed is not None and link is None and not settings.config.foreground:
             raise MountError("a session is handed over to this process", hint="a worker runs with --foreground")
+        # Only with a supervisor: where systemd has a session, the command stays in the foreground.
+        session = _take_stored(settings, readiness) if handed is None and not obstacle else None
+        is_command = handed is None and not readiness.in_background
+        split = _prepare_split(settings, obstacle, is_new=session is None) if is_command else None
     except D7yfsError as error:
         readiness.tell_failed(error)
         raise
@@ -73,8 +79,18 @@ def mount(ctx: click.Context, arguments: tuple[str, ...], given: Given) -> None:
         from d7yfs.supervisor.start import become_supervised  # with trio, for which no waiting command should pay
 
         standby = config.takeover in ("auto", "standby")
-        plan = Plan(settings.require_mountpoint(), config.mount_flags, tuple(sys.argv[1:]), str(here), standby)
-        link = become_supervised(plan, os.environ)
+        plan = Plan(
+            *(settings.require_mountpoint(), config.mount_flags, tuple(sys.argv[1:]), str(here), standby),
+            split=split,
+            resumed=session.generation if session is not None else 0,
+        )
+        link = become_supervised(plan, os.environ, session.stored if session is not None else None)
+        if split is not None:
+            try:
+                settings = _become_worker(split.user, partial(load, quiet=True))
+            except D7yfsError as error:
+                link.readiness.tell_failed(error)
+                ctx.exit(exit_status(error) if link.readiness.in_background else report(error))
         ctx.exit(_serve(settings, link.readiness, partial(load, quiet=True), link.handed, link, ""))
     for warning in said["warnings"]:
         say(f"d7yfs: warning: {warning}", err=True)
@@ -93,6 +109,86 @@ def _find_obstacle(settings: Settings) -> str:
     if obstacle and config.takeover != "auto":
         raise ConfigError(f"--takeover {config.takeover} is not possible: {obstacle}", hint="--takeover off, or auto")
     return obstacle
+
+
+class _Resumed(NamedTuple):
+    """A connection to go on with, and the last generation that served it."""
+
+    stored: StoredSession
+    generation: int
+
+
+def _take_stored(settings: Settings, readiness: Readiness) -> _Resumed | None:
+    """The session that systemd kept of a supervisor that was killed, if it can go on. Else its mount is
+    a dead one."""
+    point, is_given = settings.require_mountpoint(), "LISTEN_FDS" in os.environ
+    if not is_given or (stored := StoredSession.take(os.environ, point)) is None:
+        return None
+    from d7yfs.fuse.journal import SessionJournal  # with the rest of the file system
+
+    mount = mount_table.mounted_at(point)
+    known = SessionJournal(stored.journal_fd).load()
+    if known.generation and mount is not None and mount.source == settings.config.mount_source:
+        return _Resumed(stored, known.generation)
+    for message in descriptor_store.removing(point):
+        readiness.notify(message)
+    mount_table.abort(point)
+    for fd in stored:
+        os.close(fd)
+    return None
+
+
+def _prepare_split(settings: Settings, obstacle: str, *, is_new: bool) -> Split | None:
+    """The needs of a supervisor whose workers run as `--worker-user`; None without that option. Does for
+    them what only root can; `is_new`: the mount is yet to be made. Raises D7yfsError."""
+    config = settings.config
+    if not config.worker_user:
+        return None
+    from d7yfs import logs
+    from d7yfs.cache import private_directory
+    from d7yfs.control import control_socket
+
+    if os.geteuid():
+        raise ConfigError("--worker-user is for mounts of root's", hint="run as root, or leave it out")
+    if obstacle:
+        raise ConfigError(f"--worker-user is not possible: {obstacle}", hint="leave it out, or remove the obstacle")
+    user = WorkerUser.find(config.worker_user)
+    if not config.foreground and config.log_file is None and not logs.SYSTEM_LOG.is_socket():
+        raise ConfigError("there is no system log for --worker-user", hint="name a file with --log-file")
+    point = settings.require_mountpoint()
+    path = control_socket.socket_path(point)
+    control_socket.prepare_runtime_directory()
+    if is_new and mount_table.prepare_mountpoint(point, partial(control_socket.is_abandoned, path)):
+        say(f"d7yfs: warning: {point} was a dead mount; cleaned up", err=True)
+    private_directory.make_for(config.cache_dir, user.uid, user.gid)
+    if config.log_file is not None and not config.log_file.parent.exists():
+        private_directory.make_for(config.log_file.parent, user.uid, user.gid)
+    return Split(user, control_socket.listen(path).detach(), str(path), config.cache_dir.stat().st_dev)
+
+
+def _become_worker(user: WorkerUser, load: Callable[[], Settings]) -> Settings:
+    """Run as `user` from now on; returns the settings as that user reads them. Raises D7yfsError."""
+    try:
+        privileges.become(user, os.environ)
+    except OSError as error:
+        raise MountError(
+            f"a worker cannot run as {user.name}: {error.strerror}",
+            hint="that needs CAP_SETUID, CAP_SETGID and CAP_SETPCAP; or leave --worker-user out",
+        ) from error
+    for path, mode in ((Path(sys.executable), os.X_OK), (Path(__file__), os.R_OK)):
+        if not os.access(path, mode):
+            raise MountError(f"user {user.name} cannot use {path}", hint="install d7yfs where every user can read it")
+    try:
+        settings = load()
+    except ConfigError as error:
+        raise ConfigError(f"as user {user.name} (--worker-user): {error.message}", hint=error.hint) from error
+    log_file = settings.config.log_file
+    if log_file is not None and not os.access(log_file.parent, os.W_OK | os.X_OK):
+        raise MountError(
+            f"user {user.name} (--worker-user) cannot make files in {log_file.parent}",
+            hint="name a log file in a directory that does not exist yet, or that is this user's",
+        )
+    return settings
 
 
 def _take_link(handed: HandedSession | None) -> SupervisorLink | None:
@@ -131,8 +227,10 @@ def _serve(
     config = settings.config
     try:
         background = None
+        is_split = link is not None and link.is_split  # then that directory is root's
         if readiness.in_background:
-            control_socket.prepare_runtime_directory()
+            if not is_split:
+                control_socket.prepare_runtime_directory()
             background = control_socket.socket_path(settings.require_mountpoint()).with_suffix(".log")
         try:
             logs.configure(config.log_level, config.log_format, config.log_file, background=background)
@@ -143,7 +241,8 @@ def _serve(
         with ungrouped():
             if not link and config.takeover == "auto":
                 logging.getLogger(__name__).info("nobody takes over if this process dies: %s", obstacle)
-            trio.run(run, settings, read_again, Role(readiness, handed, link, obstacle, config.log_file or background))
+            stderr = config.log_file or (background if not is_split else None)
+            trio.run(run, settings, read_again, Role(readiness, handed, link, obstacle, stderr))
     except D7yfsError as error:
         readiness.tell_failed(error)
         return exit_status(error) if readiness.in_background else report(error)

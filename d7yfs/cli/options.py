@@ -133,4 +133,4 @@ def _click_type(kind: kinds.Kind) -> click.ParamType[Any] | None:
     """The type for shell completion; the value itself stays text."""
     if kind.choices:
         return click.Choice(kind.choices, case_sensitive=False)
-    return click.Path() if kind is kinds.PATH else click.STRING
+    return click.Path(readable=False) if kind is kinds.PATH else click.STRING  # the workers' user reads it

@@ -24,6 +24,7 @@ from d7yfs.config.markers import Markers
 from d7yfs.config.p2p import P2p
 from d7yfs.config.url import RepositoryUrl
 from d7yfs.host.fuse_device import MountFlags
+from d7yfs.host.privileges import mounter
 from d7yfs.objects import SecretStr
 
 REPOSITORY = "Repository"
@@ -100,7 +101,7 @@ def default_cache_dir(environ: Mapping[str, str], *, root: bool) -> Path:
 
 
 def _is_root() -> bool:
-    return os.geteuid() == 0
+    return mounter()[0] == 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -373,8 +374,8 @@ class Config:
         "Fail to mount if one of several repositories cannot be reached. Otherwise it is an empty directory until "
         "it can.",
     )
-    uid: int = _mount(kinds.NUMERIC_ID, "Owner of all files.", os.getuid, default="the user who mounts")
-    gid: int = _mount(kinds.NUMERIC_ID, "Group of all files.", os.getgid, default="that user's group")
+    uid: int = _mount(kinds.NUMERIC_ID, "Owner of all files.", lambda: mounter()[0], default="the user who mounts")
+    gid: int = _mount(kinds.NUMERIC_ID, "Group of all files.", lambda: mounter()[1], default="that user's group")
     file_mode: int = _mount(kinds.MODE, "Permissions of files, in octal.", 0o444)
     dir_mode: int = _mount(kinds.MODE, "Permissions of directories, in octal.", 0o555)
     xattr: bool = _mount(
@@ -408,6 +409,12 @@ class Config:
     foreground: bool = _process(
         kinds.TRUTH, "Stay in the foreground (systemd, containers) instead of returning when the mount answers."
     )
+    worker_user: str = _process(
+        kinds.TEXT,
+        "Run the workers, which speak to the network, as this user (name or number), without any privilege. The supervisor stays "
+        "root, mounts, and has files registered that the kernel reads by itself. For root's mounts, with --takeover.",
+        default="none: the user who mounts",
+    )
     # Docker and Kubernetes' smallest settings kill 10 s after SIGTERM: the unmount must be done by
     # then.
     shutdown_timeout_s: float = _process(
@@ -435,8 +442,8 @@ class Config:
 
     @property
     def mount_flags(self) -> MountFlags:
-        """The properties of the mount of a daemon that runs as this user."""
-        user, group = os.geteuid(), os.getegid()
+        """The properties of a mount that this user makes, or made for a worker."""
+        user, group = mounter()
         return MountFlags(self.mount_source, user, group, allow_other=self.allow_other, noexec=self.noexec)
 
     @property

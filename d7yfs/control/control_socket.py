@@ -30,6 +30,7 @@ from d7yfs.errors import D7yfsError, MountError, UsageError
 from d7yfs.host.acceptor import accept_clients
 from d7yfs.host.descriptors import Reserve
 from d7yfs.host.ownership import ANYTHING, find_fault
+from d7yfs.host.privileges import mounter
 from d7yfs.host.socket_trust import parent_of, peer_of
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ def runtime_directory(environ: Mapping[str, str] = os.environ) -> Path:
     """D7YFS_RUNTIME_DIR, else /run/d7yfs for root, else a directory under XDG_RUNTIME_DIR."""
     if (named := environ.get(RUNTIME_VARIABLE, "")).startswith("/"):
         return Path(named)
-    if os.geteuid() == 0:
+    if mounter()[0] == 0:
         return Path("/run/d7yfs")
     base = environ.get("XDG_RUNTIME_DIR", "")
     return Path(base) / "d7yfs" if base.startswith("/") else Path(f"/tmp/d7yfs-{os.geteuid()}")  # noqa: S108  # made 0700 and checked
@@ -99,26 +100,33 @@ def socket_path(mountpoint: Path) -> Path:
 
 
 async def serve(
-    path: Path, handlers: Mapping[str, Handler], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    path: Path,
+    handlers: Mapping[str, Handler],
+    handed: socket.socket | None = None,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answer commands on `path` until cancelled; started when it listens. Raises MountError."""
-    listener = await _listen(path)
+    """Answer commands on `path` until cancelled; started when it listens. `handed` is a socket that
+    listens there already, and stays. Raises MountError."""
+    listener = trio.socket.from_stdlib_socket(listen(path) if handed is None else handed)
     task_status.started()
     try:
         await accept_clients(listener, lambda stream: _answer(stream, handlers), limit=_CLIENTS, reserve=Reserve())
     finally:
         listener.close()
-        path.unlink(missing_ok=True)
+        if handed is None:
+            path.unlink(missing_ok=True)
 
 
-async def _listen(path: Path) -> trio.socket.SocketType:
+def listen(path: Path) -> socket.socket:
+    """Listen on `path`, in place of an abandoned socket. Raises MountError."""
     prepare_runtime_directory()
     try:
         # It gets its name once it listens: `find_sockets` removes one that refuses connections.
         fresh = path.with_suffix(".new")
         fresh.unlink(missing_ok=True)
-        listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        await listener.bind(str(fresh))
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(fresh))
         fresh.chmod(0o600)
         listener.listen(16)
         fresh.rename(path)

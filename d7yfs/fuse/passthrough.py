@@ -6,8 +6,9 @@ data file, and no read or page fault comes to the daemon. The rules are the kern
 
 - All open handles of a node are in one mode, and with one backing id. So the mode is decided by a
   node's first open handle, and holds until the last one is closed.
-- Registering a descriptor needs CAP_SYS_ADMIN in the init user namespace. The first refusal turns
-  passthrough off for this mount.
+- Registering a descriptor needs CAP_SYS_ADMIN in the init user namespace. A worker without it has its
+  supervisor register (`Backings`). Where the kernel refuses every file, the first refusal turns
+  passthrough off for this mount. Any other failure is about one file, which the daemon then serves.
 - The kernel keeps the file of a backing id open: its descriptor may be closed, and its name
   unlinked. It must not be cut off: readers would get less than the object has.
 
@@ -20,24 +21,28 @@ Used by the session. Trio thread only; no call waits.
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from d7yfs.fuse.journal import SessionJournal
 from d7yfs.stats.kernel import OperationCounters
 
 log = logging.getLogger(__name__)
 
-_BACKING_MAP = struct.Struct("=iIQ")
-"""struct fuse_backing_map: fd, flags, padding."""
-_BACKING_ID = struct.Struct("=I")
-_BACKING_OPEN = 0x4010E501
-"""FUSE_DEV_IOC_BACKING_OPEN: _IOW(229, 1, struct fuse_backing_map)."""
-_BACKING_CLOSE = 0x4004E502
-"""FUSE_DEV_IOC_BACKING_CLOSE: _IOW(229, 2, uint32_t)."""
+_OF_THE_MOUNT = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOTTY})
+"""The refusals that every further file would get, too."""
+
+
+class Backings(Protocol):
+    """The way to register files with the kernel."""
+
+    def register(self, data_fd: int) -> int:
+        """The kernel's id for this file, which may be closed then. Raises OSError."""
+
+    def unregister(self, backing_id: int) -> None:
+        """Let go of a file; handles that are open go on. Raises OSError."""
 
 
 @dataclass(slots=True)
@@ -49,11 +54,11 @@ class _OpenNode:
 
 
 class Passthrough:
-    """The backing ids of one connection, `device`, if `counters.passthrough` is set. That is what
-    was agreed in INIT, until the kernel refuses."""
+    """The backing ids of one connection, if `counters.passthrough` is set. That is what was agreed in
+    INIT, until the kernel refuses."""
 
-    def __init__(self, device: int, counters: OperationCounters, journal: SessionJournal | None = None) -> None:
-        self._device = device
+    def __init__(self, backings: Backings, counters: OperationCounters, journal: SessionJournal | None = None) -> None:
+        self._backings = backings
         self._journal = journal
         self._counters = counters
         self._nodes: dict[int, _OpenNode] = {}
@@ -115,17 +120,19 @@ class Passthrough:
             if self._journal is not None:
                 self._journal.flush()  # a worker that used a closed id would give its reader EIO
             try:
-                fcntl.ioctl(self._device, _BACKING_CLOSE, bytearray(_BACKING_ID.pack(backing_id)))
+                self._backings.unregister(backing_id)
             except OSError as error:
                 log.warning("passthrough: backing id %d stays: %s", backing_id, error.strerror)
 
     def _register(self, data_fd: int) -> int:
         """The kernel's id for this file; 0 if it takes none."""
         try:
-            # A mutable buffer: with bytes, fcntl.ioctl would return those and not the result.
-            return int(fcntl.ioctl(self._device, _BACKING_OPEN, bytearray(_BACKING_MAP.pack(data_fd, 0, 0))))
+            return self._backings.register(data_fd)
         except OSError as error:
-            self._counters.passthrough = False
-            reason = "it needs CAP_SYS_ADMIN" if error.errno == errno.EPERM else error.strerror
-            log.info("passthrough is off for this mount: %s", reason)
+            if error.errno in _OF_THE_MOUNT:
+                self._counters.passthrough = False
+                reason = "it needs CAP_SYS_ADMIN" if error.errno == errno.EPERM else error.strerror
+                log.info("passthrough is off for this mount: %s", reason)
+            else:
+                log.info("passthrough: the kernel does not read a cached file by itself: %s", error.strerror)
             return 0

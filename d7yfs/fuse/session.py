@@ -294,9 +294,13 @@ class Session:
 
     def _agree(self, flags: InitFlag) -> None:
         """Know what was agreed with the kernel."""
-        journal = self._succession.journal if self._succession is not None else None
+        journal, backings = (
+            (self._succession.journal, self._succession.backings) if self._succession is not None else (None, None)
+        )
         self.guard.counters.passthrough = bool(flags & InitFlag.PASSTHROUGH)
-        self._responder.passthrough = Passthrough(self._device, self.guard.counters, journal)
+        self._responder.passthrough = Passthrough(
+            backings or fuse_device.KernelBackings(self._device), self.guard.counters, journal
+        )
 
     def _keep(self) -> None:
         """Write to the journal what it lacks. The kernel learns of nothing that it lacks."""

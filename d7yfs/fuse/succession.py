@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from d7yfs.errors import CannotTakeOver
 from d7yfs.fs.filesystem import Filesystem
 from d7yfs.fuse.journal import AgreedTerms, Journaled, SessionJournal
+from d7yfs.fuse.passthrough import Backings
 from d7yfs.fuse.wire import InitFlag
 from d7yfs.host import kernel
 from d7yfs.host.handed_session import HandedSession
@@ -27,15 +28,17 @@ _NUMBERS_PER_GENERATION = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Succession:
-    """The place of this process among the workers of a connection. `source` names what is mounted."""
+    """The place of this process among the workers of a connection. `source` names what is mounted.
+    `backings`: how to register files, if this process may not do it itself."""
 
     handed: HandedSession
     journal: SessionJournal
     known: Journaled
     source: str
+    backings: Backings | None = None
 
     @classmethod
-    def begin(cls, handed: HandedSession, source: str) -> Succession:
+    def begin(cls, handed: HandedSession, source: str, backings: Backings | None = None) -> Succession:
         """Read the journal. Blocks. Raises CannotTakeOver if this process cannot go on from there."""
         journal = SessionJournal(handed.journal_fd)
         known = journal.load()
@@ -49,7 +52,7 @@ class Succession:
         if known.terms is None and handed.generation > 1:
             log.warning("the journal is empty: if the connection is not new, files that are open fail with ESTALE")
         journal.begin(handed.generation)
-        return cls(handed, journal, known, source)
+        return cls(handed, journal, known, source, backings)
 
     @property
     def follows(self) -> bool:

@@ -1,18 +1,20 @@
-"""/dev/fuse: a new connection to the kernel, and its mount.
+"""/dev/fuse: a new connection to the kernel, its mount, and the files that the kernel reads by itself.
 
 As root by mount(2); without the right to mount by fusermount3, which is set-uid and passes the
 descriptor over a socket (_FUSE_COMMFD, util/fusermount.c of libfuse). The kernel's side is in
 Documentation/filesystems/fuse/fuse.rst.
 
-Used by the FUSE helper, and by the engine that speaks the protocol itself.
+Used by the FUSE helper, by supervisors, and by the engine that speaks the protocol itself.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import socket
+import struct
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +23,13 @@ from d7yfs.errors import MountError
 _DEVICE = "/dev/fuse"
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8  # sys/mount.h
 _PATIENCE_S = 30.0
+_BACKING_MAP = struct.Struct("=iIQ")
+"""struct fuse_backing_map: fd, flags, padding."""
+_BACKING_ID = struct.Struct("=I")
+_BACKING_OPEN = 0x4010E501
+"""FUSE_DEV_IOC_BACKING_OPEN: _IOW(229, 1, struct fuse_backing_map)."""
+_BACKING_CLOSE = 0x4004E502
+"""FUSE_DEV_IOC_BACKING_CLOSE: _IOW(229, 2, uint32_t)."""
 
 
 class MountFlags(NamedTuple):
@@ -115,3 +124,20 @@ def mount_by_fusermount(point: Path, flags: MountFlags) -> int:
         )
     os.set_inheritable(fds[0], False)
     return fds[0]
+
+
+class KernelBackings:
+    """The registered files of the connection `device`. Registering needs CAP_SYS_ADMIN in the init user
+    namespace."""
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+
+    def register(self, data_fd: int) -> int:
+        """The kernel's id for this file, which may be closed then. Raises OSError."""
+        # A mutable buffer: with bytes, fcntl.ioctl would return those and not the result.
+        return int(fcntl.ioctl(self._device, _BACKING_OPEN, bytearray(_BACKING_MAP.pack(data_fd, 0, 0))))
+
+    def unregister(self, backing_id: int) -> None:
+        """Let go of a file; handles that are open go on. Raises OSError."""
+        fcntl.ioctl(self._device, _BACKING_CLOSE, bytearray(_BACKING_ID.pack(backing_id)))

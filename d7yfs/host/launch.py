@@ -58,14 +58,16 @@ class Readiness:
         """Tell that there is no mount, and why."""
         self.pass_on({"error": error.message, "hint": error.hint, "usage": isinstance(error, UsageError)})
 
-    def notify(self, message: str) -> None:
-        """Send systemd, if it listens, assignments separated by newlines (sd_notify(3))."""
+    def notify(self, message: str, fd: int | None = None) -> None:
+        """Send systemd, if it listens, assignments separated by newlines (sd_notify(3)), and perhaps a
+        descriptor."""
         if not self._notify_socket:
             return
         # A name with a leading @ is in the abstract namespace.
         address = "\0" + self._notify_socket[1:] if self._notify_socket.startswith("@") else self._notify_socket
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
-            client.sendto(message.encode(), address)
+            client.connect(address)
+            socket.send_fds(client, [message.encode()], [] if fd is None else [fd])
 
     def pass_on(self, message: dict[str, Any]) -> None:
         """Send the command that waits, if one does, a message in its own form."""

@@ -30,8 +30,9 @@ FSTYPE = "fuse.d7yfs"
 
 # statfs(2) always asks the daemon; stat(2) may be answered from what the kernel has cached, for a
 # minute after the daemon's end.
-STATFS = "os.statvfs(path)"
-STAT = f"{STATFS}; os.stat(path)"
+STATFS, STAT = "statfs", "stat"
+"""The questions to a mount."""
+_ASKING = {STATFS: "os.statvfs(path)", STAT: "os.statvfs(path); os.stat(path)"}
 _CHILD = """
 import os, sys
 path = sys.argv[1]
@@ -92,8 +93,12 @@ def send_child(question: str, point: Path) -> subprocess.Popen[bytes]:
     """A child that asks `point` STATFS or STAT, and exits with the error number. Raises OSError."""
     import subprocess  # only where it is needed, here and below: the supervisor is small without
 
-    command = [sys.executable, "-I", "-S", "-c", _CHILD.format(question), str(point)]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603  # vfork(2)
+    return subprocess.Popen(asking_command(question, point), stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603  # vfork(2)
+
+
+def asking_command(question: str, point: Path) -> list[str]:
+    """The command of a process that asks `point` STATFS or STAT, and exits with the error number."""
+    return [sys.executable, "-I", "-S", "-c", _CHILD.format(_ASKING[question]), str(point)]
 
 
 def answers(point: Path) -> bool:

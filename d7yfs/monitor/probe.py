@@ -14,8 +14,9 @@ request). It is left behind, and no other is started until it has ended.
 from __future__ import annotations
 
 import logging
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import trio
 
@@ -31,12 +32,26 @@ _FRESH_S = 1.0
 _POLL_S = 0.02
 
 
-class Probe:
-    """The questions to the mount at `point`; None if it cannot be seen from here."""
+class SentChild(Protocol):
+    """A process that asks the mount; its exit status is the error number."""
 
-    def __init__(self, point: Path | None) -> None:
+    @property
+    def returncode(self) -> int | None: ...
+
+    def poll(self) -> int | None:
+        """The exit status; None while it runs."""
+
+    def kill(self) -> None: ...
+
+
+class Probe:
+    """The questions to the mount at `point`; None if it cannot be seen from here. `send` starts the
+    process that asks one; it raises OSError."""
+
+    def __init__(self, point: Path | None, send: Callable[[str, Path], SentChild] = mount_table.send_child) -> None:
         self._point = point
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._send = send
+        self._children: dict[str, SentChild] = {}
         self._said: dict[str, tuple[float, bool | None]] = {}
         """The time (trio's clock) and answer of each question."""
         self._asking = {mount_table.STATFS: trio.Lock(), mount_table.STAT: trio.Lock()}
@@ -48,6 +63,10 @@ class Probe:
     async def serves(self) -> bool | None:
         """True if the root of the mount can be read; None if it cannot be asked."""
         return await self._ask(mount_table.STAT, SERVE_TIMEOUT_S)
+
+    async def begins(self) -> bool | None:
+        """True if the root of a new mount can be read; a store has longer for that."""
+        return await self._ask(mount_table.STAT, mount_table.PROBE_TIMEOUT_S)
 
     async def _ask(self, question: str, timeout_s: float) -> bool | None:
         if self._point is None:
@@ -65,7 +84,7 @@ class Probe:
             return False  # the last one still hangs
         assert self._point is not None
         try:
-            child = mount_table.send_child(question, self._point)
+            child = self._send(question, self._point)
         except OSError as error:
             log.warning("whether the mount answers cannot be asked: %s", error.strerror)
             return None  # a host without room for another process says nothing about the mount
@@ -73,6 +92,6 @@ class Probe:
         with trio.move_on_after(timeout_s):
             while child.poll() is None:  # noqa: ASYNC110  # there is no event that a cancelled wait would let go of
                 await trio.sleep(_POLL_S)
-            return child.returncode == 0
+            return None if child.returncode is None else child.returncode == 0
         child.kill()
         return False

@@ -269,6 +269,8 @@ class TakeoverStatus:
     """Why nobody takes over when the daemon dies; empty if somebody does."""
     worker_pid: int = 0
     """The worker that serves the mount. The `pid` of the mount is its supervisor's."""
+    worker_uid: int = 0
+    """The user as whom it runs."""
     generation: int = 0
     """The number of this worker: 1 for the first."""
     restarts: int = 0

@@ -5,6 +5,10 @@ The worker says:
 - `prepared`: true once it has read its settings; then it waits for `go`
 - `mount`: true, for a connection to the kernel in place of its empty descriptor
 - `unmount`: `plainly` or `lazily`
+- `register`: true, with a descriptor of a file that the kernel is to read by itself
+- `unregister`: the id of such a file
+- `tune`: true, to raise the mount's limits
+- `ask`: a question to the mount (`mount_table`), for a process that may read it
 - `beat`: it lives; the value is the time in seconds that running reads have at a stop
 - `ready` (a summary), with `warnings` and `stderr` (the path for the output of C libraries, or null)
 - `failed` (why it ends), with `hint`, `usage` and `cannot_follow`
@@ -18,6 +22,9 @@ The supervisor says:
 - `account`: its numbers for `status`, whenever they change
 - `stop`: true, to unmount and end
 - `mounted` and `unmounted`: the answer, `ok`, `busy`, or what went wrong
+- `registered`: the id, or an error number below zero
+- `tuned`: what could not be raised, in words
+- `asked`: the question, with `number`: the error number; null if nobody could be sent
 - `refused`: why there is no upgrade
 """
 

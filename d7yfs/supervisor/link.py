@@ -9,10 +9,13 @@ Built by the command line, run by `daemon`. Trio thread only, but for `Supervise
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
+import select
 import socket
+import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -20,7 +23,7 @@ from typing import Any, NamedTuple, Self
 import trio
 
 from d7yfs.errors import CannotTakeOver, D7yfsError, MountError, UsageError
-from d7yfs.host import mount_table
+from d7yfs.host import mount_table, privileges
 from d7yfs.host.handed_session import HandedSession
 from d7yfs.host.launch import Readiness, detach
 from d7yfs.stats.status import TakeoverStatus
@@ -31,6 +34,8 @@ log = logging.getLogger(__name__)
 
 BEAT_S = 1.0
 """The pause between two signs of life."""
+_REGISTRATION_S = 1.0
+"""The longest time in which a supervisor registers a file; it takes some 100 µs."""
 
 
 class SupervisorLink:
@@ -47,8 +52,15 @@ class SupervisorLink:
         self.supervisor_pid = os.getppid()
         self._mountpoint: str = about["mountpoint"]
         self._source: str = about["source"]
+        self.control: socket.socket | None = None
+        """The control socket, if the supervisor listens there because its workers run as another user."""
+        if (control_fd := about["control_fd"]) is not None:
+            os.set_inheritable(control_fd, False)
+            self.control = socket.socket(fileno=control_fd)
+            privileges.note_mounter(*about["mounter"])
         self._channel = channel
         self._account: Message = {}
+        self._sent: dict[str, _Asking] = {}
         self._go = trio.Event()
         self._answers: dict[str, tuple[trio.Event, list[Message]]] = {}
 
@@ -62,7 +74,12 @@ class SupervisorLink:
     @property
     def account(self) -> TakeoverStatus:
         """The supervisor and its workers, for `status`."""
-        return TakeoverStatus(worker_pid=os.getpid(), **self._account)
+        return TakeoverStatus(worker_pid=os.getpid(), worker_uid=os.geteuid(), **self._account)
+
+    @property
+    def is_split(self) -> bool:
+        """True if this worker runs as another user than its supervisor, and has no privilege."""
+        return self.control is not None
 
     async def run(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do `work` and give signs of life. Ends this process if the supervisor ends."""
@@ -110,6 +127,37 @@ class SupervisorLink:
         answer = await self._ask("refused", upgrade=True)
         raise MountError(f"the mount goes on as it is: {answer['refused']}", hint="repair that, and upgrade again")
 
+    async def tune(self) -> list[str]:
+        """Have the mount's limits raised. Returns the failures in words."""
+        troubles: list[str] = (await self._ask("tuned", tune=True))["tuned"]
+        return troubles
+
+    def send_child(self, question: str, _point: Path) -> _Asking:
+        """Have the supervisor send a process that asks the mount: this one may not be let in."""
+        asking = self._sent[question] = _Asking()
+        self._channel.send(ask=question)
+        return asking
+
+    def register(self, data_fd: int) -> int:
+        """Have the supervisor register a file (`Backings`). Waits for the answer, and takes what else
+        the supervisor says meanwhile. Raises OSError."""
+        self._channel.send_descriptor(data_fd, register=True)
+        poll, deadline = select.poll(), time.monotonic() + _REGISTRATION_S
+        poll.register(self._channel.socket, select.POLLIN)
+        while poll.poll(max(0.0, 1000 * (deadline - time.monotonic()))):
+            said, fds = self._receive()
+            if (backing_id := said.get("registered")) is None:
+                self._take(said, fds)
+            elif backing_id < 0:
+                raise OSError(-backing_id, os.strerror(-backing_id))
+            else:
+                return int(backing_id)
+        raise OSError(errno.EOPNOTSUPP, "the supervisor does not answer")
+
+    def unregister(self, backing_id: int) -> None:
+        """Have the supervisor let go of a file (`Backings`)."""
+        self._channel.send(unregister=backing_id)
+
     async def _ask(self, key: str, **question: Any) -> Message:
         """The answer to a question; an earlier one with the same answer is forgotten."""
         event, answer = self._answers[key] = trio.Event(), []
@@ -126,13 +174,16 @@ class SupervisorLink:
         while True:
             await trio.lowlevel.wait_readable(self._channel.socket)
             try:
-                received = self._channel.receive()
+                self._take(*self._receive())
             except BlockingIOError:
                 continue
-            if received is None:
-                log.error("the supervisor has ended: so does this process, and the mount fails")
-                os._exit(1)  # like a kill: nothing may hold up the end of the connection
-            self._take(*received)
+
+    def _receive(self) -> tuple[Message, list[int]]:
+        received = self._channel.receive()
+        if received is None:
+            log.error("the supervisor has ended: so does this process, and the mount fails")
+            os._exit(1)  # like a kill: nothing may hold up the end of the connection
+        return received
 
     def _take(self, said: Message, fds: list[int]) -> None:
         for fd in fds:
@@ -147,10 +198,32 @@ class SupervisorLink:
             begins = self.account.generation == self.handed.generation != before.get("generation")
             if begins and self.account.last_reason:
                 log.warning("the worker before this one ended: %s", self.account.last_reason)
+        elif "asked" in said:
+            self._sent[said["asked"]].take(said["number"])
+        elif said.get("registered", 0) > 0:
+            self.unregister(said["registered"])  # nobody waits for it any more
         for key in said.keys() & self._answers.keys():
             event, answer = self._answers.pop(key)
             answer.append(said)
             event.set()
+
+
+class _Asking:
+    """A process of the supervisor's that asks the mount, as `monitor.probe` knows one."""
+
+    def __init__(self) -> None:
+        self.returncode: int | None = None
+        self._ended = False
+
+    def poll(self) -> int | None:
+        return 0 if self._ended and self.returncode is None else self.returncode
+
+    def kill(self) -> None:
+        """Do nothing: a process that a mount holds ends when the mount answers it."""
+
+    def take(self, number: int | None) -> None:
+        """Take its exit status; None if there was no room for a process."""
+        self.returncode, self._ended = number, True
 
 
 class Role(NamedTuple):
@@ -212,5 +285,5 @@ class SupervisedReadiness(Readiness):
         is_final, usage = isinstance(error, CannotTakeOver), isinstance(error, UsageError)
         self._channel.send(failed=error.message, hint=error.hint, usage=usage, cannot_follow=is_final)
 
-    def notify(self, message: str) -> None:
+    def notify(self, message: str, fd: int | None = None) -> None:  # noqa: ARG002  # workers have none to store
         self._channel.send(notify=message)

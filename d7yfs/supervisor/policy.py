@@ -14,6 +14,9 @@ returns the orders that follow. `supervisor` carries them out.
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -41,6 +44,20 @@ _HEALTHY_S = 5.0
 """A worker that has served for so long was healthy."""
 _STALL_S = 5.0
 """A pause between two ticks from which on the supervisor itself stood still."""
+
+
+def judge_backing(found: os.stat_result, flags: int, cache_device: int) -> int:
+    """Why a worker's file is not registered: an error number; 0 if it is.
+
+    The kernel opens the file anew with the supervisor's rights. So it must be one that the worker could
+    open for reading by itself: a descriptor of O_PATH needs no such right. And it must be the cache's:
+    files of /proc show root more than others.
+    """
+    if not stat.S_ISREG(found.st_mode):
+        return errno.EINVAL
+    if flags & os.O_PATH or flags & os.O_ACCMODE == os.O_WRONLY:
+        return errno.EBADF
+    return 0 if found.st_dev == cache_device else errno.EXDEV
 
 
 class Do(Enum):
@@ -93,20 +110,20 @@ class _Worker:
 
 class Supervision:
     """The workers of one mount. `standby`: one is kept; `silence_s`: a worker that is silent for so
-    long hangs."""
+    long hangs; `resumed`: the last generation of a supervisor that has died, 0 for a new mount."""
 
-    def __init__(self, *, standby: bool, silence_s: float) -> None:
+    def __init__(self, *, standby: bool, silence_s: float, resumed: int = 0) -> None:
         self._keeps_standby = standby
         self._silence_s = silence_s
-        self._generations = 0
+        self._generations = resumed
         self._active: _Worker | None = None
         self._standby: _Worker | None = None
         self._standby_at: float | None = None
         """The time at which a standby is started."""
         self._standby_trouble = ""
         self._upgrading = False
-        self._served = False
-        """True once a worker has served."""
+        self._served = resumed > 0
+        """True once a worker has served, of an earlier supervisor too."""
         self._stop_by: float | None = None
         self._retry_at: float | None = None
         self._deaths = 0
@@ -114,7 +131,7 @@ class Supervision:
         self._ticked_at: float | None = None
         self._restarts = 0
         self._upgrades = 0
-        self._last_reason = ""
+        self._last_reason = "its supervisor ended" if resumed else ""
 
     @property
     def account(self) -> dict[str, int | str]:

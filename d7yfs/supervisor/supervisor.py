@@ -16,6 +16,8 @@ Started by `d7yfs mount`, with a `Plan`.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import select
@@ -28,17 +30,23 @@ from contextlib import suppress
 from pathlib import Path
 
 from d7yfs.errors import MountError
-from d7yfs.host import fuse_device, mount_table, process
+from d7yfs.host import descriptor_store, fuse_device, mount_table, privileges, process
 from d7yfs.host.handed_session import HandedSession, make_session_files
 from d7yfs.host.launch import Readiness
 from d7yfs.supervisor.channel import Channel, Message
 from d7yfs.supervisor.plan import SYSTEMD_VARIABLES, WORKER_VARIABLE, Plan, worker_command
-from d7yfs.supervisor.policy import Do, Order, Supervision
+from d7yfs.supervisor.policy import Do, Order, Supervision, judge_backing
 
+_MOST_ASKING = 8
+"""Processes that ask the mount: a worker sends two at once, and one that hangs may leave some behind."""
+_CLIENTS = 16
+"""Clients of the control socket that wait for a worker."""
 _TICK_S = 1.0
 _PRESSED_TICK_S = 0.02
 _END_S = 2.0
 """The time that workers have to end before they are killed."""
+_PASSED_ON = ("READY=1", "STATUS=", "WATCHDOG=1", "RELOADING=1", "MONOTONIC_USEC=")
+"""The beginnings of the lines that workers may tell systemd: not the pid of another process, for example."""
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -50,7 +58,7 @@ class Supervisor:
         self._readiness = Readiness(environ)
         self._in_background = self._readiness.in_background
         self._environ = {name: value for name, value in environ.items() if name not in SYSTEMD_VARIABLES}
-        self._supervision = Supervision(standby=plan.standby, silence_s=plan.silence_s)
+        self._supervision = Supervision(standby=plan.standby, silence_s=plan.silence_s, resumed=plan.resumed)
         # The connection takes the number of this descriptor once it is made.
         if plan.first is not None:
             self._session_fd, self._journal_fd = plan.first.session_fd, plan.first.journal_fd
@@ -58,10 +66,12 @@ class Supervisor:
                 os.set_inheritable(fd, False)
         else:
             self._session_fd, self._journal_fd = make_session_files()
-        self._device = ""
+        self._device = self._find_device() if plan.resumed else ""
         """Of the mount; empty before it is made."""
         self._workers: dict[int, tuple[int, Channel]] = {}
         """Process id and channel by generation; those that have not been reaped."""
+        self._asking: dict[int, tuple[int, str]] = {}
+        """Generation and question by the pid of each process that asks the mount."""
         self._within_s = 0.0
         """The time that running reads have at a stop, as the worker says."""
         self._told_ready = False
@@ -76,17 +86,30 @@ class Supervisor:
         for number in _SIGNALS:
             signal.signal(number, lambda *_: None)
         self._poll.register(self._wakeup_fd, select.POLLIN)
+        if plan.split is not None:
+            os.set_inheritable(plan.split.control_fd, False)
+            with socket.socket(fileno=os.dup(plan.split.control_fd)) as control:
+                control.listen(_CLIENTS)  # clients see the pid of the process that listened last
 
     def run(self) -> int:
         """Supervise to the end; returns the exit status."""
         self._carry_out(self._supervision.begin(time.monotonic()))
+        looked_at, is_due = 0.0, True
         while self._status is None:
             self._tell_account()
-            for fd, _ in self._poll.poll(1000 * (_PRESSED_TICK_S if self._supervision.is_pressed else _TICK_S)):
+            is_soon = self._supervision.is_pressed or not is_due
+            is_due = False
+            for fd, _ in self._poll.poll(1000 * (_PRESSED_TICK_S if is_soon else _TICK_S)):
                 if fd == self._wakeup_fd:
                     self._take_signals()
+                    is_due = True
                 else:
                     self._listen(fd)
+            # Not with each of the messages that come one after the other.
+            is_due = is_due or time.monotonic() - looked_at >= _PRESSED_TICK_S
+            if not is_due:
+                continue
+            looked_at = time.monotonic()
             self._reap()
             self._look_at_connection()
             self._look_for_undead()
@@ -115,11 +138,14 @@ class Supervisor:
         channel = self._workers[generation][1]
         with suppress(BlockingIOError):
             while (received := channel.receive()) is not None:
-                self._carry_out(self._hear(generation, channel, received[0]))
+                said, fds = received
+                self._carry_out(self._hear(generation, channel, said, fds))
+                for fd in fds:
+                    os.close(fd)
             return False
         return True
 
-    def _hear(self, generation: int, channel: Channel, said: Message) -> list[Order]:
+    def _hear(self, generation: int, channel: Channel, said: Message, fds: list[int]) -> list[Order]:
         now, supervision = time.monotonic(), self._supervision
         if "beat" in said:
             self._within_s = said["beat"]
@@ -135,8 +161,9 @@ class Supervisor:
                 self._readiness.pass_on({"error": said["failed"], "hint": said["hint"], "usage": said["usage"]})
             return supervision.failed(generation, said["failed"], cannot_follow=said["cannot_follow"])
         if "notify" in said:
-            self._readiness.notify(said["notify"])
-            return supervision.reloaded(now) if said["notify"].startswith("RELOADING=1") else []
+            lines = [line for line in said["notify"].splitlines() if line.startswith(_PASSED_ON)]
+            self._readiness.notify("\n".join(lines))
+            return supervision.reloaded(now) if "RELOADING=1" in lines else []
         if "left" in said:
             return supervision.left(generation, now)
         if "upgrade" in said:
@@ -145,15 +172,26 @@ class Supervisor:
             self._mount(channel)
         elif "unmount" in said:
             channel.send(unmounted=self._unmount(lazy=said["unmount"] == "lazily"))
+        elif "register" in said:
+            channel.send(registered=self._register(fds))
+        elif "unregister" in said:
+            with suppress(OSError):
+                self._backings.unregister(said["unregister"])
+        elif "tune" in said:
+            channel.send(tuned=mount_table.tune(self._plan.mountpoint))
+        elif "ask" in said:
+            self._send_asking(generation, channel, said["ask"])
         return []
 
     def _tell_ready(self, said: Message) -> None:
-        summary = said["ready"]
+        summary = " ".join(said["ready"].split())
         if self._told_ready:
             self._readiness.notify(f"READY=1\nSTATUS={summary}")
             return
         self._told_ready = True
-        self._readiness.tell_ready(summary, said["warnings"], Path(said["stderr"]) if said["stderr"] else None)
+        # A worker of another user names no file for root to write.
+        stderr = Path(said["stderr"]) if said["stderr"] and self._plan.split is None else None
+        self._readiness.tell_ready(summary, said["warnings"], stderr)
 
     def _reap(self) -> None:
         """Take the exit statuses of all children, of adopted ones too."""
@@ -162,6 +200,8 @@ class Supervisor:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if not pid:
                     return
+                if pid in self._asking:
+                    self._tell_asked(pid, os.waitstatus_to_exitcode(status))
                 for generation, (worker, _) in tuple(self._workers.items()):
                     if worker == pid:
                         code = os.waitstatus_to_exitcode(status)
@@ -186,13 +226,8 @@ class Supervisor:
 
     def _look_at_connection(self) -> None:
         """Notice that the mount is gone. (A poll that waits for it would be woken by each request.)"""
-        if self._device and not self._is_connected():
+        if self._device and not descriptor_store.is_connected(self._session_fd):
             self._carry_out(self._supervision.connection_gone(time.monotonic()))
-
-    def _is_connected(self) -> bool:
-        poll = select.poll()
-        poll.register(self._session_fd, 0)
-        return not poll.poll(0)
 
     # --- orders ---
 
@@ -219,14 +254,17 @@ class Supervisor:
                     os.kill(worker[0], number)
 
     def _start(self, generation: int) -> None:
-        if generation == 1 and self._plan.first is not None:
+        if generation == self._plan.resumed + 1 and self._plan.first is not None:
             first = self._plan.first
             os.set_inheritable(first.channel_fd, False)
-            self._adopt(1, first.pid, Channel(socket.socket(fileno=first.channel_fd)))
+            self._adopt(generation, first.pid, Channel(socket.socket(fileno=first.channel_fd)))
             return
         channel, theirs = Channel.make_pair()
         handed = HandedSession(self._session_fd, self._journal_fd, generation)
-        inherited = (self._session_fd, self._journal_fd, theirs.fileno())
+        split = self._plan.split
+        inherited = [self._session_fd, self._journal_fd, theirs.fileno()]
+        if split is not None:
+            inherited.append(split.control_fd)
         about = self._plan.describe_for_worker(theirs.fileno(), self._readiness)
         about["in_background"] = self._in_background
         environ = {**self._environ, **handed.variables, WORKER_VARIABLE: json.dumps(about)}
@@ -235,7 +273,10 @@ class Supervisor:
             os.set_inheritable(fd, True)
         try:
             # A process group of its own: Ctrl-C in a terminal is the supervisor's.
-            pid = os.posix_spawn(command[0], command, environ, setpgroup=0)
+            if split is not None:
+                pid = privileges.spawn(split.user, command, environ)
+            else:
+                pid = os.posix_spawn(command[0], command, environ, setpgroup=0)
         except OSError as error:
             pid, trouble = 0, error.strerror
         finally:
@@ -264,9 +305,16 @@ class Supervisor:
             return
         os.dup2(fd, self._session_fd, inheritable=False)
         os.close(fd)
-        mount = mount_table.mounted_at(self._plan.mountpoint)
-        self._device = mount.device if mount is not None else "?"
+        self._device = self._find_device()
+        for message, stored in zip(
+            descriptor_store.storing(self._plan.mountpoint), (self._session_fd, self._journal_fd), strict=True
+        ):
+            self._readiness.notify(message, stored)
         channel.send_descriptor(self._session_fd, mounted="ok")
+
+    def _find_device(self) -> str:
+        mount = mount_table.mounted_at(self._plan.mountpoint)
+        return mount.device if mount is not None else "?"
 
     def _unmount(self, *, lazy: bool) -> str:
         try:
@@ -276,6 +324,35 @@ class Supervisor:
         except MountError as error:
             return error.message
         return "ok"
+
+    @property
+    def _backings(self) -> fuse_device.KernelBackings:
+        return fuse_device.KernelBackings(self._session_fd)
+
+    def _register(self, fds: list[int]) -> int:
+        """The kernel's id for a worker's file, or an error number below zero."""
+        if self._plan.split is None or not fds:
+            return -errno.EPERM
+        try:
+            found, flags = os.fstat(fds[0]), fcntl.fcntl(fds[0], fcntl.F_GETFL)
+            return -judge_backing(found, flags, self._plan.split.cache_device) or self._backings.register(fds[0])
+        except OSError as error:
+            return -(error.errno or errno.EIO)
+
+    def _send_asking(self, generation: int, channel: Channel, question: str) -> None:
+        """Have a process ask the mount: this one never touches it."""
+        try:
+            if len(self._asking) >= _MOST_ASKING:
+                raise BlockingIOError
+            command = mount_table.asking_command(question, self._plan.mountpoint)
+            self._asking[os.posix_spawn(command[0], command, self._environ)] = generation, question
+        except OSError:
+            channel.send(asked=question, number=None)
+
+    def _tell_asked(self, pid: int, number: int) -> None:
+        generation, question = self._asking.pop(pid)
+        if (worker := self._workers.get(generation)) is not None:
+            worker[1].send(asked=question, number=number)
 
     def _tell_account(self) -> None:
         """Tell the workers what `status` shows, if it has changed."""
@@ -293,6 +370,8 @@ class Supervisor:
 
     def _end(self) -> None:
         """Take away the mount if it is still there, and see the workers off."""
+        for message in descriptor_store.removing(self._plan.mountpoint):
+            self._readiness.notify(message)
         active = self._supervision.account["generation"]
         for generation, (pid, _) in self._workers.items():
             with suppress(ProcessLookupError):
@@ -311,6 +390,8 @@ class Supervisor:
         for pid, _ in self._workers.values():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        if self._plan.split is not None:
+            Path(self._plan.split.control_path).unlink(missing_ok=True)
 
     def _drop_ended(self) -> None:
         with suppress(ChildProcessError):
@@ -335,4 +416,7 @@ def main() -> None:
     plan = Plan.read(int(sys.argv[2]))
     process.forbid_core_dumps()
     process.ask_to_be_spared()
+    if plan.split is not None:
+        os.chdir("/")
+        privileges.keep_for_supervising()
     sys.exit(Supervisor(plan, os.environ).run())

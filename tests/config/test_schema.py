@@ -36,7 +36,7 @@ def test_names() -> None:
         *("revalidate_on_open", "listing", "listing_limit"),
         *("allow_other", "noexec", "allow_empty", "require_all", "uid", "gid", "file_mode", "dir_mode", "xattr"),
         *("fuse_helper", "fuse_engine", "passthrough", "takeover"),
-        *("foreground", "shutdown_timeout", "log_level", "log_format", "log_file"),
+        *("foreground", "worker_user", "shutdown_timeout", "log_level", "log_format", "log_file"),
         *("metrics_listen", "metrics_per_model"),
     }
     assert OPTIONS["cache_size"].field == "cache_size_bytes"

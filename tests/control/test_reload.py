@@ -101,7 +101,7 @@ class Told(Readiness):
         super().__init__({})
         self.heard: list[str] = []
 
-    def notify(self, message: str) -> None:
+    def notify(self, message: str, fd: int | None = None) -> None:
         self.heard.append(message.replace("\n", " "))
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from d7yfs.fuse.journal import SessionJournal
 from d7yfs.fuse.passthrough import Passthrough
+from d7yfs.host.fuse_device import KernelBackings
 from d7yfs.stats.kernel import OperationCounters
 
 NODE, OTHER = 7, 8
@@ -44,7 +45,7 @@ class Kernel:
         """The next worker; the one before is gone, with what it had not written."""
         journal = SessionJournal(self.journal_fd)
         known = journal.load()
-        made = Passthrough(-1, OperationCounters(errors={}, passthrough=True), journal)
+        made = Passthrough(KernelBackings(-1), OperationCounters(errors={}, passthrough=True), journal)
         made.restore(known.open_files)
         return made, journal
 

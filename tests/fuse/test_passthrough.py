@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from d7yfs.fuse.passthrough import Passthrough
+from d7yfs.host.fuse_device import KernelBackings
 from d7yfs.stats.kernel import OperationCounters
 
 DEVICE, DATA_FD = 90, 91
@@ -80,7 +81,7 @@ class Files:
 
 
 def passthrough(*, enabled: bool = True) -> Files:
-    return Files(Passthrough(DEVICE, OperationCounters(errors={}, passthrough=enabled)))
+    return Files(Passthrough(KernelBackings(DEVICE), OperationCounters(errors={}, passthrough=enabled)))
 
 
 def test_a_whole_file_is_the_kernels_until_its_last_handle_is_closed(kernel: FakeKernel) -> None:
@@ -136,8 +137,28 @@ def test_nodes_are_apart(kernel: FakeKernel) -> None:
     assert files.open(NODE, DATA_FD) == 2, "an id for each node, whatever file they share"
 
 
-@pytest.mark.parametrize("number", [errno.EPERM, errno.ELOOP, errno.EOPNOTSUPP, errno.ENOTTY, errno.EMFILE])
-def test_the_first_refusal_turns_it_off(kernel: FakeKernel, number: int, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ELOOP, errno.ENOMEM, errno.EXDEV, errno.EIO])
+def test_a_file_that_the_kernel_does_not_take_is_the_daemons_and_the_next_one_is_tried(
+    kernel: FakeKernel, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    files = passthrough()
+    kernel.failure = number
+    assert files.open(NODE, DATA_FD) == 0
+    said = os.strerror(number)
+    assert caplog.messages == [f"passthrough: the kernel does not read a cached file by itself: {said}"]
+    kernel.failure = 0
+    assert files.open(NODE, DATA_FD) == 0, "one mode for all handles"
+    assert files.open(OTHER, DATA_FD) == 1
+    files.release(NODE)
+    files.release(NODE)
+    assert files.open(NODE, DATA_FD) == 2
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOTTY])
+def test_a_refusal_of_every_file_turns_it_off(
+    kernel: FakeKernel, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     files = passthrough()
     assert files.open(OTHER, DATA_FD) == 1

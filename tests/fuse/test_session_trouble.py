@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from d7yfs.errors import AccessDenied, OriginUnavailable
-from d7yfs.fuse import passthrough, request_guard, wire
+from d7yfs.fuse import request_guard, wire
 from d7yfs.fuse.notices import Invalidator
 from d7yfs.fuse.openers import Openers
 from d7yfs.fuse.wire import Opcode, OpenFlag
+from d7yfs.host import fuse_device
 from d7yfs.tree.tree import ROOT_INODE
 from tests.fuse.doubles import DEADLINE_S
 from tests.fuse.kernel import (
@@ -264,7 +265,7 @@ def backed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     given_fds: list[int] = []
 
     def ioctl(_device: int, request: int, argument: bytearray) -> int:
-        if request == passthrough._BACKING_OPEN:
+        if request == fuse_device._BACKING_OPEN:
             given_fds.append(struct.unpack_from("=i", argument)[0])
             return len(given_fds)
         return 0

@@ -11,7 +11,7 @@ from d7yfs.monitor import metrics
 from d7yfs.stats.status import MountStatus, parse
 
 LEFT_OUT = {
-    r"schema|pid|takeover\.(generation|worker_pid)": "no quantities",
+    r"schema|pid|takeover\.(generation|worker_pid|worker_uid)": "no quantities",
     r"started_at|uptime_s": "process_start_time_seconds",
     r"rss_bytes": "process_resident_memory_bytes",
     r"fuse\.calls\..*": "the histograms count requests that have ended, and the others are in flight",

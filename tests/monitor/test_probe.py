@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,11 @@ import trio
 
 from d7yfs.monitor.probe import Probe
 
-_HANG = "import time; time.sleep(600)"
+_HANG = "hang"
+
+
+def hang(_question: str, _point: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 
 
 async def test_a_directory_answers_and_what_is_not_there_does_not(tmp_path: Path) -> None:
@@ -36,12 +41,13 @@ async def test_all_who_ask_at_once_share_a_child(tmp_path: Path, monkeypatch: py
 
 
 async def test_one_that_hangs_is_left_and_no_other_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = Probe(tmp_path)
+    probe = Probe(tmp_path, hang)
     # As if the kernel held it: it cannot be killed.
     killed: list[int] = []
     monkeypatch.setattr(subprocess.Popen, "kill", lambda child: killed.append(child.pid))
     assert not await probe._sent(_HANG, 0.05)
     child = probe._children[_HANG]
+    assert isinstance(child, subprocess.Popen)
     assert killed == [child.pid]
     assert not await probe._sent(_HANG, 0.05)
     assert probe._children[_HANG] is child
@@ -50,7 +56,9 @@ async def test_one_that_hangs_is_left_and_no_other_sent(tmp_path: Path, monkeypa
     child.wait()
     assert not await probe._sent(_HANG, 0.05), "and asked again when it has ended"
     assert probe._children[_HANG] is not child
-    probe._children[_HANG].wait()
+    after = probe._children[_HANG]
+    assert isinstance(after, subprocess.Popen)
+    after.wait()
 
 
 async def test_a_host_that_is_full_says_nothing_about_the_mount(

@@ -335,9 +335,11 @@ class Notified:
         self._socket.close()
 
     def receive(self, timeout_s: float = 30.0) -> str:
-        """The next message. Raises TimeoutError."""
+        """The next message, but those to the store of descriptors. Raises TimeoutError."""
         self._socket.settimeout(timeout_s)
-        return self._socket.recv(4096).decode()
+        while (message := self._socket.recv(4096).decode()).startswith("FDSTORE"):
+            pass
+        return message
 
     def is_silent(self) -> bool:
         self._socket.setblocking(False)

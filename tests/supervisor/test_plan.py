@@ -11,13 +11,16 @@ import pytest
 
 from d7yfs.host.fuse_device import MountFlags
 from d7yfs.host.kernel import takeover_obstacle
-from d7yfs.supervisor.plan import Plan, supervisor_command
+from d7yfs.host.privileges import WorkerUser
+from d7yfs.supervisor.plan import Plan, Split, supervisor_command
 
 PLAN = Plan(Path("/mnt/a b"), MountFlags("s3://b", 7, allow_other=True), ("mount", "s3://b"), "/here", True)
 
 
 def test_a_plan_comes_through_a_file_in_memory() -> None:
-    assert Plan.read(PLAN.write()) == PLAN
+    split = Split(WorkerUser(7, 8, (8, 9), "w", "/home/w"), 5, "/run/d7yfs/x.sock", 42)
+    for plan in (PLAN, PLAN._replace(split=split)):
+        assert Plan.read(plan.write()) == plan
 
 
 def test_no_argument_of_a_supervisor_names_the_mount() -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
+from pathlib import Path
+
 import pytest
 
 from d7yfs.supervisor import policy
@@ -245,3 +250,30 @@ def test_when_the_mount_is_gone_a_worker_that_hangs_is_not_waited_for() -> None:
     for now in (20.0, 21.0, 22.0):
         assert made.connection_gone(now) == made.tick(now) == []
     assert made.tick(20.0 + policy.GONE_S) == [Order(Do.EXIT)]
+
+
+def test_only_what_the_worker_could_open_in_the_cache_is_registered(tmp_path: Path) -> None:
+    file, device = tmp_path / "file", tmp_path.stat().st_dev
+    file.write_bytes(b"x")
+
+    def judged(path: Path, flags: int, *, cache_device: int = device) -> int:
+        fd = os.open(path, flags)
+        try:
+            return policy.judge_backing(os.fstat(fd), fcntl.fcntl(fd, fcntl.F_GETFL), cache_device)
+        finally:
+            os.close(fd)
+
+    assert judged(file, os.O_RDONLY) == judged(file, os.O_RDWR) == 0
+    assert judged(file, os.O_PATH) == errno.EBADF, "that needs no right to read"
+    assert judged(file, os.O_WRONLY) == errno.EBADF
+    assert judged(tmp_path, os.O_RDONLY) == judged(Path("/dev/null"), os.O_RDONLY) == errno.EINVAL
+    assert judged(Path("/proc/kallsyms"), os.O_RDONLY) == errno.EXDEV
+    assert judged(file, os.O_RDONLY, cache_device=device + 1) == errno.EXDEV
+
+
+def test_a_supervision_that_is_resumed_counts_on_and_gives_up_no_mount() -> None:
+    made = Supervision(standby=False, silence_s=SILENCE_S, resumed=7)
+    assert made.begin(0.0) == [Order(Do.START, 8), Order(Do.GO, 8)]
+    assert made.account["last_reason"] == "its supervisor ended"
+    assert made.ended(8, 1.0, 1, "no such bucket") == [Order(Do.START, 9), Order(Do.GO, 9)], "readers wait"
+    assert made.asked_to_stop(2.0, 8.0, 143) == [Order(Do.EXIT)]
