@@ -23,7 +23,8 @@ RUN python3 -m venv /build && python3 -m venv --without-pip /opt/d7yfs
 # Dependencies come before the source, so that a change of code does not build pyfuse3 again.
 COPY requirements/ requirements/
 RUN /build/bin/pip install --no-cache-dir --require-hashes -r requirements/build.txt \
-    && /build/bin/pip wheel --no-cache-dir --require-hashes --no-build-isolation --wheel-dir /wheels -r requirements/runtime.txt \
+    && /build/bin/pip wheel --no-cache-dir --require-hashes --no-build-isolation --wheel-dir /wheels \
+        -r requirements/runtime.txt -r requirements/pyfuse3.txt \
     && /build/bin/pip --python /opt/d7yfs/bin/python3 install --no-index --no-deps /wheels/*.whl
 COPY pyproject.toml README.md LICENSE ./
 COPY d7yfs/ d7yfs/

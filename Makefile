@@ -11,7 +11,7 @@ WORKERS ?= $(if $(ARGS),0,$(shell n=$$(nproc); echo $$((n < 4 ? n : 4))))
 
 .PHONY: help setup setup-tests demo test simulate fuzz integration integration-dragonfly integration-scale integration-torchserve \
 	integration-systemd integration-triton \
-	integration-monitoring integration-container integration-pipx check format reference mutants profile trace bench install lock clean
+	integration-monitoring integration-container integration-install integration-pipx check format reference mutants profile trace bench install lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-23s %s\n", $$1, $$2}' Makefile
@@ -19,7 +19,8 @@ help: ## show this list
 setup: ## make .venv with the locked dependencies and .venv/bin/d7yfs; as root, system packages too
 	@scripts/setup.sh
 
-demo: setup ## mount a model repository from a real S3 server, check every byte, load a model, show times
+demo: ## mount a model repository from a real S3 server, check every byte, load a model, show times
+	@PYFUSE3=no scripts/setup.sh
 	@XDG_CACHE_HOME=$$(mktemp -d) && export XDG_CACHE_HOME && trap 'rm -rf "$$XDG_CACHE_HOME"' EXIT && $(BIN)/python -m demo $(ARGS)
 
 setup-tests: ## install the extra tools of `make test`: Azurite, outside the tree (needs npm), and systemd-analyze
@@ -62,6 +63,9 @@ integration-monitoring: ## test alert rules, dashboard and a live scrape with a 
 integration-container: ## as root: build and run the image, read its mount outside and in a second container, check the manifests
 	@scripts/integration-container.sh $(ARGS)
 
+integration-install: ## as root: install the wheel with Python 3.11 to 3.14 on bare Debian systems, mount and read with each
+	@scripts/integration-install.sh $(ARGS)
+
 integration-pipx: ## install d7yfs from this tree with pipx and all clouds, and try it
 	@scripts/integration-pipx.sh
 
@@ -94,7 +98,7 @@ bench: ## compare d7yfs with s3fs, rclone mount and curl; ARGS='--quick', ARGS='
 	@scripts/setup.sh s3fs curl
 	@$(BIN)/python -m bench $(ARGS)
 
-install: setup ## as root: install d7yfs in /usr/local, the helper of mount -t d7yfs in /sbin, and the systemd unit
+install: ## as root: install d7yfs in /usr/local, the helper of mount -t d7yfs in /sbin, and the systemd unit; PYFUSE3=yes
 	@scripts/install.sh
 
 # Only this target needs uv; the lock itself installs with plain pip. npm's lock names hosts in
@@ -105,9 +109,11 @@ NPM_LOCK = requirements/azurite/package-lock.json
 NAMELESS = 'const nameless = (name, value) => ["resolved", "funding", "license"].includes(name) ? undefined : value, file = process.argv[1]; \
 	fs.writeFileSync(file, JSON.stringify(JSON.parse(fs.readFileSync(file)), nameless, 2) + "\n")'
 lock: ## renew requirements/*.txt from pyproject.toml (needs uv), and npm's lock from requirements/azurite/package.json (needs npm)
-	$(COMPILE) --all-extras --output-file requirements/runtime.txt pyproject.toml
+	$(COMPILE) --extra all --output-file requirements/runtime.txt pyproject.toml
+	sed -n 's/^pyfuse3 = \["\([^"]*\)"\].*/\1/p' pyproject.toml | \
+	    $(COMPILE) --no-deps --output-file requirements/pyfuse3.txt --constraint requirements/runtime.txt -
 	$(COMPILE) --output-file requirements/build.txt --constraint requirements/runtime.txt --group build
-	$(COMPILE) --all-extras --output-file requirements/dev.txt --constraint requirements/runtime.txt \
+	$(COMPILE) --extra all --output-file requirements/dev.txt --constraint requirements/runtime.txt \
 	    --constraint requirements/build.txt pyproject.toml --group test --group check --group demo --group bench
 	rm -f $(NPM_LOCK)
 	npm install --prefix $(dir $(NPM_LOCK)) --package-lock-only --ignore-scripts --no-audit --no-fund --omit-lockfile-registry-resolved

@@ -2,24 +2,33 @@
 # Installs d7yfs for the whole host, from the lock: an environment in PREFIX/lib/d7yfs, the command
 # in PREFIX/bin, the helper of `mount -t d7yfs` in /sbin, and the systemd unit.
 #
-# Run it again to upgrade; running mounts keep their version until they restart.
+# Run it again to upgrade; running mounts keep their version until they restart. It needs no
+# compiler. PYFUSE3=yes adds the second FUSE engine, which is built with gcc, pkg-config, libfuse3's
+# headers and Python's.
 #
 # usage: PREFIX=/usr/local scripts/install.sh            (as root; DESTDIR=… stages into another root)
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. scripts/install_once.sh
 
 prefix=${PREFIX:-/usr/local}
 root=${DESTDIR:-}
 home=$root$prefix/lib/d7yfs
-python=$(.venv/bin/python -c 'import sys; print(sys._base_executable)')
+python=$(find_python)
+"$python" -c 'import ensurepip, venv' 2>/dev/null || install_packages python3-venv
+locks=(-r requirements/runtime.txt)
+[ "${PYFUSE3:-no}" = no ] || locks+=(-r requirements/pyfuse3.txt)
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
 
+"$python" -m venv "$build/tools"
+"$build/tools/bin/python" -m pip --quiet --disable-pip-version-check install --require-hashes -r requirements/build.txt
+wheel=("$build/tools/bin/python" -m pip --quiet --disable-pip-version-check wheel --no-build-isolation --wheel-dir "$build")
+"${wheel[@]}" --no-deps .
+"${wheel[@]}" --require-hashes "${locks[@]}"
+
 "$python" -m venv --clear "$home"
 pip=("$home/bin/python" -m pip --quiet --disable-pip-version-check)
-# The locked tools of .venv build pyfuse3 and d7yfs, so they need not be installed here.
-.venv/bin/python -m pip --quiet wheel --no-deps --no-build-isolation --wheel-dir "$build" .
-.venv/bin/python -m pip --quiet wheel --require-hashes --no-build-isolation --wheel-dir "$build" -r requirements/runtime.txt
 "${pip[@]}" install --no-index --no-deps "$build"/*.whl
 
 install -d "$root$prefix/bin" "$root/sbin" "$root/etc/d7yfs"

@@ -11,6 +11,16 @@ tools=${XDG_CACHE_HOME:-$HOME/.cache}/d7yfs
 say() { printf '%s: %s\n' "$(basename "$0" .sh)" "$*" >&2; }
 die() { say "$@"; exit 1; }
 
+# Prints the interpreter: $PYTHON, or the first that is new enough.
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11}; do
+        # Version managers leave shims that exist and fail, so the script runs each candidate.
+        "$candidate" -c 'import sys; print(sys.executable) if sys.version_info >= (3, 11) else sys.exit(1)' 2>/dev/null && return
+    done
+    die "no Python 3.11 or newer among: ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11} (PYTHON=/path/to/python3 make setup names another)"
+}
+
 # Prints the part of a directory's name that stands for the contents of these files.
 digest() {  # FILE…
     cat "$@" | sha256sum | cut -c 1-16

@@ -18,11 +18,12 @@ from d7yfs.cache.directory import CacheDirectory
 from d7yfs.check.dragonfly import Nowhere, check_dragonfly
 from d7yfs.check.filters import check_filters
 from d7yfs.check.findings import Finding, failed, ok, warning
+from d7yfs.check.fuse import check_fuse
 from d7yfs.check.triton import check_triton
 from d7yfs.config.schema import Config
 from d7yfs.config.sources import Settings
 from d7yfs.errors import AccessDenied, CacheUnusable, D7yfsError, MountError
-from d7yfs.host import kernel, mount_table, privileges
+from d7yfs.host import mount_table, privileges
 from d7yfs.host.privileges import WorkerUser
 from d7yfs.objects import ByteRange, ListingPage, ObjectVersion
 from d7yfs.origins.survey import list_all
@@ -170,7 +171,7 @@ async def _ranged_read(repository: Repository, version: ObjectVersion) -> Findin
 
 def check_host(config: Config) -> Iterator[Finding]:
     """Test what this host needs for a FUSE mount and for the cache."""
-    yield from _check_fuse(config)
+    yield from check_fuse(config)
     if config.mountpoint is not None:
         yield _check_mountpoint(config.mountpoint)
     if not config.worker_user or not config.cache_dir.exists():
@@ -200,52 +201,6 @@ def _check_cache(config: Config) -> Finding:
 
 def _free(path: Path) -> str:
     return f"{shutil.disk_usage(path).free / 2**30:.1f} GiB free on its disk"
-
-
-def _check_fuse(config: Config) -> Iterator[Finding]:
-    device = Path("/dev/fuse")
-    if not device.exists():
-        hint = (
-            "load the module (modprobe fuse); in a container, run it privileged or pass the device (--device /dev/fuse)"
-        )
-        yield failed("fuse", "/dev/fuse does not exist", hint)
-        return
-    try:
-        os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
-    except OSError as error:
-        yield failed("fuse", f"/dev/fuse cannot be opened: {error.strerror}", "run as root, or correct its mode")
-        return
-    root = os.geteuid() == 0
-    if not root and shutil.which("fusermount3") is None:
-        yield failed("fuse", "fusermount3 is not installed", "install the package fuse3, or run as root")
-        return
-    yield ok("fuse", "/dev/fuse can be opened" + (", and this is root" if root else " and fusermount3 is installed"))
-    if not root and config.allow_other and "user_allow_other" not in _settings_of(Path("/etc/fuse.conf")):
-        hint = "add the line user_allow_other to /etc/fuse.conf, or mount as root"
-        yield failed("fuse", "--allow-other needs user_allow_other in /etc/fuse.conf", hint)
-    yield _check_engine(config)
-    if not root:
-        said = "without root the kernel's readahead stays at 128 KiB"
-        yield warning("limits", said, "mount as root to have it raised")
-
-
-def _check_engine(config: Config) -> Finding:
-    name, reason = kernel.choose_engine(config.fuse_engine)
-    if name == "pyfuse3":
-        return ok("engine", f"pyfuse3 ({reason}): all reads pass the daemon")
-    if not config.passthrough:
-        return ok("engine", f"kernel ({reason}); all reads pass the daemon, as --no-passthrough says")
-    if obstacle := kernel.passthrough_obstacle():
-        said = f"kernel ({reason}); the kernel does not read cached files by itself: {obstacle}"
-        return warning("engine", said, "reads of cached files pass the daemon, which is slower and right all the same")
-    return ok("engine", f"kernel ({reason}); the kernel reads whole cached files by itself")
-
-
-def _settings_of(path: Path) -> set[str]:
-    try:
-        return {line.strip() for line in path.read_text().splitlines()}
-    except OSError:
-        return set()
 
 
 def _check_mountpoint(point: Path) -> Finding:

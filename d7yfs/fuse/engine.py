@@ -72,8 +72,9 @@ class Engine(Protocol):
 
 
 def make_engine(config: Config, filesystem: Filesystem, invalidator: Invalidator) -> Engine:
-    """The engine that the settings ask for."""
+    """The engine that the settings ask for. Raises MountError if it is not installed."""
     name, reason = kernel.choose_engine(config.fuse_engine)
+    kernel.require_engine(name)
     log.info("FUSE engine: %s (%s)", name, reason)
     make: type[Engine] = Session
     if name == "pyfuse3":

@@ -104,7 +104,8 @@ def help_with(point: Path, path: Path, *, uid: int, allow_other: bool = False, n
     """Mount at `point` for each daemon of user `uid` that connects to `path`, one after the other,
     until interrupted. Raises MountError.
 
-    Only `uid` can read the mount, unless `allow_other`; `noexec`: no file of it can be executed.
+    Only `uid`, with the group of the daemon, can read the mount, unless `allow_other`; `noexec`: no
+    file of it can be executed.
 
     For root. The process that serves the mount answers all its readers, so no other user can reach
     the socket. Its directory and the socket itself belong to `uid` alone, and the kernel is asked who
@@ -126,7 +127,8 @@ def help_with(point: Path, path: Path, *, uid: int, allow_other: bool = False, n
                 connection, _ = listener.accept()
                 with connection:
                     if _is_allowed(connection, uid):
-                        _help(point, connection, partial(fuse_device.mount, point, flags))
+                        theirs = flags._replace(gid=peer_of(connection)[2])
+                        _help(point, connection, partial(fuse_device.mount, point, theirs))
         finally:
             path.unlink(missing_ok=True)
             _remove_mount(point)
@@ -151,7 +153,7 @@ def _prepare_directory(path: Path, uid: int) -> None:
 
 def _is_allowed(connection: socket.socket, uid: int) -> bool:
     """True if the process at the other end runs as `uid`, or as root."""
-    pid, peer = peer_of(connection)
+    pid, peer, _ = peer_of(connection)
     if peer not in (0, uid):
         log.warning("process %d of uid %d asked for the mount and did not get it; it is uid %d's", pid, peer, uid)
         return False

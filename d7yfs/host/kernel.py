@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import os
 import re
+from importlib.util import find_spec
 from pathlib import Path
+
+from d7yfs.errors import MountError
 
 _ENGINE_SINCE = (5, 4)
 """The layouts of FUSE 7.31, on which our own session rests."""
 _PASSTHROUGH_SINCE = (6, 9)
 _RESEND_SINCE = (6, 9)
 """FUSE_NOTIFY_RESEND: the kernel sends requests again that a process left unanswered."""
+_STATUS = Path("/proc/self/status")
 _SETTINGS = Path("/proc/sys/fs/fuse")
 _REQUEST_TIMEOUTS = ("default_request_timeout", "max_request_timeout")
 _CAP_SYS_ADMIN = 1 << 21
@@ -29,21 +33,38 @@ def choose_engine(wanted: str, release: str | None = None) -> tuple[str, str]:
     return "pyfuse3", "this kernel is older than Linux 5.4"
 
 
+def require_engine(name: str) -> None:
+    """Raise MountError if the engine is not installed."""
+    if name == "pyfuse3" and find_spec(name) is None:
+        raise MountError(
+            "the FUSE engine pyfuse3 is not installed",
+            hint="pip install 'd7yfs[pyfuse3]' builds it, with gcc, pkg-config and the headers of libfuse3 and Python; "
+            "--fuse-engine kernel needs none of it, and FUSE 7.31 in the kernel (Linux 5.4)",
+        )
+
+
+def has_admin_capability(status: Path = _STATUS) -> bool:
+    """True if this process has CAP_SYS_ADMIN, in its user namespace, or if that cannot be told."""
+    try:
+        return bool(int(status.read_text().partition("CapEff:")[2].split()[0], 16) & _CAP_SYS_ADMIN)
+    except (OSError, IndexError, ValueError):
+        return True
+
+
 def passthrough_obstacle(
-    release: str | None = None, status: Path = Path("/proc/self/status"), uid_map: Path = Path("/proc/self/uid_map")
+    release: str | None = None, status: Path = _STATUS, uid_map: Path = Path("/proc/self/uid_map")
 ) -> str:
     """Why the kernel would not read cached files by itself; empty if it would. The cache's file
     system may be one more obstacle, which shows at the first open.
     """
     if _version(release) < _PASSTHROUGH_SINCE:
         return f"that needs Linux 6.9, this is {release or os.uname().release}"
-    try:
-        effective = int(status.read_text().partition("CapEff:")[2].split()[0], 16)
-        in_first_namespace = uid_map.read_text().split() == ["0", "0", "4294967295"]
-    except (OSError, IndexError, ValueError):
-        return ""
-    if not effective & _CAP_SYS_ADMIN:
+    if not has_admin_capability(status):
         return "that needs root, or CAP_SYS_ADMIN"
+    try:
+        in_first_namespace = uid_map.read_text().split() == ["0", "0", "4294967295"]
+    except OSError:
+        return ""
     return "" if in_first_namespace else "that needs CAP_SYS_ADMIN outside of a user namespace"
 
 

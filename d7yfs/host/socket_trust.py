@@ -13,12 +13,12 @@ _CREDENTIALS = struct.Struct("3i")
 """struct ucred: pid, uid, gid."""
 
 
-def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Pid and uid of the process at the other end, when it connected or listened (SO_PEERCRED in
+def peer_of(connection: socket.socket) -> tuple[int, int, int]:
+    """Pid, uid and gid of the process at the other end, when it connected or listened (SO_PEERCRED in
     unix(7))."""
     stored = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(stored)
-    return pid, uid
+    pid, uid, gid = _CREDENTIALS.unpack(stored)
+    return pid, uid, gid
 
 
 def parent_of(pid: int) -> int:

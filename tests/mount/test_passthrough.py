@@ -13,10 +13,8 @@ import mmap
 import os
 import random
 import signal
-import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -30,7 +28,6 @@ from tests.mount.conftest import MIB, bytes_of, faulty_url
 from tests.mount.mounted import D7YFS, READ_TIMEOUT_S, Mounted, Mounter, in_background, run, until, within
 from tests.mount.passthrough import (
     BODY,
-    NOBODY,
     SMALL,
     fill,
     opened,
@@ -331,46 +328,3 @@ def test_a_daemon_without_the_right_serves_files_itself(
         assert "Traceback" not in log.read_text()
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
-
-
-_AS_NOBODY = (
-    *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
-    *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"),
-)
-"""Nobody, with one capability: to read this Python, wherever it is installed."""
-
-
-def test_a_mount_of_nobodys(mounter: Mounter, store: InThread[S3Faults]) -> None:
-    """He mounts by fusermount3, and the daemon serves his files. In a namespace of its own, whose
-    /dev/fuse is everybody's, as it is on most hosts.
-    """
-    with tempfile.TemporaryDirectory(prefix="d7yfs-nobody-") as name, Mounter(Path(name)) as own:
-        ground, point = Path(name), own.point()
-        for path in (ground, point):
-            os.chown(path, NOBODY, NOBODY)
-        log, device = ground / "log", ground / "fuse"
-        os.mknod(device, stat.S_IFCHR, Path("/dev/fuse").stat().st_rdev)
-        device.chmod(0o666)
-        command = [
-            *("unshare", "--mount", "sh", "-c", 'mount --bind "$0" /dev/fuse && exec "$@"', str(device)),
-            *(*_AS_NOBODY, *D7YFS, "mount", "--foreground", "--anonymous", "--metrics-listen", "none"),
-            *("--cache-dir", str(ground / "cache"), "--log-file", str(log), faulty_url(store), str(point)),
-        ]
-        with subprocess.Popen(command, env=os.environ | {"D7YFS_RUNTIME_DIR": str(ground / "run")}) as process:
-            own.made.append(Mounted(point, ground / "cache", log, process.pid))
-            until(lambda: log.exists() and "is mounted on" in log.read_text(), "the mount")
-            for _ in range(2):
-                done = subprocess.run(
-                    ["cat", "mnt1/file"],
-                    cwd=f"/proc/{process.pid}/root/{ground}",
-                    user=NOBODY,
-                    group=NOBODY,
-                    extra_groups=[],
-                    capture_output=True,
-                    timeout=READ_TIMEOUT_S,
-                )
-                assert (done.returncode, done.stdout) == (0, BODY), done.stderr
-            until(lambda: "passthrough is off for this mount: it needs CAP_SYS_ADMIN" in log.read_text(), "a word")
-            assert "Traceback" not in log.read_text()
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 0
