@@ -1,30 +1,29 @@
 """Checksums that stores and the cache use, and that of an object from those of its blocks. Pure.
 
 The sums are those of AWS's C library (package awscrt): CRC32C is RFC 3720's, and CRC64NVME is the
-one that S3 takes for new uploads. This is the only module that knows the package.
+one that S3 takes for new uploads.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
-from typing import Protocol
-
-from awscrt import checksums
+from typing import Any
 
 from d7yfs.objects import BLOCK_BYTES
 
 _PLAIN_MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
 
-class RunningSum(Protocol):
-    """A sum over bytes that goes on from the sum over those before them."""
+def crc32c(data: bytes | bytearray | memoryview, before: int = 0, /) -> int:
+    """CRC32C of bytes that follow others whose sum is `before`."""
+    return int(load().crc32c(data, before))
 
-    def __call__(self, data: bytes | bytearray | memoryview, before: int = 0, /) -> int: ...
 
-
-crc32c: RunningSum = checksums.crc32c
-crc64nvme: RunningSum = checksums.crc64nvme
+def crc64nvme(data: bytes | bytearray | memoryview, before: int = 0, /) -> int:
+    """CRC64NVME of bytes that follow others whose sum is `before`."""
+    return int(load().crc64nvme(data, before))
 
 
 def crc32c_of_blocks(crcs: Sequence[int], size_bytes: int) -> int:
@@ -33,11 +32,19 @@ def crc32c_of_blocks(crcs: Sequence[int], size_bytes: int) -> int:
 
     Takes a fifth of a microsecond for each block. No byte is read.
     """
-    whole = 0
+    combine, whole = load().combine_crc32c, 0
     for crc in crcs[:-1]:
-        whole = checksums.combine_crc32c(whole, crc, BLOCK_BYTES)
+        whole = combine(whole, crc, BLOCK_BYTES)
     last_bytes = size_bytes - max(0, len(crcs) - 1) * BLOCK_BYTES
-    return int(checksums.combine_crc32c(whole, crcs[-1], last_bytes)) if crcs else 0
+    return int(combine(whole, crcs[-1], last_bytes)) if crcs else 0
+
+
+@functools.cache
+def load() -> Any:
+    """AWS's library. Its 12 MiB take 20 ms, so a new mount loads them when the first bytes come."""
+    from awscrt import checksums
+
+    return checksums
 
 
 def plain_md5(etag: str) -> str | None:

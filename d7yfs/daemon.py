@@ -21,12 +21,12 @@ from pathlib import Path
 
 import trio
 
-from d7yfs import logs
+from d7yfs import checksum, logs
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.config.schema import Config
 from d7yfs.config.sources import Settings
-from d7yfs.control import control_socket
+from d7yfs.control import control_socket, server
 from d7yfs.control.commands import Commands
 from d7yfs.control.refresh import Refreshes
 from d7yfs.control.reload import Reloader
@@ -105,9 +105,11 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings], role: R
         log.warning("%s", warning)
     repositories = open_repositories(settings)
     cache = Cache(directory, memory_buffer_bytes=config.memory_buffer_bytes, read_timeout_s=config.read_timeout_s)
+    if not is_first:  # a standby has the time for what the first bytes would wait for
+        checksum.load()
+        codecs.lookup("idna")  # an import of the first connection to a store
+    process.spare_collector()
     if link is not None:
-        process.spare_collector()
-        codecs.lookup("idna")  # an import that the first connection to a store would make
         await link.wait_for_turn()
     succession = None
     try:
@@ -214,7 +216,7 @@ class _Mount:
                 nursery.start_soon(repository.fetcher.prepare)
         path = control_socket.socket_path(self._mountpoint)
         control = self._link.control if self._link is not None else None
-        await nursery.start(control_socket.serve, path, self._commands.handlers(), control)
+        await nursery.start(server.serve, path, self._commands.handlers(), control)
         if self._succession is not None:
             if self._link is not None and not self._succession.follows:
                 await self._link.mount()

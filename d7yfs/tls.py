@@ -6,6 +6,7 @@ Used by `repository` (data) and `origins` (control).
 
 from __future__ import annotations
 
+import functools
 import ssl
 from pathlib import Path
 
@@ -19,8 +20,10 @@ def ca_file(ca_bundle: Path | None) -> str:
     return str(ca_bundle) if ca_bundle else ssl.get_default_verify_paths().cafile or certifi.where()
 
 
+@functools.cache
 def ssl_context(ca_bundle: Path | None, *, verify: bool) -> ssl.SSLContext:
-    """The data plane's check of a store's certificate. Raises ConfigError for a bad bundle."""
+    """The check of a store's certificate, loaded once: that takes 10 ms, which plain HTTP need not
+    wait for. Raises ConfigError for a bad bundle."""
     path = ca_file(ca_bundle)
     try:
         context = ssl.create_default_context(cafile=path)

@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from d7yfs import __version__
 from d7yfs.cli.terminal import say
 from d7yfs.errors import D7yfsError, UsageError
 
@@ -110,7 +111,7 @@ def _leaf(group: BaseExceptionGroup[D7yfsError]) -> D7yfsError:
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="d7yfs", prog_name="d7yfs")
+@click.version_option(__version__, prog_name="d7yfs")
 def main() -> None:
     """Mount model repositories from object stores as a local, cached, read-only directory tree.
 

@@ -17,7 +17,7 @@ from d7yfs.cli.options import Command, Given, settings_options
 from d7yfs.cli.terminal import say
 from d7yfs.config.sources import Settings
 from d7yfs.errors import ConfigError, D7yfsError, MountError
-from d7yfs.host import descriptor_store, kernel, mount_table, privileges
+from d7yfs.host import descriptor_store, kernel, mount_table, privileges, process
 from d7yfs.host.descriptor_store import StoredSession
 from d7yfs.host.fuse_helper import HandedMount
 from d7yfs.host.handed_session import HandedSession
@@ -76,6 +76,7 @@ def mount(ctx: click.Context, arguments: tuple[str, ...], given: Given) -> None:
     else:
         said = None if config.foreground else fork_daemon()
     if said is None:
+        process.pause_collector()
         from d7yfs.supervisor.start import become_supervised  # with trio, for which no waiting command should pay
 
         standby = config.takeover in ("auto", "standby")
@@ -216,6 +217,7 @@ def _serve(
     obstacle: str,
 ) -> int:
     """Run the daemon in this process; return the exit status."""
+    process.pause_collector()
     # These imports cost start-up time that the waiting command need not pay.
     import trio
 

@@ -6,10 +6,14 @@ their own go through `printable` too, because a name may hold a newline.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
-from rich.text import Text
 
 from d7yfs.objects import printable
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 
 def say(text: str, *, err: bool = False) -> None:
@@ -19,4 +23,6 @@ def say(text: str, *, err: bool = False) -> None:
 
 def cell(text: str) -> Text:
     """Text for a table or console of rich, escaped, and without markup."""
+    from rich.text import Text  # only here: most commands print no table
+
     return Text(printable(text))

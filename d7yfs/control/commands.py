@@ -26,7 +26,7 @@ from d7yfs.cache.cache import Cache
 from d7yfs.cache.inspection import Stored
 from d7yfs.config.place import Place
 from d7yfs.config.schema import OPTIONS
-from d7yfs.control import control_socket
+from d7yfs.control import control_socket, server
 from d7yfs.control.refresh import Refreshes
 from d7yfs.control.reload import Reloader
 from d7yfs.control.warm import WarmUps
@@ -85,8 +85,8 @@ class Commands:
     started_at: float = field(default_factory=time.time)
     """Seconds since the epoch."""
 
-    def handlers(self) -> dict[str, control_socket.Handler]:
-        """The handlers by command, for `control_socket.serve`."""
+    def handlers(self) -> dict[str, server.Handler]:
+        """The handlers by command, for `server.serve`."""
         return {
             "status": self._status,
             "health": self._health,
@@ -100,11 +100,9 @@ class Commands:
             "log-level": self._log_level,
         }
 
-    def _to_its_end(
-        self, handle: Callable[[Mapping[str, Any]], Awaitable[control_socket.Reply]]
-    ) -> control_socket.Handler:
+    def _to_its_end(self, handle: Callable[[Mapping[str, Any]], Awaitable[control_socket.Reply]]) -> server.Handler:
         """A handler that reports on `handle`, which is done to its end even if the client leaves."""
-        return lambda request: control_socket.reporting(self.nursery, lambda: handle(request))
+        return lambda request: server.reporting(self.nursery, lambda: handle(request))
 
     def snapshot(self) -> MountStatus:
         """The account that `d7yfs status` and scrapes show (docs/status.md)."""
@@ -172,7 +170,7 @@ class Commands:
         of `request`, the present and older ones, apart from those that some process has open.
         Raises NotFound, UsageError, CacheUnusable.
         """
-        paths, files = control_socket.paths_of(request, "cache drop"), self.filesystem
+        paths, files = server.paths_of(request, "cache drop"), self.filesystem
         places = [place for path in paths for place in files.describer.places(await files.resolve(path))]
         directory = self.reloader.settings.config.cache_dir
         gone, kept = await trio.to_thread.run_sync(_drop_places, directory, places)

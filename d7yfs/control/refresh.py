@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import trio
 
-from d7yfs.control.control_socket import paths_of
+from d7yfs.control.server import paths_of
 from d7yfs.errors import D7yfsError, VersionGone
 from d7yfs.stats.status import RefreshStatus
 from d7yfs.tree.nodes import Directory, NameChanges

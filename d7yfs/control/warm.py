@@ -29,7 +29,7 @@ import trio
 
 from d7yfs.cache.directory import footprint_bytes
 from d7yfs.cache.version import CachedVersion
-from d7yfs.control.control_socket import REPORT_PERIOD_S, paths_of
+from d7yfs.control.server import REPORT_PERIOD_S, paths_of
 from d7yfs.errors import CacheFull, D7yfsError, Stopped, UsageError
 from d7yfs.fs.filesystem import Filesystem
 from d7yfs.objects import PART_BYTES

@@ -21,7 +21,7 @@ Invariants:
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
@@ -193,18 +193,19 @@ class Transport:
         first_byte_timeout_s: float = 30.0,
         idle_timeout_s: float = 30.0,
         max_idle_connections: int = 16,
-        ssl_context: ssl.SSLContext | None = None,
+        ssl_context: Callable[[], ssl.SSLContext] = ssl.create_default_context,
         user_agent: str = "d7yfs",
     ) -> None:
         """`connect_timeout_s` bounds name lookup, TCP and TLS together; `first_byte_timeout_s` the
         request and the whole reply head; `idle_timeout_s` the time between two arrivals of a body.
-        `ssl_context` (default: verify against the system's CAs) is told to offer HTTP/1.1 only.
+        `ssl_context` (default: the system's CAs) is called for the first connection with TLS.
         """
         self._connect_timeout_s = connect_timeout_s
         self._first_byte_timeout_s = first_byte_timeout_s
         self._idle_timeout_s = idle_timeout_s
         self._max_idle_connections = max_idle_connections
-        self._ssl_context = ssl_context
+        self._load_ssl_context = ssl_context
+        self._ssl_context: ssl.SSLContext | None = None
         self._user_agent = user_agent
         self._open: set[Connection] = set()
         self._idle: list[Connection] = []
@@ -294,8 +295,8 @@ class Transport:
     def _tls(self) -> ssl.SSLContext:
         # Late: loading the system's CAs takes tens of milliseconds that plain http saves.
         if self._ssl_context is None:
-            self._ssl_context = ssl.create_default_context()
-        self._ssl_context.set_alpn_protocols(["http/1.1"])
+            self._ssl_context = self._load_ssl_context()
+            self._ssl_context.set_alpn_protocols(["http/1.1"])
         return self._ssl_context
 
     def _take_idle(self, peer: Peer) -> Connection | None:

@@ -67,6 +67,12 @@ def _warn(message: str, *values: object) -> None:
     logging.getLogger(__name__).warning(message, *values)
 
 
+def pause_collector() -> None:
+    """Collect no garbage until `spare_collector`: a start leaves hardly any, and the collector would
+    walk all that is imported again and again."""
+    gc.disable()
+
+
 def spare_collector() -> None:
     """Keep the garbage collector from walking the objects of start-up, and each page of a listing
     while it is read.
@@ -76,3 +82,4 @@ def spare_collector() -> None:
     """
     gc.freeze()
     gc.set_threshold(_GARBAGE_THRESHOLD)
+    gc.enable()

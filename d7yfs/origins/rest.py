@@ -169,7 +169,7 @@ class Rest:
 
     def __init__(
         self,
-        context: ssl.SSLContext | bool,
+        context: Callable[[], ssl.SSLContext] = ssl.create_default_context,
         *,
         proxy: str = "",
         clock: Callable[[], float] = time.time,
@@ -178,8 +178,11 @@ class Rest:
         self._clock = clock
         self._no_host_hint = no_host_hint
         self._has_proxy = bool(proxy)
-        self._client = httpx.AsyncClient(
-            verify=context,
+        self._context = context
+        self._clients: dict[str, httpx.AsyncClient] = {}
+        """By URL scheme."""
+        self._make_client = partial(
+            httpx.AsyncClient,
             proxy=proxy or None,
             trust_env=False,
             follow_redirects=False,
@@ -205,15 +208,17 @@ class Rest:
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._client.aclose()
+        for client in self._clients.values():
+            await client.aclose()
 
     async def _send_once(
         self, method: str, url: str, headers: Mapping[str, str], subject: str, body: bytes
     ) -> ControlReply:
         where = _where(url)
         try:
-            request = self._client.build_request(method, url, headers=dict(headers), content=body or None)
-            async with aclosing(await self._client.send(request, stream=True)) as response:
+            client = self._client_for(url)
+            request = client.build_request(method, url, headers=dict(headers), content=body or None)
+            async with aclosing(await client.send(request, stream=True)) as response:
                 with trio.fail_after(_WHOLE_TIMEOUT_S):
                     received = await _receive(response)
                 if received is None:
@@ -246,6 +251,14 @@ class Rest:
         if reply.status == 429 or (reply.status >= 500 and reply.status not in (501, 505)):
             raise _BusyReply(reply, retry_after_s(reply.headers, self._clock()))
         return reply
+
+    def _client_for(self, url: str) -> httpx.AsyncClient:
+        scheme = url.partition(":")[0]
+        if (client := self._clients.get(scheme)) is None:
+            # Plain HTTP loads no certificates. What it has instead trusts nobody.
+            context = self._context() if scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            client = self._clients[scheme] = self._make_client(verify=context)
+        return client
 
 
 async def _receive(response: httpx.Response) -> bytearray | None:
@@ -305,7 +318,9 @@ class RestOrigin(ABC):
     def __init__(self, repository: RepositoryConfig, root: str, *, clock: Callable[[], float]) -> None:
         """`root` names the bucket in messages: `gs://bucket`."""
         self._root = root
-        context = ssl_context(repository.ca_bundle, verify=repository.verify_tls)
+        context = partial(ssl_context, repository.ca_bundle, verify=repository.verify_tls)
+        if repository.ca_bundle:
+            context()  # so that a mount says at once that it cannot be used
         self._rest = Rest(context, proxy=repository.control_proxy, clock=clock, no_host_hint=self.no_host_hint)
         self._parsing = trio.CapacityLimiter(_PARSERS)
         self._versioned = repository.versioned

@@ -210,7 +210,7 @@ def open_repositories(settings: Settings) -> list[Repository]:
             first_byte_timeout_s=_silence_s(config.read_timeout_s),
             idle_timeout_s=_silence_s(config.read_timeout_s),
             max_idle_connections=config.max_connections,
-            ssl_context=ssl_context(repository.ca_bundle, verify=repository.verify_tls),
+            ssl_context=partial(ssl_context, repository.ca_bundle, verify=repository.verify_tls),
             user_agent=USER_AGENT,
         )
         fetcher = Fetcher(

@@ -9,7 +9,8 @@ The worker says:
 - `unregister`: the id of such a file
 - `tune`: true, to raise the mount's limits
 - `ask`: a question to the mount (`mount_table`), for a process that may read it
-- `beat`: it lives; the value is the time in seconds that running reads have at a stop
+- `beat`: it lives; the value is the time in seconds that running reads have at a stop. `busy`: true
+  if it has computed for a tenth of the time since the last one
 - `ready` (a summary), with `warnings` and `stderr` (the path for the output of C libraries, or null)
 - `failed` (why it ends), with `hint`, `usage` and `cannot_follow`
 - `notify`: a message for systemd (sd_notify(3))

@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 BEAT_S = 1.0
 """The pause between two signs of life."""
+_BUSY_SHARE = 0.1
 _REGISTRATION_S = 1.0
 """The longest time in which a supervisor registers a file; it takes some 100 µs."""
 
@@ -166,8 +167,10 @@ class SupervisorLink:
         return answer[0]
 
     async def _beat(self) -> None:
+        used_s = time.process_time()
         while True:
-            self._channel.send(beat=self.shutdown_timeout_s)
+            before_s, used_s = used_s, time.process_time()
+            self._channel.send(beat=self.shutdown_timeout_s, busy=used_s - before_s > _BUSY_SHARE * BEAT_S)
             await trio.sleep(BEAT_S)
 
     async def _listen(self) -> None:

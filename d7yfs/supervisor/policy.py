@@ -23,9 +23,12 @@ from typing import NamedTuple
 PREPARATION_S = 120.0
 """The longest time from a worker's start until it is prepared."""
 STANDBY_DELAY_S = 2.0
-"""The pause before a standby is started: readers of a new mount have the processors first."""
+"""The quiet time before the first standby is started: readers of a new mount have the processors."""
+STANDBY_PATIENCE_S = 10.0
+"""How much longer it waits for a quiet time."""
 NEXT_STANDBY_DELAY_S = 0.5
-"""The same after a takeover: its readers waited, and the next one would wait for a whole start."""
+"""The pause after a takeover, busy or not: its readers waited, and the next one would wait for a whole
+start."""
 STANDBY_RETRY_S = 60.0
 """The pause after a standby that could not be prepared."""
 LEAVE_S = 3.0
@@ -120,6 +123,8 @@ class Supervision:
         self._standby: _Worker | None = None
         self._standby_at: float | None = None
         """The time at which a standby is started."""
+        self._standby_by = 0.0
+        """The time beyond which a busy worker does not put that off."""
         self._standby_trouble = ""
         self._upgrading = False
         self._served = resumed > 0
@@ -176,14 +181,19 @@ class Supervision:
         """A worker serves, and the mount answers."""
         worker = self._find(generation)
         if worker is not None:
-            self._plan_standby(now + (NEXT_STANDBY_DELAY_S if self._served else STANDBY_DELAY_S))
+            if self._served:
+                self._plan_standby(now + NEXT_STANDBY_DELAY_S)
+            else:
+                self._plan_standby(now + STANDBY_DELAY_S, patience_s=STANDBY_PATIENCE_S)
             worker.ready_at, self._served = now, True
         return []
 
-    def heard(self, generation: int, now: float) -> list[Order]:
-        """A worker gave a sign of life."""
+    def heard(self, generation: int, now: float, *, busy: bool = False) -> list[Order]:
+        """A worker gave a sign of life; `busy`: it has work to do."""
         if (worker := self._find(generation)) is not None:
             worker.heard_at = now
+            if busy and self._standby_at is not None:
+                self._standby_at = max(self._standby_at, min(now + STANDBY_DELAY_S, self._standby_by))
         return []
 
     def left(self, generation: int, now: float) -> list[Order]:
@@ -247,7 +257,7 @@ class Supervision:
         """The active worker has other settings now than the standby has read."""
         if self._upgrading:
             return []
-        self._plan_standby(now + STANDBY_DELAY_S)
+        self._plan_standby(now + STANDBY_DELAY_S, patience_s=STANDBY_PATIENCE_S)
         return self._drop_standby()
 
     def asked_to_upgrade(self, now: float) -> list[Order]:
@@ -343,9 +353,9 @@ class Supervision:
         self._active, self._retry_at, self._standby_at, self._upgrading = worker, None, None, False
         return [*orders, Order(Do.GO, worker.generation)]
 
-    def _plan_standby(self, at: float) -> None:
+    def _plan_standby(self, at: float, *, patience_s: float = 0.0) -> None:
         if self._keeps_standby:
-            self._standby_at = at
+            self._standby_at, self._standby_by = at, at + patience_s
 
     def _drop_standby(self) -> list[Order]:
         worker, self._standby = self._standby, None

@@ -149,7 +149,7 @@ class Supervisor:
         now, supervision = time.monotonic(), self._supervision
         if "beat" in said:
             self._within_s = said["beat"]
-            return supervision.heard(generation, now)
+            return supervision.heard(generation, now, busy=said.get("busy", False))
         if "prepared" in said:
             return supervision.prepared(generation, now)
         if "ready" in said:

@@ -12,7 +12,7 @@ import trio
 from click.testing import CliRunner, Result
 
 from d7yfs.cli import main
-from d7yfs.control import control_socket
+from d7yfs.control import control_socket, server
 
 POINT = Path("/mnt/models")
 WELL: dict[str, Any] = {
@@ -38,7 +38,7 @@ async def health(nursery: trio.Nursery, answer: Mapping[str, Any], *arguments: s
     async def report(_request: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         yield dict(answer)
 
-    await nursery.start(control_socket.serve, control_socket.socket_path(POINT), {"health": report})
+    await nursery.start(server.serve, control_socket.socket_path(POINT), {"health": report})
     return await trio.to_thread.run_sync(lambda: CliRunner().invoke(main, ["health", *arguments]))
 
 

@@ -174,9 +174,3 @@ def test_help_of_the_group_lists_all_commands_without_importing_them() -> None:
         assert f"  {name} " in text
         assert line.split()[0] in text
         assert f"d7yfs.cli.{name}" not in modules.split()
-
-
-def test_the_command_line_starts_without_the_heavy_libraries() -> None:
-    code = "import sys, d7yfs.cli, d7yfs.cli.options, d7yfs.cli.mount_helper; print(*sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert {"boto3", "botocore", "trio", "pyfuse3", "httpx"}.isdisjoint(result.stdout.split())

@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from d7yfs.config.sources import load_settings
-from d7yfs.control import control_socket
+from d7yfs.control import control_socket, server
 from d7yfs.control.control_socket import NoAnswer
 from d7yfs.errors import MountError, NotFound, UsageError
 
@@ -48,11 +48,11 @@ async def _count(request: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], N
         raise NotFound("no more of them", hint="count on your fingers")
 
 
-HANDLERS: dict[str, control_socket.Handler] = {"echo": _echo, "absent": _absent, "broken": _broken, "count": _count}
+HANDLERS: dict[str, server.Handler] = {"echo": _echo, "absent": _absent, "broken": _broken, "count": _count}
 
 
 async def _serving(nursery: trio.Nursery, path: Path) -> None:
-    await nursery.start(control_socket.serve, path, HANDLERS)
+    await nursery.start(server.serve, path, HANDLERS)
 
 
 async def ask(path: Path, command: str, /, **arguments: Any) -> dict[str, Any]:
@@ -135,7 +135,7 @@ async def test_a_report_ends_when_its_client_leaves(runtime: Path, nursery: trio
         finally:
             ended.set()
 
-    await nursery.start(control_socket.serve, path, {"endless": endless})
+    await nursery.start(server.serve, path, {"endless": endless})
 
     def look_once() -> None:
         report = control_socket.follow(path, "endless")
@@ -243,7 +243,7 @@ async def test_a_daemon_that_takes_up_no_connection_is_listed_and_not_waited_for
 
 async def test_a_daemon_that_hangs_up_has_not_answered(runtime: Path, nursery: trio.Nursery) -> None:
     path = control_socket.socket_path(Path("/mnt/models"))
-    await nursery.start(control_socket.serve, path, {"leave": _leave})
+    await nursery.start(server.serve, path, {"leave": _leave})
     with pytest.raises(NoAnswer, match="it has hung up") as caught:
         await ask(path, "leave")
     assert caught.value.reason == "it has hung up"
@@ -266,7 +266,7 @@ async def test_a_runtime_directory_that_others_may_enter_is_refused(runtime: Pat
     runtime.mkdir(mode=0o755)
     runtime.chmod(0o755)
     with pytest.raises(MountError, match="0700"):
-        await control_socket.serve(control_socket.socket_path(Path("/mnt/models")), HANDLERS)
+        await server.serve(control_socket.socket_path(Path("/mnt/models")), HANDLERS)
 
 
 def test_socket_paths_are_short_however_long_the_mount_point(runtime: Path) -> None:
@@ -301,12 +301,12 @@ async def test_what_is_reported_is_done_though_its_client_leaves_and_fails_in_wo
         raise KeyError("x")
 
     async with trio.open_nursery() as nursery:
-        async with contextlib.aclosing(control_socket.reporting(nursery, work)) as replies:
+        async with contextlib.aclosing(server.reporting(nursery, work)) as replies:
             assert await anext(replies) == {"state": "running"}
-        *_, last = [reply async for reply in control_socket.reporting(nursery, work)]
+        *_, last = [reply async for reply in server.reporting(nursery, work)]
         assert last == {"state": "done", "outcome": {"files": 1}}
         with pytest.raises(MountError, match="unexpected KeyError; see the log"):
-            [reply async for reply in control_socket.reporting(nursery, broken)]
+            [reply async for reply in server.reporting(nursery, broken)]
     assert done == ["work", "work"]
 
 

@@ -12,8 +12,8 @@ import trio
 
 from d7yfs.config.schema import Profile
 from d7yfs.config.sources import Settings, load_settings
-from d7yfs.control.control_socket import reporting
 from d7yfs.control.reload import Reloader, compare
+from d7yfs.control.server import reporting
 from d7yfs.host.launch import Readiness
 from d7yfs.stats.status import ReloadStatus, as_json
 

@@ -635,7 +635,7 @@ async def tls_server(ca: trustme.CA) -> AsyncIterator[ScriptedServer]:
 async def tls_transport(ca: trustme.CA) -> AsyncIterator[Transport]:
     context = ssl.create_default_context()
     ca.configure_trust(context)
-    transport = Transport(ssl_context=context)
+    transport = Transport(ssl_context=lambda: context)
     yield transport
     await transport.aclose()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
@@ -11,7 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from d7yfs.host.process import OOM_SCORE_ADJ, ask_to_be_spared, raise_descriptor_limit
+from d7yfs.host.process import (
+    OOM_SCORE_ADJ,
+    ask_to_be_spared,
+    pause_collector,
+    raise_descriptor_limit,
+    spare_collector,
+)
 
 
 def test_limit_is_raised() -> None:
@@ -31,6 +38,19 @@ def test_others_are_killed_first(tmp_path: Path) -> None:
         ask_to_be_spared(path)
         assert path.read_text() == after
     ask_to_be_spared(tmp_path / "absent")
+
+
+def test_garbage_is_collected_again_after_the_start() -> None:
+    before = gc.get_threshold()
+    try:
+        pause_collector()
+        assert not gc.isenabled()
+        spare_collector()
+        assert gc.isenabled()
+    finally:
+        gc.enable()
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 _SLEEPER = """

@@ -36,7 +36,7 @@ async def server() -> AsyncIterator[Echo]:
 
 @asynccontextmanager
 async def client(**options: Any) -> AsyncIterator[Rest]:
-    made = Rest(options.pop("context", True), clock=lambda: NOW, **options)
+    made = Rest(options.pop("context", ssl.create_default_context), clock=lambda: NOW, **options)
     async with aclosing(made):
         yield made
 
@@ -151,8 +151,16 @@ async def test_a_certificate_must_verify() -> None:
         async with client() as rest:
             with pytest.raises(OriginUntrusted, match=r"certificate|issuer"):
                 await rest.send("GET", server.url, {}, subject="t://b/k")
-        async with client(context=trusting) as rest:
+        async with client(context=lambda: trusting) as rest:
             assert (await rest.send("GET", server.url, {}, subject="t://b/k")).status == 200
+
+
+async def test_plain_http_loads_no_certificates(server: Echo) -> None:
+    def refuse() -> ssl.SSLContext:
+        raise AssertionError("certificates are loaded")
+
+    async with client(context=refuse) as rest:
+        assert (await rest.send("GET", server.url, {}, subject="t://b/k")).status == 200
 
 
 async def test_the_proxy_is_a_setting_and_nothing_else(server: Echo, monkeypatch: pytest.MonkeyPatch) -> None:

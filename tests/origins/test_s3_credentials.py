@@ -14,6 +14,7 @@ from contextlib import aclosing
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+import botocore.credentials
 import pytest
 import trio
 from trio.testing import assert_no_checkpoints
@@ -371,3 +372,14 @@ async def test_a_role_is_the_same_principal_after_its_keys_have_rotated(
         assert principals == {f"role {os.environ['AWS_ROLE_ARN']}"}
     else:
         assert principals == {"session ASIAFIRST", "session ASIASECOND"}, "its role is not known"
+
+
+async def test_a_login_session_has_the_library_that_it_needs(
+    setenv: Setenv, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(botocore.credentials, "EC", None)
+    (tmp_path / "config").write_text("[profile console]\nlogin_session = arn:aws:iam::1:user/u\nregion = eu-west-3\n")
+    setenv({"AWS_CONFIG_FILE": str(tmp_path / "config"), "HOME": str(tmp_path)})
+    async with aclosing(opened(Profile("console"))) as origin:
+        with pytest.raises(AccessDenied, match="login session token"):
+            await signs_with(origin)

@@ -97,7 +97,7 @@ async def listed(origin: Origin) -> ObjectVersion:
 
 async def read(origin: Origin, version: ObjectVersion, ca_file: Path | None = None) -> bytes:
     """Read with the product's own fetcher."""
-    context = ssl.create_default_context(cafile=ca_file) if ca_file else None
+    context = partial(ssl.create_default_context, cafile=ca_file)
     async with AsyncExitStack() as stack:
         transport = await stack.enter_async_context(aclosing(Transport(ssl_context=context)))
         fetcher = Fetcher(origin, transport, proxy=None, read_timeout_s=20, max_connections=4)

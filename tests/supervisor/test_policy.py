@@ -63,6 +63,22 @@ def test_a_standby_that_is_not_prepared_yet_takes_over_all_the_same() -> None:
     assert made.ended(1, 12.1, None, "killed") == [Order(Do.GO, 2)]
 
 
+def test_a_standby_waits_for_a_quiet_time_and_not_for_ever() -> None:
+    made = begun()
+    for now in (11.0, 12.0, 13.0):
+        made.heard(1, now, busy=True)
+        assert made.tick(now) == []
+    made.heard(1, 14.0)
+    assert made.tick(14.9) == []
+    assert made.tick(15.0) == [Order(Do.START, 2)]
+    made = begun()
+    now = 10.0
+    while not made.tick(now):
+        now += 0.5
+        made.heard(1, now, busy=True)
+    assert now == 10.0 + policy.STANDBY_DELAY_S + policy.STANDBY_PATIENCE_S
+
+
 def test_deaths_in_a_row_are_followed_after_longer_and_longer_pauses() -> None:
     made = begun(standby=False)
     now, generation = 20.0, 1

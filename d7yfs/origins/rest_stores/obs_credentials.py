@@ -51,7 +51,7 @@ class ObsCredentials:
 
     async def _from_agency(self) -> AccessKeys | None:
         """The agency's keys; None without a metadata service or without an agency."""
-        rest = Rest(context=False, clock=self.clock)  # plain http: no certificates to load
+        rest = Rest(clock=self.clock)
         subject = f"{self.subject}: instance metadata"
         try:
             with trio.move_on_after(_METADATA_TIMEOUT_S) as limit:

@@ -12,19 +12,13 @@ from __future__ import annotations
 
 from urllib.parse import unquote
 
-from botocore.auth import AUTH_TYPE_MAPS, S3SigV4Auth, S3SigV4QueryAuth, SigV4Auth, SigV4QueryAuth
+from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import ReadOnlyCredentials
 
 from d7yfs.errors import ConfigError
 from d7yfs.origins.access_keys import AccessKeys, BucketRequest
 from d7yfs.origins.bucket import SIGNATURE_LIFE_S, Address
-
-# Where awscrt is installed, which is here for its checksums, botocore's clients would sign by it. So
-# requests to STS, say, would be signed by other code than ours.
-AUTH_TYPE_MAPS.update(
-    {"v4": SigV4Auth, "v4-query": SigV4QueryAuth, "s3v4": S3SigV4Auth, "s3v4-query": S3SigV4QueryAuth}
-)
 
 
 class S3Signer:
