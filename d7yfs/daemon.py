@@ -179,7 +179,13 @@ class _Mount:
         self._rights = {name: each.rights for name, each in sources.items() if each.rights is not None}
         self._invalidator = Invalidator(lambda directory, names: self._engine.forget_entries(directory, names))
         self._filesystem = Filesystem(
-            inodes, sources, cache, nursery, changed=self._entries_changed, forget_names=self._invalidator.changed
+            inodes,
+            sources,
+            cache,
+            nursery,
+            changed=self._entries_changed,
+            forget_names=self._invalidator.changed,
+            open_wait_s=min(config.open_wait_s, config.read_timeout_s / 2),
         )
         refreshers = self._filesystem.refreshers
         self._engine = engine.make_engine(config, self._filesystem, self._invalidator)

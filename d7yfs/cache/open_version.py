@@ -21,8 +21,9 @@ class OpenVersion:
     def __init__(self, version: ObjectVersion, read_timeout_s: float, on_last_drop: Callable[[], None]) -> None:
         self.version = version
         self.holds = 0
-        self.comparisons = 0
+        self._comparisons = 0
         """Comparisons with the store's checksum that are under way."""
+        self._compared = trio.Event()
         self.backing: BackingFile
         self.use: VersionUse
         """Set by `Cache.open`, as `backing` is: they need this object's methods."""
@@ -84,7 +85,22 @@ class OpenVersion:
         """The descriptor of a file with all bytes, each verified, and no others, for the kernel to
         read by itself; None where there is none, or it may yet prove wrong.
         """
-        return None if self.comparisons else self.backing.whole_file
+        return None if self._comparisons else self.backing.whole_file
+
+    def begin_comparison(self) -> None:
+        """Note a comparison with the store's checksum, which ends with `end_comparison`."""
+        self._comparisons += 1
+
+    def end_comparison(self) -> None:
+        self._comparisons -= 1
+        if not self._comparisons:
+            self._compared.set()
+            self._compared = trio.Event()
+
+    async def compared(self) -> None:
+        """Return once no comparison is under way."""
+        while self._comparisons:
+            await self._compared.wait()
 
     @property
     def cached_bytes(self) -> int:

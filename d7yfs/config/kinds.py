@@ -37,6 +37,7 @@ _SIZE_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _DURATION_MS = {"ms": 1, "": 1000, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _MAX_SIZE_BYTES = 1 << 62
 _MAX_DURATION_S = 10 * 365 * 86400
+_MOST_OPEN_WAIT_S = 10.0
 
 
 def _show(value: object) -> str:
@@ -287,6 +288,13 @@ def _at_least(
     return checked
 
 
+def _open_wait(value: object) -> float:
+    duration_s = parse_duration(value)
+    if duration_s > _MOST_OPEN_WAIT_S:
+        raise ValueError(f"is too long; allowed: {show_duration(_MOST_OPEN_WAIT_S)} or less")
+    return duration_s
+
+
 def one_of(*choices: str) -> Kind:
     """The kind of an option that is one of `choices`; by default the first."""
 
@@ -314,6 +322,7 @@ MODELS = Kind("N", _integer(0, 10_000, "number of models"))
 SIZE = Kind("SIZE", parse_size, show_size)
 BUFFER_SIZE = Kind("SIZE", _at_least(16 << 20, parse_size, "16MiB"), show_size)
 LIFETIME = Kind("TIME", parse_lifetime, show_duration)
+OPEN_WAIT = Kind("TIME", _open_wait, show_duration)
 TIMEOUT = Kind("TIME", _at_least(0.1, parse_duration, "0.1s"), show_duration)
 PERCENT = Kind("PERCENT", parse_percent, show_percent)
 P2P = Kind("MODES", lambda value: P2p.parse(_text(value)), unset=P2p())

@@ -394,6 +394,12 @@ class Config:
         "(root, Linux 6.9).",
         True,
     )
+    open_wait_s: float = _mount(
+        kinds.OPEN_WAIT,
+        "Have open(2) of a file that is not whole in the cache wait, if its rest is expected within this time (10s at most): the "
+        "kernel then reads it by itself. All of the file is fetched, whatever is read of it. Files of up to 1 MiB never wait.",
+        0.0,
+    )
     takeover: str = _mount(
         kinds.one_of("auto", "standby", "cold", "off"),
         "What happens when the daemon dies: another one takes over the mount, and readers get no error. It waits ready "

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from d7yfs.errors import AccessDenied, BadReply, D7yfsError, ObjectArchived, OriginUnavailable, VersionGone
 from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.origins.encryption import undecryptable
-from d7yfs.origins.rest import request_id, retry_after_s
+from d7yfs.origins.headers import request_id, retry_after_s
 
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
 _EXPIRED_CODES = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}

@@ -4,6 +4,7 @@ which an origin's ranges come.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable
@@ -224,6 +225,11 @@ class Bandwidth:
     def total_bytes_s(self) -> float:
         """The best rate of all connections together, lately, in bytes a second; 0 while unknown."""
         return max((rate for _, rate in self._rates), default=0.0)
+
+    def expected_s(self, size_bytes: int) -> float:
+        """Seconds until so many bytes are there; infinite for many bytes while no rate is known."""
+        rate_bytes_s = self.total_bytes_s or (math.inf if size_bytes <= dragonfly_task.MAX_DIRECT_BYTES else 0.0)
+        return self.first_byte_s + size_bytes / rate_bytes_s if rate_bytes_s else math.inf
 
     @property
     def window_bytes(self) -> int:

@@ -133,7 +133,7 @@ class Verifier:
         self._under_way[target] = ended = trio.Event()
         self._nursery.start_soon(self._verify, target, ended)
         target.begin_work()
-        target.comparisons += 1
+        target.begin_comparison()
 
     async def _verify(self, target: CachedVersion, ended: trio.Event) -> None:
         name = self._fetcher.name(target.version)
@@ -149,7 +149,7 @@ class Verifier:
         except Exception:
             log.exception("%s: comparing it with its checksum failed unexpectedly", name)
         finally:
-            target.comparisons -= 1
+            target.end_comparison()
             ended.set()
             if self._under_way.get(target) is ended:
                 del self._under_way[target]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -35,6 +36,8 @@ class RepositoryBackend:
     task_id: Callable[[ObjectVersion], Awaitable[str]] | None = None
     """The id of Dragonfly's task for a version, empty without one; None if Dragonfly has no
     part. Raises D7yfsError."""
+    expected_s: Callable[[int], float] = lambda _: math.inf
+    """Seconds until so many bytes of a version are there, if they are asked for now."""
     rights: Rights | None = None
     """The right of its credentials to read what is cached; None: they may read all of it."""
     models: Models = field(default_factory=Models)

@@ -62,8 +62,9 @@ class Filesystem(OpenFiles):
         *,
         changed: Callable[[Directory, NameChanges], None] = lambda _directory, _changes: None,
         forget_names: Callable[[int, Iterable[str]], None] = lambda _inode, _names: None,
+        open_wait_s: float = 0.0,
     ) -> None:
-        super().__init__(tree, backends, cache, nursery)
+        super().__init__(tree, backends, cache, nursery, open_wait_s)
         self.listers = {
             name: Lister(
                 tree,

@@ -10,8 +10,8 @@ Base of `Filesystem`. Trio thread only.
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from weakref import WeakKeyDictionary
@@ -24,6 +24,7 @@ from d7yfs.errors import AccessDenied, D7yfsError, IsADirectory, ObjectArchived,
 from d7yfs.fs.backend import RepositoryBackend
 from d7yfs.fs.density import Density
 from d7yfs.fs.neighbours import Neighbours
+from d7yfs.fs.patience import Patience
 from d7yfs.fs.readahead import SMALL_FILE_BYTES, Window
 from d7yfs.fs.rights import Rights
 from d7yfs.objects import ByteRange
@@ -48,22 +49,32 @@ class _Handle:
 
 
 class OpenFiles:
-    """The open files over the repositories of `backends`; `nursery` runs what is fetched ahead."""
+    """The open files over the repositories of `backends`; `nursery` runs what is fetched ahead. A file is
+    waited for when it is opened, if it is expected to be whole within `open_wait_s`.
+    """
 
     def __init__(
-        self, tree: Tree, backends: Mapping[str, RepositoryBackend], cache: Cache, nursery: trio.Nursery
+        self,
+        tree: Tree,
+        backends: Mapping[str, RepositoryBackend],
+        cache: Cache,
+        nursery: trio.Nursery,
+        open_wait_s: float = 0.0,
     ) -> None:
         self.tree = tree
         self._backends = backends
         self._cache = cache
         self._numbers = itertools.count(1)
         self._handles: dict[int, _Handle] = {}
+        self._patience = {name: Patience(open_wait_s) for name in backends}
         self._densities: WeakKeyDictionary[CachedVersion, Density] = WeakKeyDictionary()
         self._neighbours = Neighbours(tree, backends, cache, nursery)
         self.fullness = {
             name: Fullness(each.models, partial(cache.open_bytes, each.identity), partial(cache.look, each.identity))
             for name, each in backends.items()
         }
+        self.became_whole: Callable[[int], None] = lambda _inode: None
+        """Told of each file that becomes whole in the cache after it was opened."""
         self.idle = trio.Event()
         """An event that is set while no file is open; replaced when one is opened."""
         self.idle.set()
@@ -157,6 +168,7 @@ class OpenFiles:
         fullness, version = self.fullness[node.repository], node.version
         if fullness.opened(version, trio.current_time(), whole=cached.is_whole):
             cached.call_when_whole(lambda: fullness.whole(version, trio.current_time()))
+            cached.call_when_whole(lambda: self.became_whole(node.inode))
 
     def _drop(self, node: File, cached: CachedVersion) -> None:
         self.fullness[node.repository].closed(node.version, trio.current_time(), cached.cached_bytes)
@@ -255,6 +267,36 @@ class OpenFiles:
         return (
             None if opened is None or opened.cached is None or self.awaits_grant(handle) else opened.cached.whole_file
         )
+
+    def is_soon_whole(self, handle: int) -> bool:
+        """True if it is worth waiting until an open version is whole, compared and on disk."""
+        opened = self._handles[handle]
+        cached, size_bytes = opened.cached, opened.node.size_bytes
+        if cached is None or size_bytes <= SMALL_FILE_BYTES or cached.whole_file is not None or not cached.keeps:
+            return False
+        backend, patience = self._backends[opened.node.repository], self._patience[opened.node.repository]
+        return patience.is_worth_it(backend.expected_s(size_bytes - cached.cached_bytes), trio.current_time())
+
+    async def complete(self, handle: int) -> None:
+        """Have an open version filled, and wait for that as long as the patience allows. A failure is
+        left to its readers."""
+        opened = self._handles[handle]
+        cached, patience = opened.cached, self._patience[opened.node.repository]
+        assert cached is not None
+        came = False
+        with trio.move_on_after(patience.bound_s):
+            cached.fill()  # it goes on if this is too short
+            with suppress(D7yfsError):
+                await cached.fill_whole()
+                await cached.compared()
+                came = True
+        if not came:
+            patience.disappoint(trio.current_time())
+
+    def is_whole(self, handle: int) -> bool:
+        """True if all bytes of an open version are on disk, to be compared with the store's or not."""
+        opened = self._handles.get(handle)
+        return opened is not None and opened.cached is not None and opened.cached.is_whole
 
     def awaits_grant(self, handle: int, *, only_whole: bool = False) -> bool:
         """True if the credentials have to be granted an open version before it is read; with

@@ -1,5 +1,5 @@
 """Notices to the kernel: names to forget, since their meaning changed while it still believed the
-old one.
+old one, and names to ask for again.
 
 Owns the queue between the event loop, which learns of changes, and the one thread that tells the
 kernel. A notice about a directory's entries takes that directory's lock. The kernel holds it while
@@ -14,8 +14,9 @@ it waits for *our* answer to a lookup or readdir there. So:
   counted (backpressure). Then the kernel's own timeout bounds how long the old entry is believed:
   never more than the listing's remaining life.
 
-`daemon` adds the listers' changes, and names of which the kernel is to remember fewer. The FUSE
-adapter says which requests are unanswered, and tells the kernel. Trio thread only.
+`daemon` adds the listers' changes, and names of which the kernel is to remember fewer; the responder
+adds names to ask for again. The engine says which requests are unanswered, and tells the kernel.
+Trio thread only.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 
 import trio
 
@@ -46,19 +48,21 @@ _AT_ONCE = 512
 """The names per change of threads: a few milliseconds."""
 
 Tell = Callable[[int, Sequence[bytes]], int]
-"""Have the kernel forget these entries of a directory, and its attributes; returns how many it
-knew. Blocks: for a thread."""
+"""Have the kernel forget these entries of a directory, and its attributes, or ask for them again;
+returns how many it knew. Blocks: for a thread."""
 
 
 class Invalidator:
-    """The notices of one mount to its kernel; `tell` gives them."""
+    """The notices of one mount to its kernel; `tell` gives those about names to forget."""
 
     def __init__(self, tell: Tell, *, max_names: int = MAX_NAMES) -> None:
         self.counters = blank(NoticesStatus)
+        self.tell_expired: Tell = lambda _directory, _names: 0
+        """Gives those about names to ask for again; set by an engine that has some."""
         self._tell = tell
         self._max_names = max_names
-        self._waiting: dict[int, dict[bytes, None]] = {}
-        """The names by directory, both in the order in which they came."""
+        self._waiting: dict[int, dict[bytes, bool]] = {}
+        """The names by directory, both in the order in which they came; True for those to forget."""
         self._waiting_since: dict[int, float] = {}
         self._under_way: int | None = None
         self._thread = trio.CapacityLimiter(1)
@@ -70,12 +74,22 @@ class Invalidator:
 
     def changed(self, directory: int, names: Iterable[str]) -> None:
         """Have the kernel forget `names` in the directory of this inode, and its attributes."""
+        self._add(directory, names, forget=True)
+
+    def expired(self, directory: int, names: Iterable[str]) -> None:
+        """Have the kernel ask for `names` in the directory of this inode when they are next used."""
+        self._add(directory, names, forget=False)
+
+    def _add(self, directory: int, names: Iterable[str], *, forget: bool) -> None:
         waiting = self._waiting.setdefault(directory, {})
         self._waiting_since.setdefault(directory, trio.current_time())
         room = self._max_names - sum(map(len, self._waiting.values()))
-        new = [name for name in dict.fromkeys(map(os.fsencode, names)) if name not in waiting]
-        waiting.update(dict.fromkeys(new[:room]))
+        encoded = dict.fromkeys(map(os.fsencode, names))
+        new = [name for name in encoded if name not in waiting]
         self.counters.overflow += len(new[room:])
+        waiting.update(dict.fromkeys(new[:room], forget))
+        if forget:
+            waiting.update((name, True) for name in encoded if name in waiting)
         self._stir()
 
     @contextmanager
@@ -120,11 +134,12 @@ class Invalidator:
                 with trio.move_on_after(_LOOK_AGAIN_S if self._waiting else math.inf):
                     await self._stirred.wait()
                 continue
-            names = self._take(directory)
+            names, forget = self._take(directory)
+            tell = self._tell if forget else self.tell_expired
             self._under_way = directory
             try:
                 known = await trio.to_thread.run_sync(
-                    partial(self._tell, directory, names), abandon_on_cancel=True, limiter=self._thread
+                    partial(tell, directory, names), abandon_on_cancel=True, limiter=self._thread
                 )
                 self.counters.notices += len(names)
                 self.counters.known += known
@@ -141,16 +156,18 @@ class Invalidator:
         now = trio.current_time()
         return now - self._waiting_since[directory] >= _PATIENCE_S and now - unanswered[0] < _YOUNG_S
 
-    def _take(self, directory: int) -> list[bytes]:
-        """The next names of a directory, which then wait no more."""
+    def _take(self, directory: int) -> tuple[list[bytes], bool]:
+        """The next names of a directory, which then wait no more, and True if they are to be
+        forgotten."""
         waiting = self._waiting[directory]
-        names = list(waiting)[:_AT_ONCE]
+        forget = all(waiting.values())
+        names = list(islice((name for name, each in waiting.items() if each is forget), _AT_ONCE))
         if len(names) == len(waiting):
             del self._waiting[directory], self._waiting_since[directory]
         else:
             for name in names:
                 del waiting[name]
-        return names
+        return names, forget
 
     def _stir(self) -> None:
         self._stirred.set()

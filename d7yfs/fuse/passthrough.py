@@ -6,6 +6,9 @@ data file, and no read or page fault comes to the daemon. The rules are the kern
 
 - All open handles of a node are in one mode, and with one backing id. So the mode is decided by a
   node's first open handle, and holds until the last one is closed.
+- A node is what the kernel was told at a lookup, and two nodes may show the same inode number. So a
+  file that becomes whole while the daemon serves it has a second node (`SECOND_NODE`), for those who
+  open it from then on. The handles and maps of the first one stay as they are.
 - Registering a descriptor needs CAP_SYS_ADMIN in the init user namespace. A worker without it has its
   supervisor register (`Backings`). Where the kernel refuses every file, the first refusal turns
   passthrough off for this mount. Any other failure is about one file, which the daemon then serves.
@@ -22,7 +25,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,6 +33,9 @@ from d7yfs.fuse.journal import SessionJournal
 from d7yfs.stats.kernel import OperationCounters
 
 log = logging.getLogger(__name__)
+
+SECOND_NODE = 1 << 62
+"""The bit that the second node id of a file has more than the first one, which is its inode."""
 
 _OF_THE_MOUNT = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOTTY})
 """The refusals that every further file would get, too."""
@@ -43,6 +49,11 @@ class Backings(Protocol):
 
     def unregister(self, backing_id: int) -> None:
         """Let go of a file; handles that are open go on. Raises OSError."""
+
+
+def inode_of(nodeid: int) -> int:
+    """The inode that a node id stands for."""
+    return nodeid & ~SECOND_NODE
 
 
 @dataclass(slots=True)
@@ -108,6 +119,28 @@ class Passthrough:
             return False
         self._close(nodeid)
         return self._counters.passthrough and not node.backing_id
+
+    def node_id(self, inode: int, is_whole: Callable[[int], bool]) -> int:
+        """The node id by which the kernel is to open a file from now on: one that it can read by
+        itself if the file is whole, and else the one that is open.
+
+        `is_whole` tells whether the kernel could read the file of an open handle by itself.
+        """
+        for nodeid in (inode, inode | SECOND_NODE):
+            if self.has(nodeid):
+                return nodeid
+        if (served := self.served(inode)) is None:
+            return inode
+        nodeid, handle = served
+        return nodeid ^ SECOND_NODE if self._counters.passthrough and is_whole(handle) else nodeid
+
+    def served(self, inode: int) -> tuple[int, int] | None:
+        """Node id and a handle of a file of which one node alone is open, if the daemon serves it."""
+        nodes = [(nodeid, node) for nodeid in (inode, inode | SECOND_NODE) if (node := self._nodes.get(nodeid))]
+        if len(nodes) != 1 or nodes[0][1].backing_id:
+            return None
+        ((nodeid, node),) = nodes
+        return nodeid, next(iter(node.handles))
 
     def handles(self, nodeid: int) -> tuple[int, ...]:
         """The handles of a node that are open, as far as is known."""

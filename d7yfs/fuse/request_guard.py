@@ -14,7 +14,7 @@ import errno
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 from typing import ParamSpec, TypeVar
 
@@ -148,10 +148,14 @@ class RequestGuard:
         self.counters.errors[operation] += 1
         return RequestRefused(number)
 
-    @contextmanager
-    def waiting_read(self, handle: int) -> Iterator[None]:
+    def waiting_read(self, handle: int) -> AbstractContextManager[None]:
         """Mark a read through an open file as waiting meanwhile. Raises TooManyReads."""
-        uid, waiting = self.files.user_of(handle), self.counters.waiting_reads
+        return self.waiting(self.files.user_of(handle))
+
+    @contextmanager
+    def waiting(self, uid: int) -> Iterator[None]:
+        """Mark a user's request as waiting for bytes meanwhile. Raises TooManyReads."""
+        waiting = self.counters.waiting_reads
         if waiting[uid] >= MAX_WAITING_READS:
             raise TooManyReads(f"more than {MAX_WAITING_READS} reads of uid {uid} wait for bytes")
         waiting[uid] += 1

@@ -15,20 +15,21 @@ import logging
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 
 import trio
 
-from d7yfs.errors import TooManyOpenFiles
+from d7yfs.errors import TooManyOpenFiles, TooManyReads
 from d7yfs.fs.filesystem import Filesystem
 from d7yfs.fuse import wire
 from d7yfs.fuse.appearance import BLOCK_SIZE, UNSEEN_INODES, Appearance
 from d7yfs.fuse.journal import SessionJournal
 from d7yfs.fuse.notices import Invalidator
-from d7yfs.fuse.passthrough import Passthrough
+from d7yfs.fuse.passthrough import Passthrough, inode_of
 from d7yfs.fuse.request_guard import RequestGuard, RequestRefused
 from d7yfs.fuse.wire import OpenFlag, split_seconds
 from d7yfs.tree.huge_directory import Unseen
-from d7yfs.tree.nodes import Absent, Directory, Found, Node
+from d7yfs.tree.nodes import Absent, Directory, File, Found, Node
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,10 @@ _TASK_ID = XATTR_PREFIX + b"task_id"
 _MAX_XATTR_BYTES = 65_536
 """XATTR_SIZE_MAX and XATTR_LIST_MAX of linux/limits.h."""
 _DT_DIR, _DT_REG = stat.S_IFDIR >> 12, stat.S_IFREG >> 12
+
+_ONE_READ_BYTES = 1 << 20
+"""A file of up to this size is one READ, whose pages the kernel keeps: it gains nothing by another
+node."""
 
 Reply = bytes | bytearray | memoryview
 _Entries = tuple[Directory, Iterator[tuple[int, str, Node | Unseen]]]
@@ -61,6 +66,9 @@ class Responder:
         """Set by the session once INIT is answered, before any other request."""
         self.useless_pages: set[int] = set()
         """Nodes whose pages the kernel need not keep: it reads the cache's file from now on."""
+        self._to_change = set[int]()
+        """Inodes of open files that the daemon serves, and that are, or become, whole."""
+        filesystem.became_whole = self._to_change.add
         self.journal: SessionJournal | None = None
         self.earlier_readers: Mapping[int, Sequence[str]] = {}
         """The names that readers of directories went through in an earlier process, by handle."""
@@ -94,11 +102,11 @@ class Responder:
         return wire.ENTRY_OUT.pack(0, 0, whole_s, 0, ns, *[0] * 17)
 
     def getattr(self, nodeid: int, _uid: int, _body: memoryview) -> Reply | None:
-        node = self._filesystem.getattr_at_once(nodeid)
+        node = self._filesystem.getattr_at_once(inode_of(nodeid))
         return None if node is None else self._attributes_reply(node)
 
     async def wait_for_getattr(self, nodeid: int, _uid: int, _body: memoryview) -> Reply:
-        return self._attributes_reply(await self._filesystem.getattr(nodeid))
+        return self._attributes_reply(await self._filesystem.getattr(inode_of(nodeid)))
 
     def _attributes_reply(self, node: Node) -> bytes:
         whole_s, ns = split_seconds(node.attributes_timeout_s(trio.current_time()))
@@ -108,7 +116,14 @@ class Responder:
         """fuse_entry_out of a node, which the kernel takes for a lookup."""
         entry_s, entry_ns = split_seconds(entry_timeout_s)
         whole_s, ns = split_seconds(node.attributes_timeout_s(now))
-        return wire.ENTRY_OUT.pack(node.inode, 0, entry_s, whole_s, entry_ns, ns, *self._attributes(node))
+        nodeid = node.inode
+        if node.size_bytes > _ONE_READ_BYTES:
+            nodeid = self.passthrough.node_id(nodeid, self._is_the_kernels)
+        return wire.ENTRY_OUT.pack(nodeid, 0, entry_s, whole_s, entry_ns, ns, *self._attributes(node))
+
+    def _is_the_kernels(self, handle: int) -> bool:
+        """True if the kernel could read an open file by itself."""
+        return self._filesystem.whole_file(handle) is not None
 
     def _attributes(self, node: Node) -> tuple[int, ...]:
         seconds, ns = divmod(node.mtime_ns, 1_000_000_000)
@@ -231,12 +246,12 @@ class Responder:
 
     def open(self, nodeid: int, uid: int, body: memoryview) -> Reply | None:
         self._refuse_to_write(body)
-        files, size_bytes = self._guard.files, self._tree.get(nodeid).size_bytes
-        weight = files.admit(uid, size_bytes)
+        files, inode = self._guard.files, inode_of(nodeid)
+        weight = files.admit(uid, self._tree.get(inode).size_bytes)
         handle = None
         try:
-            handle = self._filesystem.open_at_once(nodeid)
-            if handle is not None and self._must_be_granted(nodeid, handle):
+            handle = self._filesystem.open_at_once(inode)
+            if handle is not None and (self._must_be_granted(nodeid, handle) or self._is_soon_whole(nodeid, handle)):
                 self._filesystem.release(handle)
                 handle = None
         finally:
@@ -248,11 +263,14 @@ class Responder:
         return self._open_reply(nodeid, handle)
 
     async def wait_for_open(self, nodeid: int, uid: int, _body: memoryview) -> Reply:
-        files = self._guard.files
-        weight = files.admit(uid, self._tree.get(nodeid).size_bytes)
+        files, inode = self._guard.files, inode_of(nodeid)
+        weight = files.admit(uid, self._tree.get(inode).size_bytes)
         try:
-            handle = await self._filesystem.open(nodeid)
+            handle = await self._filesystem.open(inode)
             try:
+                if self._is_soon_whole(nodeid, handle):
+                    with suppress(TooManyReads), self._guard.waiting(uid):
+                        await self._filesystem.complete(handle)
                 while self._must_be_granted(nodeid, handle):
                     await self._filesystem.claim(handle)
             except BaseException:
@@ -263,6 +281,10 @@ class Responder:
             raise
         files.opened(handle, uid, weight)
         return self._open_reply(nodeid, handle)
+
+    def _is_soon_whole(self, nodeid: int, handle: int) -> bool:
+        """True if the kernel could soon read a file by itself that the daemon would serve now."""
+        return self.passthrough.needs_file(nodeid) and self._filesystem.is_soon_whole(handle)
 
     def _must_be_granted(self, nodeid: int, handle: int) -> bool:
         """True if the kernel is to read a file by itself that its credentials have to be granted
@@ -280,6 +302,8 @@ class Responder:
     def _open_reply(self, nodeid: int, handle: int) -> bytes:
         whole = self._filesystem.whole_file(handle) if self.passthrough.needs_file(nodeid) else None
         backing_id = self.passthrough.open(nodeid, handle, whole)
+        if not backing_id:
+            self._to_change.add(inode_of(nodeid))
         # An inode is one version for ever, so its cached pages are right for ever. The kernel has
         # none for a file that it reads by itself, and takes no word on them.
         flags = OpenFlag.NOFLUSH | (OpenFlag.PASSTHROUGH if backing_id else OpenFlag.KEEP_CACHE)
@@ -296,8 +320,8 @@ class Responder:
         handle, offset, size, *_ = wire.READ_IN.unpack_from(body)
         if self.journal is not None:
             if not self._filesystem.has_file(handle):
-                await self._filesystem.adopt(handle, nodeid)
-            self._guard.files.adopt(handle, uid, self._tree.get(nodeid).size_bytes)
+                await self._filesystem.adopt(handle, inode_of(nodeid))
+            self._guard.files.adopt(handle, uid, self._tree.get(inode_of(nodeid)).size_bytes)
         with self._guard.waiting_read(handle):
             return await self._filesystem.read(handle, offset, size)
 
@@ -309,6 +333,23 @@ class Responder:
         self._filesystem.release(handle)
         return b""
 
+    def change_over(self) -> None:
+        """Have the kernel ask again for files that became whole while the daemon serves them: it
+        can read them by itself from the next open on. For each that may yet prove wrong this comes
+        later.
+        """
+        changing, left = self._to_change.copy(), set[int]()
+        for inode in changing:
+            node, served = self._tree.nodes.get(inode), self.passthrough.served(inode)
+            if served is None or not isinstance(node, File) or node.size_bytes <= _ONE_READ_BYTES:
+                continue
+            if not self._is_the_kernels(served[1]):
+                if self._filesystem.is_whole(served[1]):
+                    left.add(inode)
+            elif self._guard.counters.passthrough:
+                self._invalidator.expired(node.parent, [node.version.key.rpartition("/")[2]])
+        self._to_change -= changing - left
+
     async def adopt_files(self, open_files: Mapping[int, tuple[int, int]]) -> None:
         """Open the files that were open in an earlier process, so that the cache keeps them. One
         that cannot be opened is tried again by its reader."""
@@ -316,11 +357,12 @@ class Responder:
             await trio.lowlevel.checkpoint()
             if handle in self.passthrough.handles(nodeid) and not self._filesystem.has_file(handle):
                 try:
-                    await self._filesystem.adopt(handle, nodeid)
+                    await self._filesystem.adopt(handle, inode_of(nodeid))
                 except Exception as error:  # it must not end the mount
                     log.info("a file that is open could not be opened again: %s", error)
                 if handle not in self.passthrough.handles(nodeid):  # closed meanwhile
                     self._filesystem.release(handle)
+            self._to_change.add(inode_of(nodeid))  # it may have become whole before
 
     # --- extended attributes ---
 
@@ -328,7 +370,7 @@ class Responder:
         if not self._appearance.xattr:
             raise RequestRefused(errno.ENOSYS)  # the kernel never asks again
         room_bytes, _ = wire.XATTR_IN.unpack_from(body)
-        name, node = wire.name_of(body, wire.XATTR_IN.size), self._tree.get(nodeid)
+        name, node = wire.name_of(body, wire.XATTR_IN.size), self._tree.get(inode_of(nodeid))
         value = (await self._describe(node)).get(name, b"")
         if name == _TASK_ID:
             # Not among the others: it may take a signature, or a request for the version's id.
@@ -341,7 +383,7 @@ class Responder:
         if not self._appearance.xattr:
             raise RequestRefused(errno.ENOSYS)
         room_bytes, _ = wire.XATTR_IN.unpack_from(body)
-        node = self._tree.get(nodeid)
+        node = self._tree.get(inode_of(nodeid))
         names = [*await self._describe(node), *([_TASK_ID] if await self._filesystem.describer.task_id(node) else [])]
         return self._xattr_reply(b"".join(name + b"\0" for name in names), room_bytes)
 
@@ -365,6 +407,6 @@ class Responder:
     def forget(self, nodeid: int, count: int) -> None:
         """Give back `count` lookups of a node."""
         try:
-            self._filesystem.forget(nodeid, count)
+            self._filesystem.forget(inode_of(nodeid), count)
         except Exception:  # one bad entry must not leak the others; a forget has no answer
-            log.exception("forget of inode %d failed unexpectedly", nodeid)
+            log.exception("forget of inode %d failed unexpectedly", inode_of(nodeid))

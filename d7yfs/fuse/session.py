@@ -19,7 +19,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from d7yfs.fs.filesystem import Filesystem
 from d7yfs.fuse import wire
 from d7yfs.fuse.appearance import Appearance
 from d7yfs.fuse.notices import Invalidator
-from d7yfs.fuse.passthrough import Passthrough
+from d7yfs.fuse.passthrough import SECOND_NODE, Passthrough
 from d7yfs.fuse.request_guard import RequestGuard, RequestRefused
 from d7yfs.fuse.responder import Reply, Responder
 from d7yfs.fuse.succession import Succession
@@ -47,8 +47,9 @@ _READ_BYTES = 1 << 20
 _AT_A_TIME = 64
 """The requests that are read before other tasks have their turn."""
 
-_PAGES_S = 1.0
-"""Interval in seconds at which pages that are of no use are dropped, many at once."""
+_TIDY_S = 1.0
+"""Interval in seconds at which pages that are of no use are dropped, and the kernel is told of files
+that it can read by itself: many at once."""
 
 _FEATURES = (
     InitFlag.ASYNC_READ
@@ -98,6 +99,7 @@ class Session:
         self._waiting: dict[int, tuple[str, Waiting]] = {}
         self.guard = RequestGuard("kernel", deadline_s=deadline_s)
         self._responder = Responder(filesystem, invalidator, appearance, self.guard, buffer)
+        invalidator.tell_expired = partial(self.forget_entries, expire_only=True)
         for opcode in _ANSWERED:
             name = opcode.name.lower()
             operation = name.removesuffix("plus")
@@ -130,7 +132,7 @@ class Session:
         if self._succession is not None and self._succession.follows:
             self._ask_again()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._drop_useless_pages)
+            nursery.start_soon(self._tidy)
             if self._succession is not None:
                 nursery.start_soon(self._responder.adopt_files, self._succession.known.open_files)
             while not self._ended:
@@ -155,15 +157,19 @@ class Session:
         """Have the kernel drop its pages of a file. For a worker thread: it waits for reads that
         only we can answer.
         """
-        try:
-            os.write(self._device, wire.inval_inode(inode))
-        except OSError as error:
-            if error.errno != errno.ENOENT:  # the kernel knows no such inode any more
-                log.warning("the kernel's pages of inode %d could not be dropped: %s", inode, error.strerror)
+        self._forget_pages_of_nodes((inode, inode | SECOND_NODE))
 
-    def forget_entries(self, directory: int, names: Sequence[bytes]) -> int:
+    def _forget_pages_of_nodes(self, nodeids: Iterable[int]) -> None:
+        for nodeid in nodeids:
+            try:
+                os.write(self._device, wire.inval_inode(nodeid))
+            except OSError as error:
+                if error.errno != errno.ENOENT:  # the kernel knows no such node any more
+                    log.warning("the kernel's pages of node %d could not be dropped: %s", nodeid, error.strerror)
+
+    def forget_entries(self, directory: int, names: Sequence[bytes], *, expire_only: bool = False) -> int:
         """Have the kernel forget these entries of a directory, and its attributes; returns how many
-        it knew.
+        it knew. With `expire_only` it keeps them, and asks for them at their next use.
 
         For a worker thread: it waits until every lookup and readdir of that directory has its
         answer. Open files stay open, and cached pages stay cached.
@@ -172,28 +178,31 @@ class Session:
         try:
             for name in names:
                 try:
-                    os.write(self._device, wire.inval_entry(directory, name))
+                    os.write(self._device, wire.inval_entry(directory, name, expire_only=expire_only))
                     known += 1
                 except FileNotFoundError:
                     pass
-            os.write(self._device, wire.inval_inode(directory, attributes_only=True))
+            if not expire_only:
+                os.write(self._device, wire.inval_inode(directory, attributes_only=True))
         except FileNotFoundError:
             pass
         except OSError as error:
             log.warning("the kernel could not be told what changed in inode %d: %s", directory, error.strerror)
         return known
 
-    async def _drop_useless_pages(self) -> None:
-        """Free the memory of files that were read by way of the daemon, and will not be again."""
+    async def _tidy(self) -> None:
+        """Have the kernel read by itself what became whole, and free the memory of files that were
+        read by way of the daemon, and will not be again.
+        """
         while True:
-            await trio.sleep(_PAGES_S)
+            await trio.sleep(_TIDY_S)
+            try:
+                self._responder.change_over()
+            except Exception:  # it must not end the mount
+                log.exception("the kernel could not be told of files that became whole")
             if useless := self._responder.useless_pages:
                 self._responder.useless_pages = set()
-                await trio.to_thread.run_sync(self._forget_all_pages, useless, abandon_on_cancel=True)
-
-    def _forget_all_pages(self, inodes: set[int]) -> None:
-        for inode in inodes:
-            self.forget_pages(inode)
+                await trio.to_thread.run_sync(self._forget_pages_of_nodes, useless, abandon_on_cancel=True)
 
     def _ask_again(self) -> None:
         """Have the kernel send again what earlier workers left unanswered."""

@@ -28,10 +28,11 @@ from d7yfs.config.url import normal_endpoint
 from d7yfs.errors import AccessDenied, ConfigError, D7yfsError, NotFound
 from d7yfs.objects import ListingPage, ObjectVersion, StoreIdentity
 from d7yfs.origins.access_keys import AccessKeys, BucketRequest, BucketSigner, KeyFinder
+from d7yfs.origins.headers import entity_tag
 from d7yfs.origins.origin import ANONYMOUS, SESSION, Checksums, ReadRequest
 from d7yfs.origins.refusal import Call, Vocabulary, refusal, xml_code
 from d7yfs.origins.renewal import Renewal
-from d7yfs.origins.rest import ControlReply, RestOrigin, entity_tag
+from d7yfs.origins.rest import ControlReply, RestOrigin
 from d7yfs.origins.xml_listing import XmlListing, parse_listing, seconds_ns
 
 SIGNATURE_LIFE_S = 900

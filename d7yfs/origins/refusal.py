@@ -21,7 +21,8 @@ from d7yfs.errors import (
     OriginUnavailable,
     VersionGone,
 )
-from d7yfs.origins.rest import ControlReply, request_id, retry_after_s
+from d7yfs.origins.headers import request_id, retry_after_s
+from d7yfs.origins.rest import ControlReply
 
 _XML_CODE = re.compile(rb"<Code>\s*([A-Za-z0-9._-]{1,80})\s*</Code>")
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 import math
 import random
-import re
 import socket
 import ssl
 import time
@@ -33,11 +32,12 @@ import httpx
 import trio
 from cachetools import LRUCache, TLRUCache
 
-from d7yfs.bounds.values import excerpt, parse_header_time, read_time
+from d7yfs.bounds.values import excerpt
 from d7yfs.config.schema import RepositoryConfig
 from d7yfs.errors import BadReply, BucketNotFound, NotFound, OriginUnavailable, OriginUntrusted, VersionGone
 from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.origins.failure import REACH, causes, is_untrusted, reason
+from d7yfs.origins.headers import parse_date, retry_after_s
 from d7yfs.origins.origin import Checksums, ReadRequest
 from d7yfs.tls import ssl_context
 
@@ -60,13 +60,6 @@ _PAUSE_S = 0.1
 """Short, because a reader of a name waits; an older listing, where known, is served afterwards."""
 _LONGEST_PAUSE_S = 5.0
 """A store that asks for more in Retry-After is not asked again by the same call."""
-_REQUEST_IDS = (
-    "x-amz-request-id",
-    "x-guploader-uploadid",
-    "x-ms-request-id",
-    "x-oss-request-id",
-    "x-obs-request-id",
-)
 _NO_HOST = (socket.EAI_NONAME, socket.EAI_NODATA)
 _REQUESTS_MAX = 2048
 """Read requests kept by one origin; about 2 KiB each, of which a session token is the most."""
@@ -74,7 +67,6 @@ _PINS_MAX = 8192
 """Version ids kept; about 0.4 KiB each."""
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
 """The errors of a parser that was given a reply of something else."""
-_PLAIN_ID = re.compile(r"[A-Za-z0-9_.=+/-]{1,128}")
 
 T = TypeVar("T")
 
@@ -95,48 +87,12 @@ class ControlReply:
     @property
     def date(self) -> float | None:
         """The `Date` in seconds since the epoch; None when absent or malformed."""
-        return _parse_date(self.headers.get("date", ""))
+        return parse_date(self.headers.get("date", ""))
 
     def date_ns(self, now: float) -> int:
         """The `Date` in nanoseconds since the epoch; `now` (time.time()) without a valid one."""
         date = self.date
         return int((now if date is None else date) * 1e9)
-
-
-def retry_after_s(headers: Mapping[str, str], now: float) -> float:
-    """Seconds that `Retry-After` asks for (RFC 9110, 10.2.3); 0 when absent or malformed.
-
-    `now` is time.time().
-    """
-    value = headers.get("retry-after", "").strip()
-    if value.isascii() and value.isdigit():
-        return float(value)
-    date = _parse_date(value)
-    return max(0.0, date - now) if date is not None else 0.0
-
-
-def request_id(headers: Mapping[str, str]) -> str:
-    """The store's id of a request, by which the provider's support finds it in its logs. No secret.
-
-    Empty when the headers (lower-case names) have none, or none that can be an id.
-    """
-    named = next((headers[name] for name in _REQUEST_IDS if headers.get(name)), "")
-    return named if _PLAIN_ID.fullmatch(named) else ""
-
-
-def entity_tag(etag: str) -> str:
-    """`etag` in the quotes that RFC 9110, 8.8.3 demands; some stores leave them out in listings."""
-    return etag if etag.startswith(('"', "W/")) else f'"{etag}"'
-
-
-def _parse_date(value: str) -> float | None:
-    moment = parse_header_time(value)
-    if moment is None or moment.tzinfo is None:
-        return None
-    try:
-        return read_time(value).timestamp()
-    except ValueError:
-        return None
 
 
 async def ask_again(

@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 
 from d7yfs.bounds.values import bounded_text, excerpt, read_size, read_time
 from d7yfs.objects import ObjectVersion
-from d7yfs.origins.rest import entity_tag
+from d7yfs.origins.headers import entity_tag
 
 _ELEMENTS_MAX = 1 << 18
 """The most tags of a page: 26 for each of 10,000 entries."""

@@ -53,6 +53,7 @@ def make_backend(
         route=repository.route,
         admit=verifier.admit if verifies else None,
         task_id=repository.task_id,
+        expected_s=repository.fetcher.bandwidth.expected_s,
         rights=rights,
         models=repository.fetcher.models,
     )

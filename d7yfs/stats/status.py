@@ -185,7 +185,7 @@ class FuseStatus:
     oldest_request_s: float
     """For how long the oldest of these has waited; 0 if there is none."""
     waiting_reads: Mapping[str, int] = field(default_factory=dict)
-    """Reads among these, by the uid of the user who opened the file."""
+    """Reads among these, by the uid of the user who opened the file, and opens that wait for bytes."""
     latency_bounds_s: tuple[float, ...]
     """Upper bounds of the buckets."""
     latency: Mapping[str, LatencyStatus]

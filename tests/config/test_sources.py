@@ -172,6 +172,7 @@ def test_every_option_by_every_way(host: Host) -> None:
         "fuse_helper": "/h.sock",
         "fuse_engine": "pyfuse3",
         "takeover": "cold",
+        "open_wait": "0.25s",
     }
     for option in OPTIONS.values():
         url = f"{(option.schemes or ('s3',))[0]}://account/models"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from d7yfs.fetch.transfer import LEAST_WINDOW_BYTES, MOST_WINDOW_BYTES, Bandwidth
@@ -80,3 +82,14 @@ def test_small_replies_tell_of_the_delay_only() -> None:
     bandwidth.count_reply(1000, 0.02, 0.000001)
     assert bandwidth.first_byte_s == 0.02
     assert bandwidth.connection_bytes_s == 0
+
+
+def test_how_long_bytes_are_expected_to_take() -> None:
+    bandwidth = Bandwidth()
+    assert bandwidth.expected_s(4 * MB) == 0, "one reply brings it, as soon as anything"
+    assert bandwidth.expected_s(5 * MB) == math.inf
+    bandwidth.count_reply(MB, 0.02, 0.01)
+    assert bandwidth.expected_s(4 * MB) == 0.02
+    for tenth in range(20):
+        bandwidth.count_bytes(10 * MB, tenth / 10)
+    assert bandwidth.expected_s(50 * MB) == pytest.approx(0.02 + 0.5, rel=0.2)

@@ -54,6 +54,8 @@ class Store(MemoryListings):
         self.fills = 0
         self.filled: list[str] = []
         self.fill_error: Exception | None = None
+        self.rate_bytes_s = 100e6
+        """The rate at which its bytes are expected to come."""
         self.fill_gate = _open_gate()
         for key, body in files.items():
             self.put(key.replace("__", "/"), body)
@@ -70,6 +72,7 @@ class Store(MemoryListings):
             StoreIdentity("s3", "aws", self.name or "bucket"),
             self,
             lambda target: _Filler(self, target),
+            expected_s=lambda size_bytes: size_bytes / self.rate_bytes_s,
         )
 
 
@@ -120,7 +123,9 @@ _: type[Filler] = _Filler
 
 
 @asynccontextmanager
-async def mounted(tmp_path: Path, *stores: Store, prefix: str = "") -> AsyncIterator[Filesystem]:
+async def mounted(
+    tmp_path: Path, *stores: Store, prefix: str = "", open_wait_s: float = 0.0
+) -> AsyncIterator[Filesystem]:
     tree = Tree(
         [TreeRoot(store.name, prefix) for store in stores],
         metadata_ttl_s=TTL_S,
@@ -137,7 +142,8 @@ async def mounted(tmp_path: Path, *stores: Store, prefix: str = "") -> AsyncIter
         descriptors=few_descriptors(1),
     )
     async with trio.open_nursery() as nursery:
-        yield Filesystem(tree, {store.name: store.source for store in stores}, cache, nursery)
+        sources = {store.name: store.source for store in stores}
+        yield Filesystem(tree, sources, cache, nursery, open_wait_s=open_wait_s)
         nursery.cancel_scope.cancel()
 
 

@@ -49,6 +49,11 @@ class FakeFilesystem:
         """The questions that are answered at once: `lookup`, `read`, …"""
         self.whole_fd: int | None = None
         """The descriptor of every open file's data, where the kernel may read it by itself."""
+        self.is_filling = False
+        """True if every file is expected to be whole soon."""
+        self.on_disk = False
+        """True if all bytes of every file are on disk, whether they may yet prove wrong or not."""
+        self.became_whole: Callable[[int], None] = lambda _inode: None
         self.ungranted = False
         """True if the credentials have to be granted every file before the kernel reads it."""
         self.answering: Callable[[], None] = lambda: None
@@ -180,6 +185,15 @@ class FakeFilesystem:
     async def claim(self, handle: int) -> None:
         await self.begin_waiting("claim", handle)
         self.ungranted = False
+
+    def is_soon_whole(self, handle: int) -> bool:
+        return self.is_filling and self.whole_fd is None
+
+    async def complete(self, handle: int) -> None:
+        await self.begin_waiting("complete", handle)
+
+    def is_whole(self, handle: int) -> bool:
+        return self.on_disk
 
     def whole_file(self, handle: int) -> int | None:
         return None if self.ungranted else self.whole_fd

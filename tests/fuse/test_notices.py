@@ -56,6 +56,19 @@ async def test_what_came_twice_is_told_once() -> None:
         await invalidator.told([7, 9])
 
 
+async def test_names_to_ask_for_again_are_told_apart_and_to_forget_one_counts_more() -> None:
+    kernel, expired = Kernel(), Kernel()
+    async with running(kernel, max_names=4) as invalidator:
+        invalidator.tell_expired = expired.tell
+        with invalidator.holding(7):
+            invalidator.expired(7, ["a", "b"])
+            invalidator.changed(7, ["b", "c"])
+            invalidator.expired(7, ["b", "c", "d", "e"])
+        await invalidator.told([7])
+        assert (expired.told, kernel.told) == ([(7, [b"a", b"d"])], [(7, [b"b", b"c"])])
+        assert invalidator.counters.overflow == 1
+
+
 async def test_attributes_alone_are_worth_a_notice() -> None:
     kernel = Kernel()
     async with running(kernel) as invalidator:

@@ -19,7 +19,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from d7yfs.fuse.passthrough import Passthrough
+from d7yfs.fuse.passthrough import SECOND_NODE, Passthrough, inode_of
 from d7yfs.host.fuse_device import KernelBackings
 from d7yfs.stats.kernel import OperationCounters
 
@@ -68,6 +68,7 @@ class Files:
 
     def __init__(self, made: Passthrough) -> None:
         self.needs_file, self.has, self.counters = made.needs_file, made.has, made._counters
+        self.node_id, self.served = made.node_id, made.served
         self._made = made
         self._handles: defaultdict[int, list[int]] = defaultdict(list)
         self._numbers = itertools.count(1)
@@ -127,6 +128,49 @@ def test_pages_are_of_no_use_once_the_daemon_serves_a_node_no_more(kernel: FakeK
     without = passthrough(enabled=False)
     without.open(NODE, None)
     assert not without.release(NODE), "the next handle will use them"
+
+
+def test_a_file_that_becomes_whole_while_it_is_open_has_a_second_node(kernel: FakeKernel) -> None:
+    files, asked = passthrough(), list[int]()
+
+    def is_whole(handle: int) -> bool:
+        asked.append(handle)
+        return is_there
+
+    is_there, second = True, NODE | SECOND_NODE
+    assert (files.node_id(NODE, is_whole), files.served(NODE)) == (NODE, None)
+    files.open(NODE, None)
+    is_there = False
+    assert files.node_id(NODE, is_whole) == NODE
+    is_there = True
+    assert files.node_id(NODE, is_whole) == second
+    assert asked == [1, 1]
+    assert files.served(NODE) == (NODE, 1)
+    assert files.open(second, DATA_FD) == 1
+    assert files.served(NODE) is None, "somebody reads it without the daemon"
+    is_there = False
+    assert files.node_id(NODE, is_whole) == second, "while it is open there"
+    files.release(NODE)
+    assert files.node_id(NODE, is_whole) == second
+    files.release(second)
+    assert files.node_id(NODE, is_whole) == NODE
+    assert inode_of(second) == inode_of(NODE) == NODE
+
+
+def test_the_second_node_may_be_the_one_that_the_daemon_serves(kernel: FakeKernel) -> None:
+    """The kernel opens by it what was evicted meanwhile."""
+    files, second = passthrough(), NODE | SECOND_NODE
+    files.open(second, None)
+    assert files.node_id(NODE, lambda _: False) == second
+    assert files.node_id(NODE, lambda _: True) == NODE
+    files.open(NODE, None)
+    assert files.node_id(NODE, lambda _: True) == NODE, "neither can be read without the daemon"
+
+
+def test_without_passthrough_there_is_one_node(kernel: FakeKernel) -> None:
+    files = passthrough(enabled=False)
+    files.open(NODE, None)
+    assert files.node_id(NODE, lambda _: True) == NODE
 
 
 def test_nodes_are_apart(kernel: FakeKernel) -> None:
@@ -204,7 +248,8 @@ def test_an_id_that_cannot_be_closed_is_told_and_the_node_goes_on(
 
 
 class Opens(RuleBasedStateMachine):
-    """Any order of opens and releases keeps the kernel's rules."""
+    """Any order of opens and releases keeps the kernel's rules. The kernel opens a file by the node id
+    that it was told last, which may be long ago, and reopens what is open by that one's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,16 +259,36 @@ class Opens(RuleBasedStateMachine):
         self.files = passthrough()
         self.handles: Counter[int] = Counter()
         self.modes: dict[int, int] = {}
+        self.told: dict[int, int] = {}
+        """The node id that the kernel has for an inode."""
 
-    @rule(node=st.integers(1, 4), whole=st.booleans())
+    @rule(inode=st.integers(1, 3), whole=st.booleans())
+    def look_up(self, inode: int, whole: bool) -> None:
+        self.told[inode] = nodeid = self.files.node_id(inode, lambda _: whole)
+        assert inode_of(nodeid) == inode
+        if whole and self.files.counters.passthrough and self._modes_of(inode) == [0]:
+            assert nodeid not in self.modes, "the next open is the kernel's"
+
+    def _modes_of(self, inode: int) -> list[int]:
+        return [mode for nodeid, mode in self.modes.items() if inode_of(nodeid) == inode]
+
+    @rule(inode=st.integers(1, 3), whole=st.booleans())
+    def open_by_name(self, inode: int, whole: bool) -> None:
+        self.open(self.told.setdefault(inode, inode), whole)
+
+    @rule(inode=st.integers(1, 3), second=st.booleans(), whole=st.booleans())
+    def open_again(self, inode: int, second: bool, whole: bool) -> None:
+        self.open(inode | SECOND_NODE if second else inode, whole)
+
     def open(self, node: int, whole: bool) -> None:
         backing_id = self.files.open(node, DATA_FD if whole and self.files.needs_file(node) else None)
         assert self.modes.setdefault(node, backing_id) == backing_id, "the kernel answers EIO"
         assert not backing_id or backing_id in self.kernel.registered, "the kernel answers EIO"
         self.handles[node] += 1
 
-    @rule(node=st.integers(1, 4))
-    def release(self, node: int) -> None:
+    @rule(inode=st.integers(1, 3), second=st.booleans())
+    def release(self, inode: int, second: bool) -> None:
+        node = inode | SECOND_NODE if second else inode
         if self.handles[node]:
             self.files.release(node)
             self.handles[node] -= 1

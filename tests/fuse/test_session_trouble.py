@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from d7yfs.errors import AccessDenied, OriginUnavailable
-from d7yfs.fuse import request_guard, wire
+from d7yfs.fuse import passthrough, request_guard, wire
 from d7yfs.fuse.notices import Invalidator
 from d7yfs.fuse.openers import Openers
 from d7yfs.fuse.wire import Opcode, OpenFlag
@@ -317,6 +317,30 @@ async def test_a_further_handle_in_passthrough_mode_is_granted_too(known: Sequen
     assert backed == [DATA_FD]
 
 
+@either_way
+async def test_an_open_may_wait_until_its_file_is_whole(
+    known: Sequence[str], backed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other requests are answered meanwhile, and it counts as a waiting read of its user's."""
+    filesystem = fake(known)
+    filesystem.is_filling, filesystem.gates = True, {"complete": trio.Event()}
+    session = session_of(filesystem)
+    async with served(session) as kernel:
+        unique = kernel.send(Opcode.OPEN, 2, open_in(), uid=7)
+        assert (await kernel.ask(Opcode.STATFS)).number == 0
+        await wait_all_tasks_blocked()
+        assert session.guard.counters.waiting_reads == {7: 1}
+        filesystem.whole_fd = DATA_FD
+        filesystem.gates["complete"].set()
+        answer = await kernel.answer()
+        assert (answer.unique, wire.OPEN_OUT.unpack(answer.body)[2]) == (unique, 1)
+        assert not session.guard.counters.waiting_reads
+        filesystem.whole_fd = None
+        monkeypatch.setattr(request_guard, "MAX_WAITING_READS", 0)
+        answer = await kernel.ask(Opcode.OPEN, 3, open_in(), uid=7)
+        assert wire.OPEN_OUT.unpack(answer.body)[2] == 0, "the user has enough that waits"
+
+
 # --- notices ---
 
 
@@ -336,11 +360,12 @@ async def test_notices_come_from_a_thread() -> None:
         invalidator.changed(ROOT_INODE, ["a", "b"])
         sent = [await notice_of(kernel) for _ in range(3)]
         await trio.to_thread.run_sync(session.forget_pages, 7)
-        sent.append(await notice_of(kernel))
+        sent += [await notice_of(kernel) for _ in range(2)]
         nursery.cancel_scope.cancel()
     assert sent == [
         *(wire.inval_entry(ROOT_INODE, b"a"), wire.inval_entry(ROOT_INODE, b"b")),
         *(wire.inval_inode(ROOT_INODE, attributes_only=True), wire.inval_inode(7)),
+        wire.inval_inode(7 | passthrough.SECOND_NODE),
     ]
     assert len(threads) == 1
     assert threads[0] is not threading.main_thread()

@@ -219,18 +219,73 @@ def test_a_daemon_that_was_killed_leaves_open_files_readable(mounted: Mounted) -
 
 
 def test_a_file_that_becomes_whole_while_it_is_open(mounter: Mounter, store: InThread[S3Faults]) -> None:
+    """Later readers need no daemon; handles and maps from before go on."""
     mounted = mounter.mount(faulty_url(store), "--anonymous")
-    with opened(mounted) as fd:
+    with opened(mounted) as fd, mmap.mmap(fd, 0, prot=mmap.PROT_READ) as mapped:
         assert pread(fd, 100) == BODY[:100]
+        before = within(READ_TIMEOUT_S, lambda: os.fstat(fd))
         assert run("warm", mounted.point / "file").returncode == 0
-        with opened(mounted) as second:  # EIO, if it were in another mode
+        changed_over(mounted)
+        opens, reads = told(mounted)
+        with opened(mounted) as second, mmap.mmap(second, 0, prot=mmap.PROT_READ) as other:
             assert pread(second) == BODY
-            assert told(mounted)[0] == 0
+            assert within(READ_TIMEOUT_S, lambda: other[:]) == BODY
+            assert told(mounted) == (opens + 1, reads)
+            after = within(READ_TIMEOUT_S, lambda: os.fstat(second))
+            assert (after.st_ino, after.st_dev, after.st_size) == (before.st_ino, before.st_dev, before.st_size)
+            assert within(READ_TIMEOUT_S, (mounted.point / "file").stat).st_ino == before.st_ino
+            assert mounted.names() == ["file", "small"]
+            again = within(READ_TIMEOUT_S, lambda: os.open(f"/proc/self/fd/{fd}", os.O_RDONLY))
+            assert pread(again) == BODY, "in the mode of its own node, else it is EIO"
+            within(READ_TIMEOUT_S, lambda: os.close(again))
         assert pread(fd) == BODY
-        assert told(mounted)[0] == 0
+        assert within(READ_TIMEOUT_S, lambda: mapped[:]) == BODY
+        assert told(mounted)[0] == opens + 1
     with opened(mounted) as fd, opened(mounted) as second:
         assert pread(fd) == pread(second) == BODY
-        assert told(mounted)[0] == 2
+        assert told(mounted)[0] == opens + 3
+    until(lambda: not mounted.status()["fuse"]["open_files"], "the end of all handles")
+    assert "Traceback" not in mounted.log()
+
+
+def changed_over(mounted: Mounted, name: str = "file") -> None:
+    """Wait until an open of the file is one that the kernel serves by itself."""
+    before = told(mounted)[0]
+
+    def opens_by_itself() -> bool:
+        with opened(mounted, name):
+            return told(mounted)[0] > before
+
+    until(opens_by_itself, "the change to the kernel's own reading")
+
+
+def test_a_bind_mount_of_a_file_that_becomes_whole(mounter: Mounter, store: InThread[S3Faults], tmp_path: Path) -> None:
+    """It stays what it was: the file as the daemon serves it, while somebody has it open."""
+    mounted, place = mounter.mount(faulty_url(store), "--anonymous"), tmp_path / "bound"
+    place.touch()
+    with opened(mounted) as fd:
+        assert pread(fd, 100) == BODY[:100]
+        subprocess.run(["mount", "--bind", mounted.point / "file", place], check=True, timeout=READ_TIMEOUT_S)
+        try:
+            assert run("warm", mounted.point / "file").returncode == 0
+            changed_over(mounted)
+            opens = told(mounted)[0]
+            assert within(READ_TIMEOUT_S, place.read_bytes) == BODY
+            assert told(mounted)[0] == opens
+        finally:
+            subprocess.run(["umount", place], check=True, timeout=READ_TIMEOUT_S)
+
+
+def test_small_files_stay_as_they_are(mounter: Mounter, store: InThread[S3Faults]) -> None:
+    """Their pages are there already. The next notice comes for the other file, which is younger."""
+    mounted = mounter.mount(faulty_url(store), "--anonymous")
+    with opened(mounted, "small") as small, opened(mounted) as fd:
+        assert pread(small, len(SMALL)) == SMALL
+        assert pread(fd) == BODY
+        changed_over(mounted)
+        opens = told(mounted)[0]
+        assert mounted.read("small") == SMALL
+        assert told(mounted)[0] == opens
 
 
 _MAP = """
@@ -245,20 +300,22 @@ print(hashlib.sha256(mapped).hexdigest())
 """A process of its own: whoever waits for a page holds Python's lock, which the store here needs."""
 
 
-def test_a_mapping_keeps_the_mode_after_its_descriptor_is_closed(mounter: Mounter, store: InThread[S3Faults]) -> None:
+def test_a_mapping_goes_on_after_its_descriptor_is_closed(mounter: Mounter, store: InThread[S3Faults]) -> None:
+    """It keeps its node open in the daemon's mode, and others read the file by the second node."""
     mounted = mounter.mount(faulty_url(store), "--anonymous")
     command = [sys.executable, "-c", _MAP, str(mounted.point / "file")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert within(READ_TIMEOUT_S, process.stdout.readline) == "mapped\n"
-        for _ in range(2):
-            assert mounted.read("file") == BODY
-        assert told(mounted)[0] == 0
+        assert mounted.read("file") == BODY
+        changed_over(mounted)
+        assert mounted.read("file") == BODY
         said, _ = process.communicate("\n", timeout=READ_TIMEOUT_S)
         assert said.strip() == hashlib.sha256(BODY).hexdigest()
     until(lambda: not mounted.status()["fuse"]["open_files"], "the end of the mapping")
+    opens, reads = told(mounted)
     assert mounted.read("file") == BODY
-    assert told(mounted)[0] == 1
+    assert told(mounted) == (opens + 1, reads)
 
 
 def test_opens_and_closes_from_many_threads(mounted: Mounted) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import mmap
 import os
 import signal
 import subprocess
@@ -200,6 +201,47 @@ def test_files_that_the_kernel_reads_by_itself(kept: Supervised) -> None:
         assert within(READ_TIMEOUT_S, file.read) == BIG
     kept.replace()
     assert within(READ_TIMEOUT_S, path.read_bytes) == BIG, "under another one: all handles were closed"
+
+
+def test_a_file_that_became_whole_while_it_was_open(kept: Supervised) -> None:
+    """One node of it is read by way of the workers, the other one by the kernel itself."""
+    path = kept.point / "big.bin"
+    with opened(path) as old, mmap.mmap(old.fileno(), 0, prot=mmap.PROT_READ) as old_map:
+        assert within(READ_TIMEOUT_S, lambda: os.pread(old.fileno(), 10, 0)) == BIG[:10]
+        kept.replace()  # the next worker learns by itself when the file is whole
+        assert run("warm", path).returncode == 0
+        until(lambda: within(READ_TIMEOUT_S, lambda: _opens_by_itself(kept)), "an open that the kernel serves")
+        with opened(path) as new, mmap.mmap(new.fileno(), 0, prot=mmap.PROT_READ) as new_map:
+            for place in (3 * MIB, 12 * MIB):
+                kept.replace()
+                os.posix_fadvise(old.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                for file in (old, new):
+                    assert within(READ_TIMEOUT_S, lambda: os.pread(file.fileno(), MIB, place)) == BIG[place:][:MIB]  # noqa: B023
+                    assert within(READ_TIMEOUT_S, lambda: os.fstat(file.fileno())).st_ino == path.stat().st_ino  # noqa: B023
+                assert within(READ_TIMEOUT_S, path.read_bytes) == BIG
+            for each in (old_map, new_map):
+                assert within(READ_TIMEOUT_S, lambda: each[:]) == BIG  # noqa: B023
+            assert kept.mounted.status()["fuse"]["passthrough_opens"] == 1, "of the last worker, that of `path` alone"
+    until(lambda: kept.mounted.status()["fuse"]["open_files"] == 0, "the files to be closed")
+    assert within(READ_TIMEOUT_S, path.read_bytes) == BIG
+    assert " ERROR " not in kept.log()
+
+
+def test_a_file_that_was_whole_when_the_worker_was_killed(kept: Supervised) -> None:
+    """The next worker changes it over."""
+    path = kept.point / "big.bin"
+    with opened(path) as old:
+        assert within(READ_TIMEOUT_S, lambda: os.pread(old.fileno(), 10, 0)) == BIG[:10]
+        assert run("warm", path).returncode == 0
+        kept.replace()
+        until(lambda: within(READ_TIMEOUT_S, lambda: _opens_by_itself(kept)), "an open that the kernel serves")
+        assert within(READ_TIMEOUT_S, old.read) == BIG
+
+
+def _opens_by_itself(kept: Supervised) -> bool:
+    before = kept.mounted.status()["fuse"]["passthrough_opens"]
+    with opened(kept.point / "big.bin"):
+        return bool(kept.mounted.status()["fuse"]["passthrough_opens"] > before)
 
 
 def test_files_stay_open(kept: Supervised) -> None:

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from d7yfs.origins.rest import ControlReply, retry_after_s
+from d7yfs.origins.headers import retry_after_s
+from d7yfs.origins.rest import ControlReply
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()
 

@@ -16,7 +16,8 @@ import trustme
 
 from d7yfs.errors import BadReply, OriginUnavailable, OriginUntrusted
 from d7yfs.origins import rest as rest_module
-from d7yfs.origins.rest import ControlReply, Rest, retry_after_s
+from d7yfs.origins.headers import retry_after_s
+from d7yfs.origins.rest import ControlReply, Rest
 from tests.servers import faults
 from tests.servers.http11 import Answer, Exchange, HttpServer, Request
 

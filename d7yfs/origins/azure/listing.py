@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 from d7yfs.bounds.values import bounded_text, read_size
 from d7yfs.objects import ListingPage, ObjectVersion
-from d7yfs.origins.rest import entity_tag
+from d7yfs.origins.headers import entity_tag
 from d7yfs.origins.xml_listing import faulty, parse_root, seconds_ns
 
 ARCHIVE_TIER = "Archive"

@@ -32,10 +32,11 @@ from d7yfs.origins.azure.credentials import Grant, access_for
 from d7yfs.origins.azure.errors import NO_ACCOUNT, is_no_directory, refused
 from d7yfs.origins.azure.listing import ARCHIVE_TIER, is_directory, parse
 from d7yfs.origins.azure.sas import VERSION, expiry_of
+from d7yfs.origins.headers import entity_tag
 from d7yfs.origins.origin import ANONYMOUS, Checksums, ReadRequest
 from d7yfs.origins.refusal import Call
 from d7yfs.origins.renewal import RELOAD_INTERVAL_S
-from d7yfs.origins.rest import ControlReply, RestOrigin, entity_tag
+from d7yfs.origins.rest import ControlReply, RestOrigin
 from d7yfs.origins.xml_listing import seconds_ns
 
 _PAGE_MAX = 5000
