@@ -269,8 +269,8 @@ MUTANTS = (
     Mutant(
         "a block that arrives counts as there",
         "cache",
-        "readable_to = start + arriving.landed_bytes if arriving else start",
-        "readable_to = start + BLOCK_BYTES if arriving else start",
+        "readable_to += arriving.landed_bytes",
+        "readable_to += BLOCK_BYTES",
         "cache/test_presence.py",
     ),
     # --- the choice of a route ---

@@ -141,6 +141,7 @@ def main() -> None:
         mountpoint.mkdir()
         url = f"s3://http://127.0.0.1:{server.server_address[1]}/bucket"
         arguments = ["mount", url, str(mountpoint), "--anonymous", "--foreground", "--cache-dir", f"{scratch}/cache"]
+        arguments += ["--takeover", "off", "--metrics-listen", "none"]  # one process, which has the hooks
         process = subprocess.Popen([sys.executable, __file__, "daemon", str(report), *arguments])
         try:
             deadline = time.monotonic() + WAIT_S

@@ -32,11 +32,13 @@ class BlockReader:
         """The times that prove dfdaemon's file unchanged."""
         return self.linked.times if self.linked else None
 
-    def read_at_once(self, wanted: ByteRange, into: memoryview) -> bool:
-        """Fill `into` with a readable range; False if a disk would have to be waited for."""
+    def read_at_once(self, offset: int, into: memoryview) -> bool:
+        """Fill `into` with readable bytes from `offset` on; False if a disk would have to be waited
+        for.
+        """
         on_tmpfs = self._files is None or self._files.on_tmpfs
-        for start, stop, fd in self._extents(wanted):
-            view = into[start - wanted.start : stop - wanted.start]
+        for start, stop, fd in self._extents(offset, offset + len(into)):
+            view = into[start - offset : stop - offset]
             if read_cached(fd, start, view, on_tmpfs=on_tmpfs or fd == self._memory.fd) < len(view):
                 return False
             times = self.link_times if self.linked and fd == self.linked.fd else None
@@ -59,7 +61,7 @@ class BlockReader:
         worker thread. Memory blocks are always read here, before they can be dropped.
         """
         buffer, cold = bytearray(wanted.stop - wanted.start), Cold()
-        for start, stop, fd in self._extents(wanted):
+        for start, stop, fd in self._extents(wanted.start, wanted.stop):
             view = memoryview(buffer)[start - wanted.start : stop - wanted.start]
             if fd == self._memory.fd:
                 count = os.preadv(fd, [view], start)
@@ -80,13 +82,15 @@ class BlockReader:
         assert self._files is not None
         read_cold(cold, self._files.data_fd)
 
-    def _extents(self, wanted: ByteRange) -> list[tuple[int, int, int]]:
-        """Cut `wanted` between our file, dfdaemon's and memory: (start, stop, descriptor)."""
+    def _extents(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """Cut `[start, stop)` between our file, dfdaemon's and memory: (start, stop, descriptor)."""
         extents: list[tuple[int, int, int]] = []
-        for piece in wanted.split(BLOCK_BYTES):
-            fd = self._where(piece.start // BLOCK_BYTES)
-            start = extents.pop()[0] if extents and extents[-1][2] == fd else piece.start
-            extents.append((start, piece.stop, fd))
+        while start < stop:
+            index = start // BLOCK_BYTES
+            fd, piece_stop = self._where(index), min(stop, (index + 1) * BLOCK_BYTES)
+            first = extents.pop()[0] if extents and extents[-1][2] == fd else start
+            extents.append((first, piece_stop, fd))
+            start = piece_stop
         return extents
 
     def _where(self, index: int) -> int:
@@ -100,6 +104,6 @@ class BlockReader:
     def read_back(self, piece: ByteRange) -> bytearray:
         """Bytes that lie on disk. For a worker thread, while held. Raises OSError."""
         buffer = bytearray(piece.size)
-        for start, stop, fd in self._extents(piece):
+        for start, stop, fd in self._extents(piece.start, piece.stop):
             self.finish_read([(fd, start, memoryview(buffer)[start - piece.start : stop - piece.start], None)])
         return buffer

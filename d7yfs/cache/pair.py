@@ -134,15 +134,18 @@ class Presence:
 
     def first_unreadable(self, wanted: ByteRange) -> int | None:
         """First byte of `wanted` that cannot be read (absent or unverified); None when all can."""
-        for index in blocks_of(wanted):
-            state = self.blocks[index]
-            if state in _READABLE:
+        return self.first_unreadable_of(wanted.start, wanted.stop)
+
+    def first_unreadable_of(self, start: int, stop: int) -> int | None:
+        """`first_unreadable` of `[start, stop)`."""
+        for index in range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)):
+            if self.blocks[index] in _READABLE:
                 continue
-            start = index * BLOCK_BYTES
-            arriving = self.arriving.get(index)
-            readable_to = start + arriving.landed_bytes if arriving else start
-            if readable_to < min(wanted.stop, start + BLOCK_BYTES):
-                return max(readable_to, wanted.start)
+            readable_to = index * BLOCK_BYTES
+            if arriving := self.arriving.get(index):
+                readable_to += arriving.landed_bytes
+            if (first := max(readable_to, start)) < min(stop, (index + 1) * BLOCK_BYTES):
+                return first
         return None
 
     def missing(self, wanted: ByteRange) -> list[ByteRange]:

@@ -159,13 +159,19 @@ class CachedVersion(OpenVersion):
         finally:
             self.end_work()
 
-    def read_at_once(self, wanted: ByteRange, into: memoryview) -> bool:
-        """Fill `into` with the bytes of `wanted`, which lies inside the object, if they can be had
+    def read_at_once(self, start: int, into: memoryview) -> bool:
+        """Fill `into` with the bytes from `start` on, which lie inside the object, if they can be had
         without waiting: they are cached, and the kernel has them in memory.
         """
-        readable = not self.is_asleep and self.has(wanted) and self.backing.read_at_once(wanted, into)
-        self.backing.counts["hits"] += readable
-        return readable
+        backing = self.backing
+        if (
+            self.use.is_asleep
+            or backing.presence.first_unreadable_of(start, start + len(into)) is not None
+            or not backing.read_at_once(start, into)
+        ):
+            return False
+        backing.counts["hits"] += 1
+        return True
 
     def prefetch(self, ahead: ByteRange) -> None:
         """Have the filler bring a range that a reader is expected to want."""

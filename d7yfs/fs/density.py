@@ -9,7 +9,7 @@ One `Density` per open version, shared by its handles; the filesystem asks at ev
 
 from __future__ import annotations
 
-from d7yfs.objects import BLOCK_BYTES, ByteRange
+from d7yfs.objects import BLOCK_BYTES
 from d7yfs.stats.model_files import MODEL_SUFFIXES
 
 HEADER_BLOCKS = 4
@@ -36,11 +36,11 @@ class Density:
         else:
             self._enough = max(DENSE_BLOCKS, count // DENSE_FRACTION)
 
-    def touch(self, read: ByteRange) -> bool:
+    def touch(self, offset: int, size_bytes: int) -> bool:
         """Count a read. True once, when the rest of the object should be fetched."""
-        if self._told or not read:
+        if self._told:
             return False
-        for index in range(read.start // BLOCK_BYTES, (read.stop - 1) // BLOCK_BYTES + 1):
+        for index in range(offset // BLOCK_BYTES, -(-(offset + size_bytes) // BLOCK_BYTES)):
             byte, bit = index >> 3, 1 << (index & 7)
             if not self._blocks[byte] & bit:
                 self._blocks[byte] |= bit

@@ -110,7 +110,7 @@ class Filesystem(OpenFiles):
 
     def lookup_at_once(self, parent: int, name: str) -> Found | Absent | None:
         """`lookup`, if it waits for nothing: the name is known, and is not to be revalidated."""
-        answer = self.tree.lookup(parent, name, trio.current_time())
+        answer = self.tree.lookup(parent, name, self._now())
         if isinstance(answer, Expired):
             return None
         revalidates = self.revalidates(self.tree.directory(parent))

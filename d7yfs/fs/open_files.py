@@ -41,6 +41,8 @@ class _Handle:
     window: Window
     model: ModelStatus
     rights: Rights | None
+    density: Density | None
+    """The density of the version's reads, which its handles share; None of an empty file."""
     is_gone: bool = False
     """True once a read found the version gone. It stays so, even if the same content is uploaded
     again: of a read(2) that the kernel splits, one part could end short and the next one go on."""
@@ -64,6 +66,8 @@ class OpenFiles:
         self.tree = tree
         self._backends = backends
         self._cache = cache
+        self._now = trio.lowlevel.current_clock().current_time
+        """`trio.current_time`, in a quarter of the time."""
         self._numbers = itertools.count(1)
         self._handles: dict[int, _Handle] = {}
         self._patience = {name: Patience(open_wait_s) for name in backends}
@@ -135,13 +139,14 @@ class OpenFiles:
         return node
 
     def _make_handle(self, node: File, cached: CachedVersion | None) -> int:
-        if cached is not None and cached not in self._densities:
-            self._densities[cached] = Density(node.version.key, node.size_bytes)
+        density = None
+        if cached is not None and (density := self._densities.get(cached)) is None:
+            density = self._densities[cached] = Density(node.version.key, node.size_bytes)
         handle = next(self._numbers)
         backend = self._backends[node.repository]
         model = backend.models.of(node.version.key)
         model.opens += 1
-        self._handles[handle] = _Handle(node, cached, Window(node.size_bytes), model, backend.rights)
+        self._handles[handle] = _Handle(node, cached, Window(node.size_bytes), model, backend.rights, density)
         if cached is not None:
             self._note_open(node, cached)
         if self.idle.is_set():
@@ -202,14 +207,15 @@ class OpenFiles:
         wanted = ByteRange(offset, offset + size_bytes).clip(opened.node.size_bytes)
         if not wanted:
             return b""
-        cached = opened.cached
+        cached, density = opened.cached, opened.density
         assert cached is not None
+        assert density is not None
         if cached.is_asleep:
             await cached.wake()
         if not wanted.start and opened.node.size_bytes <= SMALL_FILE_BYTES:
             self._neighbours.fetch_ahead(opened.node)
         ahead = opened.window.plan(wanted.start, wanted.size, lambda: cached.window_bytes)
-        if self._densities[cached].touch(wanted):
+        if density.touch(wanted.start, wanted.size):
             cached.fill()
         was_there = cached.has(wanted)
         rights = opened.rights
@@ -239,21 +245,20 @@ class OpenFiles:
         opened = self._handles.get(handle)
         if opened is None:
             return None
-        node, cached, rights = opened.node, opened.cached, opened.rights
+        node, cached, density, rights = opened.node, opened.cached, opened.density, opened.rights
         size_bytes = min(len(into), node.size_bytes - offset)
         if size_bytes <= 0:
             return 0
-        if cached is None or (rights is not None and opened.epoch is not rights.epoch):
+        if cached is None or density is None or (rights is not None and opened.epoch is not rights.epoch):
             return None
-        wanted = ByteRange(offset, offset + size_bytes)
-        if not cached.read_at_once(wanted, into[:size_bytes]):
+        if not cached.read_at_once(offset, into[:size_bytes]):
             return None
         if not offset and node.size_bytes <= SMALL_FILE_BYTES:
             self._neighbours.fetch_ahead(node)
         if not cached.is_complete:
             if ahead := opened.window.plan(offset, size_bytes, lambda: cached.window_bytes):
                 cached.prefetch(ahead)
-            if self._densities[cached].touch(wanted):
+            if density.touch(offset, size_bytes):
                 cached.fill()
         opened.model.read_bytes += size_bytes
         opened.model.cache_bytes += size_bytes

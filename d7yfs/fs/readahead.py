@@ -73,13 +73,13 @@ class Window:
         than one part beyond the limit.
         """
         scale = self._scale
-        read = ByteRange(offset, offset + size).clip(self._total)
-        if not read:
+        stop = min(offset + size, self._total)
+        if stop <= offset:
             return None
-        stream = self._stream(read)
+        stream = self._stream(offset)
         stream.reads += 1
-        stream.amount += read.size
-        stream.frontier = max(stream.frontier, read.stop)
+        stream.amount += stop - offset
+        stream.frontier = max(stream.frontier, stop)
         # A reader that strides leaves holes, a repeated read counts twice: neither is a longer run.
         run = min(stream.amount, stream.frontier - stream.start)
         if stream.reads < 2 or run < scale.proof:
@@ -94,16 +94,18 @@ class Window:
         stream.planned = ahead.stop
         return ByteRange(start, ahead.stop)
 
-    def _stream(self, read: ByteRange) -> _Stream:
-        """The latest stream with its frontier near `read`, else a new one in the oldest's place."""
-        stream = next((s for s in reversed(self._streams) if abs(read.start - s.frontier) <= self._scale.slack), None)
-        if stream:
-            self._streams.remove(stream)
+    def _stream(self, offset: int) -> _Stream:
+        """The latest stream with its frontier near `offset`, else a new one in the oldest's place."""
+        streams, slack = self._streams, self._scale.slack
+        for index in range(len(streams) - 1, -1, -1):
+            if -slack <= streams[index].frontier - offset <= slack:
+                stream = streams.pop(index)
+                break
         else:
-            stream = _Stream(read.start)
-            if len(self._streams) == STREAMS:
-                del self._streams[0]
-        self._streams.append(stream)
+            stream = _Stream(offset)
+            if len(streams) == STREAMS:
+                del streams[0]
+        streams.append(stream)
         return stream
 
 

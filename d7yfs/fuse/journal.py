@@ -19,6 +19,7 @@ Used by the session, the responder and the tree.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import struct
@@ -34,6 +35,9 @@ from d7yfs.tree.nodes import Directory, File, Node
 
 _OPEN = struct.Struct("=QI")
 """Node id and backing id."""
+_FILE = struct.Struct("=QQQ7I")
+"""The directory's node id, size, mtime in ns, and how many characters each text has; the texts
+follow. Each first lookup of a file writes one: JSON would take four times as long."""
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -43,12 +47,13 @@ class _Kind(IntEnum):
     GENERATION = 1
     TERMS = 2
     TOPS = 3
-    NODE = 4
+    DIRECTORY = 4
     OPEN_FILE = 5
     NAMES = 6
     READER = 7
     FIRST_SIGHT = 8
     FORGOTTEN = 9
+    FILE = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +97,8 @@ class SessionJournal:
         self._digests = Counter[int]()
         self._kept: set[int] = set()
 
-    @property
-    def pending(self) -> bool:
-        """True if `flush` has something to write."""
-        return self._log.pending
-
     def flush(self) -> None:
-        """Write what was noted."""
+        """Write what was noted, if anything was."""
         self._log.flush()
 
     def load(self) -> Journaled:
@@ -113,7 +113,8 @@ class SessionJournal:
             known.tops = json.loads(tops[0])
         if first_sight := found.get(_Kind.FIRST_SIGHT):
             known.first_sight_ns = int.from_bytes(first_sight[0], "little")
-        known.nodes = [_node(inode, content) for inode, content in found.get(_Kind.NODE, {}).items()]
+        known.nodes = [_directory(inode, content) for inode, content in found.get(_Kind.DIRECTORY, {}).items()]
+        known.nodes += [_file(inode, content) for inode, content in found.get(_Kind.FILE, {}).items()]
         known.forgotten = set(found.get(_Kind.FORGOTTEN, ()))
         for handle, content in found.get(_Kind.OPEN_FILE, {}).items():
             known.open_files[handle] = _OPEN.unpack(content)
@@ -150,7 +151,7 @@ class SessionJournal:
         repositories."""
         for node in nodes:
             self._kept.add(node.inode)
-            if node.inode not in self._log.numbers(_Kind.NODE):
+            if node.inode not in self._log.numbers(_Kind.DIRECTORY):
                 self.remembered(node)
 
     # --- nodes (see `inode_table.Ledger`) ---
@@ -160,26 +161,27 @@ class SessionJournal:
         self._put(node)
 
     def changed(self, node: Node) -> None:
-        if node.inode in self._log.numbers(_Kind.NODE):
+        if node.inode in self._log.numbers(_Kind.FILE if isinstance(node, File) else _Kind.DIRECTORY):
             self._put(node)
 
     def _put(self, node: Node) -> None:
         if isinstance(node, File):
-            each = node.version
-            values = [node.repository, node.parent, each.key, each.size_bytes, each.validator, each.mtime_ns]
-            values += [each.version_id, each.archived, each.encoding, each.fault]
-        else:
-            listed = fingerprint(node.children) if node.children is not None else node.fingerprint
-            values = [node.repository, node.prefix, node.mtime_ns, listed]
-        self._log.put(_Kind.NODE, node.inode, _ENCODE(values).encode())
+            it = node.version
+            texts = (node.repository, it.key, it.validator, it.version_id, it.archived, it.encoding, it.fault)
+            head = _FILE.pack(node.parent, it.size_bytes, it.mtime_ns, *map(len, texts))
+            self._log.put(_Kind.FILE, node.inode, head + "".join(texts).encode(errors="surrogatepass"))
+            return
+        listed = fingerprint(node.children) if node.children is not None else node.fingerprint
+        content = _ENCODE([node.repository, node.prefix, node.mtime_ns, listed])
+        self._log.put(_Kind.DIRECTORY, node.inode, content.encode())
 
     def forgotten(self, inode: int) -> None:
         if inode not in self._kept:
             self._log.put(_Kind.FORGOTTEN, inode, b"")
 
     def gone(self, inode: int) -> None:
-        self._log.strike(_Kind.FORGOTTEN, inode)
-        self._log.strike(_Kind.NODE, inode)
+        for kind in (_Kind.FORGOTTEN, _Kind.FILE, _Kind.DIRECTORY):
+            self._log.strike(kind, inode)
 
     # --- handles ---
 
@@ -213,10 +215,15 @@ class SessionJournal:
             self._log.strike(_Kind.NAMES, digest)
 
 
-def _node(inode: int, content: bytes) -> Node:
-    repository, *values = json.loads(content)
-    if len(values) == 3:
-        prefix, mtime_ns, listed = values
-        return Directory(inode, repository, prefix, mtime_ns, fingerprint=listed)
-    parent, *version = values
-    return File(inode, repository, ObjectVersion(*version), parent)
+def _directory(inode: int, content: bytes) -> Directory:
+    repository, prefix, mtime_ns, listed = json.loads(content)
+    return Directory(inode, repository, prefix, mtime_ns, fingerprint=listed)
+
+
+def _file(inode: int, content: bytes) -> File:
+    parent, size_bytes, mtime_ns, *lengths = _FILE.unpack_from(content)
+    joined, stops = content[_FILE.size :].decode(errors="surrogatepass"), [*itertools.accumulate(lengths)]
+    repository, key, validator, *rest = (
+        joined[stop - length : stop] for length, stop in zip(lengths, stops, strict=True)
+    )
+    return File(inode, repository, ObjectVersion(key, size_bytes, validator, mtime_ns, *rest), parent)

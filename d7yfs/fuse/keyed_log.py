@@ -24,7 +24,7 @@ from collections.abc import Container, Iterator
 
 log = logging.getLogger(__name__)
 
-_MAGIC = b"d7yfslog"
+_MAGIC = b"d7yfslg2"
 _HEADER = struct.Struct("=8sQ")
 """The format's name, and the offset of the first record."""
 _HEAD = struct.Struct("=IIBQ")
@@ -60,11 +60,6 @@ class KeyedLog:
         self._start = self._end = _HEADER.size
         self._given_back = 0
         self._failed = False
-
-    @property
-    def pending(self) -> bool:
-        """True if there are records that only this process knows."""
-        return bool(self._pending)
 
     def load(self) -> dict[int, dict[int, bytes]]:
         """The content that counts, by kind and number. Drops a torn end."""
@@ -115,6 +110,8 @@ class KeyedLog:
     def flush(self) -> None:
         """Write what is pending. After that a successor knows it, whatever happens to this
         process."""
+        if not self._pending:
+            return
         pending, self._pending = self._pending, bytearray()
         if self._write(pending, self._end):
             self._end += len(pending)

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
-from typing import ParamSpec, TypeVar
+from typing import TypeVar, TypeVarTuple, Unpack
 
 import trio
 
@@ -52,8 +52,8 @@ OPERATIONS = (
 READ = "read"
 """The operation with a deadline of its own, counted from the last byte that came."""
 
-P = ParamSpec("P")
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class RequestRefused(Exception):
@@ -96,13 +96,13 @@ class RequestGuard:
             except Exception as error:
                 raise self._refusal(operation, error) from None
 
-    def answer_at_once(self, operation: str, request: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
+    def answer_at_once(self, operation: str, request: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
         """The answer of a `request` that waits for nothing; None if it has to wait, uncounted.
         Raises RequestRefused for every failure.
         """
         began_at = perf_counter()
         try:
-            answer = request(*args, **more)
+            answer = request(*args)
         except Exception as error:
             self._count(operation)
             self.counters.observe(operation, perf_counter() - began_at)

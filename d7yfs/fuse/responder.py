@@ -80,6 +80,10 @@ class Responder:
         self._buffer = buffer
         self._file_mode = appearance.mode(is_directory=False)
         self._directory_mode = appearance.mode(is_directory=True)
+        self._common = (appearance.uid, appearance.gid, 0, BLOCK_SIZE, 0)
+        """The last five attributes of every node."""
+        self._now = trio.lowlevel.current_clock().current_time
+        """`trio.current_time`, in a quarter of the time."""
 
     # --- names and attributes ---
 
@@ -94,7 +98,7 @@ class Responder:
 
     def _entry_reply(self, answer: Found | Absent) -> bytes:
         if isinstance(answer, Found):
-            return self._entry(answer.node, answer.entry_timeout_s, trio.current_time())
+            return self._entry(answer.node, answer.entry_timeout_s, self._now())
         if answer.timeout_s <= 0:
             raise RequestRefused(errno.ENOENT)
         # Node id 0 is a negative entry: the kernel remembers that there is none.
@@ -109,7 +113,7 @@ class Responder:
         return self._attributes_reply(await self._filesystem.getattr(inode_of(nodeid)))
 
     def _attributes_reply(self, node: Node) -> bytes:
-        whole_s, ns = split_seconds(node.attributes_timeout_s(trio.current_time()))
+        whole_s, ns = split_seconds(node.attributes_timeout_s(self._now()))
         return wire.ATTR_OUT.pack(whole_s, ns, 0, *self._attributes(node))
 
     def _entry(self, node: Node, entry_timeout_s: float, now: float) -> bytes:
@@ -127,12 +131,9 @@ class Responder:
 
     def _attributes(self, node: Node) -> tuple[int, ...]:
         seconds, ns = divmod(node.mtime_ns, 1_000_000_000)
-        size_bytes = node.size_bytes
-        return (
-            *(node.inode, size_bytes, -(-size_bytes // 512), seconds, seconds, seconds, ns, ns, ns),
-            self._directory_mode if node.is_directory else self._file_mode,
-            *(node.nlink, self._appearance.uid, self._appearance.gid, 0, BLOCK_SIZE, 0),
-        )
+        inode, size_bytes = node.inode, node.size_bytes
+        blocks, mode = -(-size_bytes // 512), self._directory_mode if node.is_directory else self._file_mode
+        return inode, size_bytes, blocks, seconds, seconds, seconds, ns, ns, ns, mode, node.nlink, *self._common
 
     def statfs(self, _nodeid: int, _uid: int, _body: memoryview) -> Reply:
         # A bucket has no size. A read-only file system says that it is full, without a free block.
@@ -167,21 +168,21 @@ class Responder:
         return wire.OPEN_OUT.pack(handle, flags, 0)
 
     def readdir(self, _nodeid: int, _uid: int, body: memoryview) -> Reply | None:
-        handle, offset, size, *_ = wire.READ_IN.unpack_from(body)
+        handle, offset, size = wire.READ_IN.unpack_from(body)
         known = self._filesystem.entries_at_once(handle, max(offset - 2, 0))
         return None if known is None else self._list(known, handle, offset, size, with_attributes=False)
 
     async def wait_for_readdir(self, nodeid: int, uid: int, body: memoryview) -> Reply:
-        handle, offset, size, *_ = wire.READ_IN.unpack_from(body)
+        handle, offset, size = wire.READ_IN.unpack_from(body)
         return self._list(await self._entries(nodeid, uid, handle, offset), handle, offset, size, with_attributes=False)
 
     def readdirplus(self, _nodeid: int, _uid: int, body: memoryview) -> Reply | None:
-        handle, offset, size, *_ = wire.READ_IN.unpack_from(body)
+        handle, offset, size = wire.READ_IN.unpack_from(body)
         known = self._filesystem.entries_at_once(handle, max(offset - 2, 0))
         return None if known is None else self._list(known, handle, offset, size, with_attributes=True)
 
     async def wait_for_readdirplus(self, nodeid: int, uid: int, body: memoryview) -> Reply:
-        handle, offset, size, *_ = wire.READ_IN.unpack_from(body)
+        handle, offset, size = wire.READ_IN.unpack_from(body)
         return self._list(await self._entries(nodeid, uid, handle, offset), handle, offset, size, with_attributes=True)
 
     async def _entries(self, nodeid: int, uid: int, handle: int, offset: int) -> _Entries:
@@ -310,14 +311,15 @@ class Responder:
         return wire.OPEN_OUT.pack(handle, flags, backing_id)
 
     def read(self, _nodeid: int, _uid: int, body: memoryview) -> Reply | None:
-        handle, offset, size, *_ = wire.READ_IN.unpack_from(body)
+        handle, offset, size = wire.READ_IN.unpack_from(body)
         if size > len(self._buffer):
             return None
-        size_bytes = self._filesystem.read_at_once(handle, offset, self._buffer[:size])
-        return None if size_bytes is None else self._buffer[:size_bytes]
+        into = self._buffer[:size]
+        size_bytes = self._filesystem.read_at_once(handle, offset, into)
+        return into if size_bytes == size else None if size_bytes is None else into[:size_bytes]
 
     async def wait_for_read(self, nodeid: int, uid: int, body: memoryview) -> Reply:
-        handle, offset, size, *_ = wire.READ_IN.unpack_from(body)
+        handle, offset, size = wire.READ_IN.unpack_from(body)
         if self.journal is not None:
             if not self._filesystem.has_file(handle):
                 await self._filesystem.adopt(handle, inode_of(nodeid))

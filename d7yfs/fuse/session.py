@@ -9,7 +9,9 @@ task. Invariants:
 - Notices to the kernel are written by worker threads: the kernel may hold them up until requests are
   answered that only the loop can answer.
 - Replies are sent from memory that is resident. A daemon that were killed while the kernel waited
-  for a page of a reply would take the request with it.
+  for a page of a reply would take the request with it. What is answered at once lies in a buffer that
+  was written before. What was waited for lies in bytes that were just copied there (read(2) fills
+  them), never in a mapping of a file.
 
 The first request is INIT, in which features are agreed on (`_greet`). Built and run by `daemon`.
 """
@@ -22,12 +24,14 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 
 import trio
 
 from d7yfs.fs.filesystem import Filesystem
 from d7yfs.fuse import wire
 from d7yfs.fuse.appearance import Appearance
+from d7yfs.fuse.journal import SessionJournal
 from d7yfs.fuse.notices import Invalidator
 from d7yfs.fuse.passthrough import SECOND_NODE, Passthrough
 from d7yfs.fuse.request_guard import RequestGuard, RequestRefused
@@ -46,6 +50,12 @@ _READ_BYTES = 1 << 20
 """The largest READ, by `Terms.max_pages`."""
 _AT_A_TIME = 64
 """The requests that are read before other tasks have their turn."""
+_TRIES = 4
+"""How often the next request is looked for before the loop sleeps. A caller comes again some
+microseconds after an answer, and to sleep costs as much time as many tries. In between the processor
+is offered to the caller, who may have waited for it."""
+_TRYING_S = 0.0003
+"""For how long tries may hold up other tasks, in seconds."""
 
 _TIDY_S = 1.0
 """Interval in seconds at which pages that are of no use are dropped, and the kernel is told of files
@@ -91,8 +101,13 @@ class Session:
     ) -> None:
         self._device = -1
         self._request = bytearray(_REQUEST_BYTES)
+        self._requests = [self._request]  # as readv(2) takes it
+        self._body = memoryview(self._request)[wire.IN_HEADER.size :]
         self._wants_passthrough = passthrough
         self._succession: Succession | None = None
+        self._journal: SessionJournal | None = None
+        self._tries = 0
+        """How often the next request is still looked for."""
         self._ended = False
         buffer = memoryview(bytearray(b"\1") * _READ_BYTES)  # written, and so resident
         self._at_once: dict[int, tuple[str, AtOnce]] = {}
@@ -123,7 +138,8 @@ class Session:
         self._succession, known = succession, succession.known
         self._device = succession.handed.session_fd
         os.set_blocking(self._device, False)
-        self._responder.journal, self._responder.earlier_readers = succession.journal, known.readers
+        self._journal = self._responder.journal = succession.journal
+        self._responder.earlier_readers = known.readers
         self._agree(InitFlag(known.terms.flags if known.terms is not None else 0))
         self._responder.passthrough.restore(known.open_files)
 
@@ -137,9 +153,7 @@ class Session:
                 nursery.start_soon(self._responder.adopt_files, self._succession.known.open_files)
             while not self._ended:
                 await trio.lowlevel.wait_readable(self._device)
-                for _ in range(_AT_A_TIME):
-                    if not self._serve_one(nursery):
-                        break
+                self._serve_some(nursery)
             nursery.cancel_scope.cancel()
 
     def close(self) -> None:
@@ -214,10 +228,21 @@ class Session:
 
     # --- requests ---
 
+    def _serve_some(self, nursery: trio.Nursery) -> None:
+        """Serve the requests that are there, and the next one of a caller who was just answered."""
+        self._tries, until = 0, perf_counter() + _TRYING_S
+        for _ in range(_AT_A_TIME):
+            if self._serve_one(nursery):
+                continue
+            if not self._tries or self._ended or perf_counter() > until:
+                return
+            self._tries -= 1
+            os.sched_yield()
+
     def _serve_one(self, nursery: trio.Nursery) -> bool:
         """Read a request and answer it, or start a task that does. False if there is none now."""
         try:
-            size_bytes = os.readv(self._device, [self._request])
+            size_bytes = os.readv(self._device, self._requests)
         except BlockingIOError:
             return False
         except OSError as error:
@@ -227,8 +252,8 @@ class Session:
             if error.errno not in _GONE:
                 log.error("the connection to the kernel failed: %s", error.strerror)
             return False
-        length, opcode, unique, nodeid, uid, _, _, _, _ = wire.IN_HEADER.unpack_from(self._request)
-        body = memoryview(self._request)[wire.IN_HEADER.size : size_bytes]
+        length, opcode, unique, nodeid, uid = wire.IN_HEADER.unpack_from(self._request)
+        body = self._body[: size_bytes - wire.IN_HEADER.size]
         if length != size_bytes or size_bytes < wire.IN_HEADER.size:
             log.error("a request of the kernel says %d bytes, and has %d", length, size_bytes)
             if size_bytes >= wire.IN_HEADER.size and opcode not in wire.UNANSWERED:
@@ -303,22 +328,21 @@ class Session:
 
     def _agree(self, flags: InitFlag) -> None:
         """Know what was agreed with the kernel."""
-        journal, backings = (
-            (self._succession.journal, self._succession.backings) if self._succession is not None else (None, None)
-        )
+        backings = self._succession.backings if self._succession is not None else None
         self.guard.counters.passthrough = bool(flags & InitFlag.PASSTHROUGH)
         self._responder.passthrough = Passthrough(
-            backings or fuse_device.KernelBackings(self._device), self.guard.counters, journal
+            backings or fuse_device.KernelBackings(self._device), self.guard.counters, self._journal
         )
 
     def _keep(self) -> None:
         """Write to the journal what it lacks. The kernel learns of nothing that it lacks."""
-        if (succession := self._succession) is not None and succession.journal.pending:
-            succession.journal.flush()
+        if self._journal is not None:
+            self._journal.flush()
 
     def _send(self, unique: int, *parts: Reply) -> None:
         """Send a reply. One that the kernel does not wait for any more is dropped."""
         self._keep()
+        self._tries = _TRIES
         try:
             os.writev(self._device, parts)
         except OSError as error:

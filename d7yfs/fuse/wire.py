@@ -18,8 +18,9 @@ MAJOR, MINOR = 7, 45
 OLDEST_MINOR = 31
 """Linux 5.4. The layouts here hold from 7.23 on; no older kernel is tried."""
 
-IN_HEADER = struct.Struct("=IIQQIIIHH")
-"""fuse_in_header: length, opcode, unique, node id, uid, gid, pid, total_extlen, padding."""
+IN_HEADER = struct.Struct("=IIQQI12x")
+"""fuse_in_header: length, opcode, unique, node id, uid; gid, pid, total_extlen and padding are not
+used."""
 OUT_HEADER = struct.Struct("=IiQ")
 """fuse_out_header: length, negative errno (of a notice its code), unique (of a notice 0)."""
 ATTR = "6Q10I"
@@ -31,8 +32,9 @@ ATTR_OUT = struct.Struct(f"=Q2I{ATTR}")
 """fuse_attr_out: attr_valid, its ns, padding, attributes."""
 OPEN_OUT = struct.Struct("=QIi")
 """fuse_open_out: fh, open_flags, backing_id."""
-READ_IN = struct.Struct("=QQIIQII")
-"""fuse_read_in: fh, offset, size, read_flags, lock_owner, flags, padding. READDIR has it, too."""
+READ_IN = struct.Struct("=QQI20x")
+"""fuse_read_in: fh, offset, size; read_flags, lock_owner, flags and padding are not used. READDIR has
+it, too."""
 OPEN_IN = struct.Struct("=II")
 """fuse_open_in: flags, open_flags."""
 FH = struct.Struct("=Q")
@@ -221,10 +223,10 @@ def split_seconds(seconds: float) -> tuple[int, int]:
 
 def name_of(body: memoryview, offset: int = 0) -> bytes:
     """The name from `offset` on, without its final NUL. Raises MalformedRequest."""
-    name = bytes(body[offset:])
-    if not name.endswith(b"\0"):
+    name, end, _ = bytes(body[offset:]).partition(b"\0")
+    if not end:
         raise MalformedRequest(f"a name of {len(name)} bytes without an end")
-    return name[: name.index(0)]
+    return name
 
 
 def parse_forgets(body: memoryview) -> list[tuple[int, int]]:

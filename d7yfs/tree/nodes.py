@@ -1,8 +1,8 @@
 """The nodes that inode numbers stand for, and the tree's answers about a name. Pure.
 
 A `File` is one version of one object, a `Directory` a path; only `tree.Tree` makes and changes
-them. Answers are frozen values: an entry, no entry, a directory to be listed first, and the changes
-of a listing.
+them. Answers are values: an entry, no entry, a directory to be listed first, and the changes of a
+listing. Those that each lookup makes are not frozen, which would take three times as long.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class Directory:
 Node: TypeAlias = File | Directory
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Found:
     """The entry that exists. A caller that tells the kernel MUST `remember` it, without awaiting in
     between."""
@@ -208,14 +208,14 @@ class Found:
     entry_timeout_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Absent:
     """The absence of an entry, which the kernel may believe for `timeout_s`."""
 
     timeout_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Expired:
     """A directory to be listed first (`apply` or `extend_stale`); then ask again with the same
     `asked_at`."""

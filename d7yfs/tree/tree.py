@@ -133,7 +133,8 @@ class Tree(InodeTable):
         directory = self.directory(parent)
         asked_at = now if asked_at is None else asked_at
         self._touch(directory)
-        newest = (directory.singles or {}).get(name, directory)  # a single name is newer than the listing
+        # A single name is newer than the listing.
+        newest = directory if directory.singles is None else directory.singles.get(name, directory)
         if not newest.fresh(asked_at):
             return Expired(directory)
         directory.used_at = now  # only now, so that it counts as use since that listing

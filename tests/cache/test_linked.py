@@ -380,7 +380,9 @@ def test_a_thread_that_reads_keeps_its_file_when_the_link_is_dropped(tmp_path: P
         link(file, store_of(tmp_path, *PIECES))
         land(file, *PIECES)
         buffer = memoryview(bytearray(FIRST.size))
-        cold: Cold = [(fd, start, buffer[start:stop], None) for start, stop, fd in file._extents(FIRST)]
+        cold: Cold = [
+            (fd, start, buffer[start:stop], None) for start, stop, fd in file._extents(FIRST.start, FIRST.stop)
+        ]
         file.drop_link()
         file.finish_read(cold)
         assert buffer == data_of(FILE, FIRST)

@@ -55,7 +55,7 @@ class KernelEnd:
         """Send a request; returns its unique number. `length` is what its header says, if that is a lie."""
         unique = next(self._uniques)
         size_bytes = wire.IN_HEADER.size + len(body) if length is None else length
-        self.device.send(wire.IN_HEADER.pack(size_bytes, opcode, unique, nodeid, uid, 0, 0, 0, 0) + body)
+        self.device.send(wire.IN_HEADER.pack(size_bytes, opcode, unique, nodeid, uid) + body)
         return unique
 
     async def answer(self) -> Answer:
@@ -123,7 +123,7 @@ def open_in(flags: int = os.O_RDONLY) -> bytes:
 
 
 def read_in(handle: int, offset: int = 0, size_bytes: int = 10) -> bytes:
-    return wire.READ_IN.pack(handle, offset, size_bytes, 0, 0, 0, 0)
+    return wire.READ_IN.pack(handle, offset, size_bytes)
 
 
 def release_in(handle: int) -> bytes:
