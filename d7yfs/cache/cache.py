@@ -65,6 +65,8 @@ _LOOK_S = 1.0
 """Interval in seconds at which free disk space is measured while we write: others write too."""
 _LOCK_POLL_S = 0.1
 """Interval in seconds at which a lock of another process is tried: its end is no event."""
+_SHORTAGE_S = 1.0
+"""The longest time that an open waits for descriptors."""
 
 
 class Cache:
@@ -101,36 +103,38 @@ class Cache:
         by itself, as its credentials may be others.
 
         Never fails when there is no disk: without one, or when it does not answer within its
-        patience, the version is uncached. Raises TooManyOpenFiles when descriptors are short.
+        patience, the version is uncached. Raises TooManyOpenFiles when descriptors stay short.
         """
         key = (store, *version.identity)
+        deadline = trio.current_time() + _SHORTAGE_S
         while (cached := self.open_at_once(store, version, new_filler)) is None:
             if (opening := self._opening.get(key)) is not None:
                 await opening.wait()
                 continue
             self._opening[key] = trio.Event()
             try:
-                self._admit(key, version, await self._open_files(store, version), new_filler)
+                await self._descriptors.when_spared(partial(self._open_new, key, version, new_filler), deadline)
             finally:
                 self._opening.pop(key).set()
         return cached
 
     def open_at_once(self, store: StoreIdentity, version: ObjectVersion, new_filler: NewFiller) -> CachedVersion | None:
-        """`open`, if it waits for nothing: the version is open, or the disk has just taken a write.
-        Raises TooManyOpenFiles.
-        """
+        """`open`, if it waits for nothing: the version is open, or the disk has just taken a write."""
         key = (store, *version.identity)
         cached = self._open.get(key, {}).get(new_filler)
         if cached is None and self._disk.is_prompt and key not in self._opening:
             try:
                 files = self._open_pair(store, version, tries=1)
-            except OSError:
+                self._take(files)
+                cached = self._admit(key, version, files, new_filler)
+            except (OSError, TooManyOpenFiles):
                 return None  # locked, or a failure that `open` tells of
-            self._take(files)
-            cached = self._admit(key, version, files, new_filler)
         if cached is not None:
             cached.hold()
         return cached
+
+    async def _open_new(self, key: _Key, version: ObjectVersion, new_filler: NewFiller) -> None:
+        self._admit(key, version, await self._open_files(key[0], version), new_filler)
 
     def _admit(
         self, key: _Key, version: ObjectVersion, files: VersionFiles | None, new_filler: NewFiller

@@ -15,6 +15,7 @@ Used by `Cache` and `CachedVersion`. Trio thread only.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import trio
 
@@ -22,11 +23,13 @@ from d7yfs.cache.disk import Lane
 from d7yfs.errors import ReadTimeout, TooManyOpenFiles
 from d7yfs.host.process import descriptor_limit
 
+T = TypeVar("T")
+
 SMALL_BYTES = 8 << 20
 """A version up to this size holds no descriptor while it is asleep: it is soon fetched again."""
 _HEADROOM = 128
 """At least so many descriptors stay free, if that is no more than half."""
-_RETRY_S = 0.5
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 0.02, 0.5
 _TRIES = 8
 """How many versions are asked to rest at a time: most are idle, or else none need be."""
 
@@ -55,6 +58,20 @@ class Descriptors:
             del self._awake[oldest]
             if not oldest.rest():
                 self._awake[oldest] = None
+
+    async def when_spared(self, opening: Callable[[], Awaitable[T]], deadline: float) -> T:
+        """The result of `opening`, which is tried again while descriptors are used up: versions are
+        laid to rest for it. Raises TooManyOpenFiles at the `deadline`."""
+        pause_s = _FIRST_RETRY_S
+        while True:
+            try:
+                return await opening()
+            except TooManyOpenFiles:
+                if trio.current_time() + pause_s >= deadline:
+                    raise
+            self.lay_to_rest(_TRIES)
+            await trio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_RETRY_S)
 
     def remove(self, use: VersionUse) -> None:
         """Note that a version is closed."""
@@ -117,15 +134,12 @@ class VersionUse:
         if self._waking is None:
             self._waking = trio.Lock()
         async with self._waking:  # single flight
-            while self.is_asleep:
-                try:
-                    await self._reopen()
-                except TooManyOpenFiles as error:
-                    if trio.current_time() + _RETRY_S >= deadline:
-                        short = "the daemon's file descriptors were used up too long"
-                        raise ReadTimeout(f"{self._name}: {short}") from error
-                    self._descriptors.lay_to_rest(_TRIES)
-                    await trio.sleep(_RETRY_S)
-                else:
-                    self.is_asleep = False
-                    self._descriptors.add(self)
+            if not self.is_asleep:
+                return
+            try:
+                await self._descriptors.when_spared(self._reopen, deadline)
+            except TooManyOpenFiles as error:
+                short = "the daemon's file descriptors were used up too long"
+                raise ReadTimeout(f"{self._name}: {short}") from error
+            self.is_asleep = False
+            self._descriptors.add(self)

@@ -24,7 +24,6 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 
 import trio
 
@@ -50,12 +49,6 @@ _READ_BYTES = 1 << 20
 """The largest READ, by `Terms.max_pages`."""
 _AT_A_TIME = 64
 """The requests that are read before other tasks have their turn."""
-_TRIES = 4
-"""How often the next request is looked for before the loop sleeps. A caller comes again some
-microseconds after an answer, and to sleep costs as much time as many tries. In between the processor
-is offered to the caller, who may have waited for it."""
-_TRYING_S = 0.0003
-"""For how long tries may hold up other tasks, in seconds."""
 
 _TIDY_S = 1.0
 """Interval in seconds at which pages that are of no use are dropped, and the kernel is told of files
@@ -106,8 +99,6 @@ class Session:
         self._wants_passthrough = passthrough
         self._succession: Succession | None = None
         self._journal: SessionJournal | None = None
-        self._tries = 0
-        """How often the next request is still looked for."""
         self._ended = False
         buffer = memoryview(bytearray(b"\1") * _READ_BYTES)  # written, and so resident
         self._at_once: dict[int, tuple[str, AtOnce]] = {}
@@ -153,7 +144,9 @@ class Session:
                 nursery.start_soon(self._responder.adopt_files, self._succession.known.open_files)
             while not self._ended:
                 await trio.lowlevel.wait_readable(self._device)
-                self._serve_some(nursery)
+                for _ in range(_AT_A_TIME):
+                    if not self._serve_one(nursery):
+                        break
             nursery.cancel_scope.cancel()
 
     def close(self) -> None:
@@ -227,17 +220,6 @@ class Session:
                 log.error("the kernel does not send unanswered requests again: %s", error.strerror)
 
     # --- requests ---
-
-    def _serve_some(self, nursery: trio.Nursery) -> None:
-        """Serve the requests that are there, and the next one of a caller who was just answered."""
-        self._tries, until = 0, perf_counter() + _TRYING_S
-        for _ in range(_AT_A_TIME):
-            if self._serve_one(nursery):
-                continue
-            if not self._tries or self._ended or perf_counter() > until:
-                return
-            self._tries -= 1
-            os.sched_yield()
 
     def _serve_one(self, nursery: trio.Nursery) -> bool:
         """Read a request and answer it, or start a task that does. False if there is none now."""
@@ -342,7 +324,6 @@ class Session:
     def _send(self, unique: int, *parts: Reply) -> None:
         """Send a reply. One that the kernel does not wait for any more is dropped."""
         self._keep()
-        self._tries = _TRIES
         try:
             os.writev(self._device, parts)
         except OSError as error:

@@ -355,7 +355,23 @@ async def test_an_open_without_descriptors_is_refused_and_not_uncached(tmp_path:
     (await cache.open(ORIGIN, FILES[0], ManualFiller)).drop()
 
 
-async def test_the_headroom_is_not_for_files(tmp_path: Path) -> None:
+async def test_an_open_without_descriptors_waits_for_some(tmp_path: Path, nursery: trio.Nursery) -> None:
+    cache, opened, done = _cache(tmp_path), list[CachedVersion](), trio.Event()
+
+    async def open_one() -> None:
+        opened.append(await cache.open(ORIGIN, FILES[0], ManualFiller))
+        done.set()
+
+    with _no_descriptor_left():
+        nursery.start_soon(open_one)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not opened
+    with trio.fail_after(30):
+        await done.wait()
+    _drop_all(opened)
+
+
+async def test_the_headroom_is_not_for_files(tmp_path: Path, autojump_clock: MockClock) -> None:
     assert not Descriptors(256).are_short(127)
     assert Descriptors(256).are_short(128), "half, of few"
     assert not Descriptors(1 << 16).are_short(57_343)
@@ -365,13 +381,20 @@ async def test_the_headroom_is_not_for_files(tmp_path: Path) -> None:
     cache = _cache(tmp_path, mark)
     opened: list[CachedVersion] = []
 
-    def open_many() -> None:
+    async def open_many() -> None:
         for number in range(mark + 1):
-            opened.append(at_once(cache.open(ORIGIN, version(1000, f"spare {number}"), ManualFiller)))
+            opened.append(await cache.open(ORIGIN, version(1000, f"spare {number}"), ManualFiller))
+            opened[-1].begin_work()
 
     with pytest.raises(TooManyOpenFiles):
-        open_many()
+        await open_many()
     assert opened
+    assert _descriptors()[-1] < mark + 2
+    for cached in opened:
+        cached.end_work()
+    # What is not in use makes room.
+    for number in range(mark):
+        opened.append(await cache.open(ORIGIN, version(1000, f"more {number}"), ManualFiller))
     assert _descriptors()[-1] < mark + 2
     _drop_all(opened)
     assert _descriptors() == before

@@ -14,9 +14,9 @@ from dataclasses import replace
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import MockClock
 
-from d7yfs.fuse import session, wire
+from d7yfs.fuse import wire
 from d7yfs.fuse.appearance import UNSEEN_INODES
 from d7yfs.fuse.wire import InitFlag, Opcode, OpenFlag
 from d7yfs.tree.huge_directory import Unseen
@@ -205,27 +205,6 @@ async def test_extended_attributes() -> None:
         assert listed == b"user.d7yfs.url\0user.d7yfs.etag\0user.d7yfs.task_id\0"
     async with served(session_of(fake(), appearance=replace(APPEARANCE, xattr=False))) as kernel:
         assert (await kernel.ask(Opcode.LISTXATTR, 1, xattr_in())).number == errno.ENOSYS
-
-
-async def test_the_next_request_is_looked_for_a_few_times_after_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    filesystem = fake()
-    filesystem.gates = {"lookup": trio.Event()}
-    async with served(session_of(filesystem)) as kernel:
-        offered: list[int] = []
-
-        def offer() -> None:
-            offered.append(kernel.send(Opcode.STATFS) if len(offered) == 2 else 0)
-
-        await wait_all_tasks_blocked()
-        monkeypatch.setattr(os, "sched_yield", offer)
-        monkeypatch.setattr(session, "_TRYING_S", 60.0)
-        assert (await kernel.ask(Opcode.STATFS)).number == 0
-        assert (await kernel.answer()).unique == offered[2]
-        await wait_all_tasks_blocked()
-        assert len(offered) == 3 + session._TRIES, "then the loop sleeps"
-        kernel.send(Opcode.LOOKUP, 1, name_in(FILE))
-        await wait_all_tasks_blocked()
-        assert len(offered) == 3 + session._TRIES, "nobody was answered"
 
 
 # --- what is refused, and what has no answer ---
