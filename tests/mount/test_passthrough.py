@@ -34,6 +34,7 @@ from tests.mount.passthrough import (
     pread,
     told,
 )
+from tests.mount.uring import read_by_io_uring
 from tests.servers.in_thread import InThread
 from tests.servers.s3_faults import S3Faults
 
@@ -109,6 +110,10 @@ def _at_random(fd: int) -> bytes:
     return bytes(found)
 
 
+def _by_io_uring(fd: int) -> bytes:
+    return read_by_io_uring(fd, size_bytes=len(BODY))
+
+
 @pytest.mark.parametrize(
     "read",
     [
@@ -121,8 +126,9 @@ def _at_random(fd: int) -> bytes:
         _by_copy_file_range,
         _by_cat,
         _at_random,
+        _by_io_uring,
     ],
-    ids=["read", "mmap", "sendfile", "splice", "preadv2", "RWF_NOWAIT", "copy_file_range", "cat", "pread"],
+    ids=["read", "mmap", "sendfile", "splice", "preadv2", "RWF_NOWAIT", "copy_file_range", "cat", "pread", "io_uring"],
 )
 def test_every_way_of_reading_has_the_bytes_and_asks_nobody(mounted: Mounted, read: Callable[[int], bytes]) -> None:
     opens, reads = told(mounted)
