@@ -134,11 +134,13 @@ class UnsteadyDisk(PromptDisk):
         return result
 
     async def _come_back(self, call: Callable[[], T], made: _Call[T]) -> None:
-        await trio.sleep(self._rng.choice([0.1, 3.0]))
-        result = _Result(call)
-        if made.late is not None and result.error is None:
-            made.late(result.value)
-        self._let_go(made)
+        try:
+            await trio.sleep(self._rng.choice([0.1, 3.0]))
+            result = _Result(call)
+            if made.late is not None and result.error is None:
+                made.late(result.value)
+        finally:  # also at the end of the test: until then the lane keeps its descriptors
+            self._let_go(made)
 
     async def _while(self) -> None:
         await trio.sleep(self._rng.choice([0.0, 0.0, 0.01, 0.2]))
@@ -206,6 +208,8 @@ async def test_no_reader_ever_gets_a_wrong_byte(tmp_path: Path, autojump_clock: 
                 for _ in range(READERS):
                     readers.start_soon(daemon.reader)
         background.cancel_scope.cancel()
+    for daemon in daemons:  # as a daemon does at its end: closes may wait for a thread
+        await daemon.cache.settle()
     for daemon in daemons:
         statistics = daemon.cache.statistics()
         assert statistics.open_versions == 0
