@@ -53,6 +53,6 @@ check() {  # VERSION DIRECTORY…
 (
     cd deploy/kubernetes
     check "$NEW" overlays/* dragonfly kserve
-    check "$OLD" overlays/*-1.20 overlays/node dragonfly
+    check "$OLD" overlays/*-1.20 base/node dragonfly
 )
 D7YFS_TEST_KUSTOMIZE=$(command -v kustomize) .venv/bin/python -m pytest --quiet -p tests.plugins.no_skips tests/kubernetes
