@@ -81,7 +81,7 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings], role: R
     if link is not None:
         link.check(mountpoint, config.mount_source)
         link.shutdown_timeout_s = config.shutdown_timeout_s
-    from_others = config.fuse_helper is not None or HandedMount.from_path(mountpoint) is not None
+    from_others = HandedMount.is_expected(config.fuse_helper, mountpoint)
     if from_others and config.noexec:
         raise ConfigError(
             "--noexec has no effect on a mount that another program makes",

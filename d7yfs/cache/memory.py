@@ -4,14 +4,12 @@ cache. Trio thread only.
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Callable
 
 from d7yfs.cache.file_io import write_whole
+from d7yfs.host.libc import punch_hole
 from d7yfs.objects import BLOCK_BYTES
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class MemoryBudget:
@@ -90,7 +88,7 @@ class MemoryFile:
             self._close()
         # A memfd is this process's own: no other can have read its map.
         if self.fd >= 0:
-            _punch_hole(self.fd, index * BLOCK_BYTES, BLOCK_BYTES)
+            punch_hole(self.fd, index * BLOCK_BYTES, BLOCK_BYTES)
 
     def close(self) -> None:
         """Give back all blocks and the file."""
@@ -102,9 +100,3 @@ class MemoryFile:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-
-
-def _punch_hole(fd: int, offset: int, size_bytes: int) -> None:
-    """fallocate(2) with FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, which `os` does not offer."""
-    if _libc.fallocate(fd, 0x03, ctypes.c_int64(offset), ctypes.c_int64(size_bytes)):
-        raise OSError(ctypes.get_errno(), "fallocate failed on a memory file")

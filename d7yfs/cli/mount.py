@@ -105,7 +105,7 @@ def _find_obstacle(settings: Settings) -> str:
     if config.takeover == "off":
         settings.require_mountpoint()
         return "--takeover off"
-    is_handed = config.fuse_helper is not None or HandedMount.from_path(settings.require_mountpoint()) is not None
+    is_handed = HandedMount.is_expected(config.fuse_helper, settings.require_mountpoint())
     obstacle = kernel.takeover_obstacle(config.fuse_engine, is_handed=is_handed)
     if obstacle and config.takeover != "auto":
         raise ConfigError(f"--takeover {config.takeover} is not possible: {obstacle}", hint="--takeover off, or auto")

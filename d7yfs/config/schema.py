@@ -24,7 +24,7 @@ from d7yfs.config.markers import Markers
 from d7yfs.config.p2p import P2p
 from d7yfs.config.url import RepositoryUrl
 from d7yfs.host.fuse_device import MountFlags
-from d7yfs.host.privileges import mounter
+from d7yfs.host.privileges import is_mounter_root, mounter
 from d7yfs.objects import SecretStr
 
 REPOSITORY = "Repository"
@@ -98,10 +98,6 @@ def default_cache_dir(environ: Mapping[str, str], *, root: bool) -> Path:
     # The specification says to ignore a relative path.
     xdg = Path(environ.get("XDG_CACHE_HOME", ""))
     return (xdg if xdg.is_absolute() else Path(environ.get("HOME") or Path.home()) / ".cache") / "d7yfs"
-
-
-def _is_root() -> bool:
-    return mounter()[0] == 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,7 +308,7 @@ class Config:
     cache_dir: Path = _cache(
         kinds.PATH,
         "Directory of the cache; several mounts of one user may share it.",
-        lambda: default_cache_dir(os.environ, root=_is_root()),
+        lambda: default_cache_dir(os.environ, root=is_mounter_root()),
         default="/var/cache/d7yfs for root, else ~/.cache/d7yfs",
     )
     cache_size_bytes: int = _cache(
@@ -436,7 +432,7 @@ class Config:
         kinds.LISTEN,
         "Address for /metrics (Prometheus), /healthz and /readyz, such as 0.0.0.0:7717; none for none. Anybody who can connect may "
         "read them. If the port is taken, by another mount for example, the mount does without.",
-        lambda: METRICS_ADDRESS if _is_root() else "",
+        lambda: METRICS_ADDRESS if is_mounter_root() else "",
         default=f"{METRICS_ADDRESS} for root, else none",
     )
     metrics_per_model: int = _monitoring(

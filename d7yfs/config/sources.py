@@ -40,7 +40,7 @@ from d7yfs.config.settings_file import exposure, judge_home_again
 from d7yfs.config.toml import Source, TomlFile, check_name, read_toml
 from d7yfs.config.url import RepositoryUrl
 from d7yfs.errors import ConfigError
-from d7yfs.host.privileges import mounter
+from d7yfs.host.privileges import is_mounter_root
 from d7yfs.objects import SecretStr
 
 DEFAULT = "default"
@@ -160,7 +160,7 @@ def load_settings(
         if repository.p2p_secret_file:
             warnings += filter(None, [exposure(repository.p2p_secret_file, secret=True)])
 
-    values: dict[str, Any] = {"cache_dir": default_cache_dir(environ, root=mounter()[0] == 0)}
+    values: dict[str, Any] = {"cache_dir": default_cache_dir(environ, root=is_mounter_root())}
     provenance: dict[str, str] = {}
     for option in OPTIONS.values():
         if not option.per_repository and (found := first(option.name, (flag_layer, environ_layer, toml.layer))):

@@ -25,7 +25,7 @@ from typing import Any
 from d7yfs.bounds.values import excerpt, read_json
 from d7yfs.errors import MountError, UsageError
 from d7yfs.host.ownership import ANYTHING, find_fault
-from d7yfs.host.privileges import mounter
+from d7yfs.host.privileges import is_mounter_root
 from d7yfs.host.socket_trust import parent_of, peer_of
 
 SCHEMA = 1
@@ -46,7 +46,7 @@ def runtime_directory(environ: Mapping[str, str] = os.environ) -> Path:
     """D7YFS_RUNTIME_DIR, else /run/d7yfs for root, else a directory under XDG_RUNTIME_DIR."""
     if (named := environ.get(RUNTIME_VARIABLE, "")).startswith("/"):
         return Path(named)
-    if mounter()[0] == 0:
+    if is_mounter_root():
         return Path("/run/d7yfs")
     base = environ.get("XDG_RUNTIME_DIR", "")
     return Path(base) / "d7yfs" if base.startswith("/") else Path(f"/tmp/d7yfs-{os.geteuid()}")  # noqa: S108  # made 0700 and checked

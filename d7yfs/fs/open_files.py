@@ -277,9 +277,12 @@ class OpenFiles:
         """True if it is worth waiting until an open version is whole, compared and on disk."""
         opened = self._handles[handle]
         cached, size_bytes = opened.cached, opened.node.size_bytes
-        if cached is None or size_bytes <= SMALL_FILE_BYTES or cached.whole_file is not None or not cached.keeps:
+        patience = self._patience[opened.node.repository]
+        if not patience.bound_s or cached is None or size_bytes <= SMALL_FILE_BYTES:
             return False
-        backend, patience = self._backends[opened.node.repository], self._patience[opened.node.repository]
+        if cached.whole_file is not None or not cached.keeps:
+            return False
+        backend = self._backends[opened.node.repository]
         return patience.is_worth_it(backend.expected_s(size_bytes - cached.cached_bytes), trio.current_time())
 
     async def complete(self, handle: int) -> None:

@@ -14,13 +14,15 @@ Used by `journal`. A write to a memfd is a copy of memory, and does not wait.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import struct
 import zlib
 from collections import defaultdict
 from collections.abc import Container, Iterator
+from contextlib import suppress
+
+from d7yfs.host.libc import punch_hole
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +42,6 @@ _SLACK = 1024
 _CHUNK_BYTES = 32 << 10
 """The bytes at the beginning that are looked through at a time: a fraction of a millisecond."""
 _PAGE_BYTES = 4096
-_PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01  # linux/falloc.h
 
 _Record = tuple[int, int, int, memoryview]
 """Offset, kind, number and content."""
@@ -51,7 +52,6 @@ class KeyedLog:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._libc = ctypes.CDLL(None, use_errno=True)
         self._live: defaultdict[int, dict[int, int]] = defaultdict(dict)
         """The offset of the record that counts, by kind and number."""
         self._pending = bytearray()
@@ -144,8 +144,8 @@ class KeyedLog:
         """Free the pages before the beginning, but the first one."""
         first, stop = max(self._given_back, _PAGE_BYTES), self._start // _PAGE_BYTES * _PAGE_BYTES
         if stop > first:
-            place = ctypes.c_long(first), ctypes.c_long(stop - first)
-            self._libc.fallocate(self._fd, _PUNCH_HOLE_KEEP_SIZE, *place)
+            with suppress(OSError):  # then it stays as large
+                punch_hole(self._fd, first, stop - first)
             self._given_back = stop
 
     def _read(self, offset: int, size_bytes: int) -> memoryview:

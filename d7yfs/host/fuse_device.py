@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from d7yfs.errors import MountError
+from d7yfs.host import libc
 
 _DEVICE = "/dev/fuse"
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8  # sys/mount.h
@@ -71,17 +72,15 @@ def mount(point: Path, flags: MountFlags) -> int:
         fd = os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise MountError(f"{_DEVICE} cannot be opened: {error.strerror}", hint="see d7yfs check") from error
-    libc = ctypes.CDLL(None, use_errno=True)
     options = f"fd={fd},rootmode=40000,user_id={flags.uid},group_id={flags.gid},default_permissions"
     options += ",allow_other" * flags.allow_other
     bits = _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC * flags.noexec
     source, where = os.fsencode(flags.source), os.fsencode(point)
-    if libc.mount(source, where, b"fuse.d7yfs", ctypes.c_ulong(bits), options.encode()):
+    try:
+        libc.call("mount", source, where, b"fuse.d7yfs", ctypes.c_ulong(bits), options.encode())
+    except OSError as error:
         os.close(fd)
-        number = ctypes.get_errno()
-        raise MountError(
-            f"{point} could not be mounted: {os.strerror(number)}", hint="this needs CAP_SYS_ADMIN"
-        ) from OSError(number, os.strerror(number))
+        raise MountError(f"{point} could not be mounted: {error.strerror}", hint="this needs CAP_SYS_ADMIN") from error
     return fd
 
 

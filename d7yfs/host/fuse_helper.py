@@ -59,6 +59,12 @@ class HandedMount:
         return cls(int(named[1]), None)
 
     @classmethod
+    def is_expected(cls, helper: Path | None, mountpoint: Path) -> bool:
+        """True if another program makes the mount: the `helper`, or the one that left `/dev/fd/N` open.
+        Raises MountError."""
+        return helper is not None or cls.from_path(mountpoint) is not None
+
+    @classmethod
     def ask(cls, path: Path) -> HandedMount:
         """The helper's next mount. Blocks while it removes the last one. Raises MountError."""
         helper = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from d7yfs.errors import MountError
+from d7yfs.host.privileges import CAP_SYS_ADMIN, capabilities
 
 _ENGINE_SINCE = (5, 4)
 """The layouts of FUSE 7.31, on which our own session rests."""
@@ -20,7 +21,6 @@ _RESEND_SINCE = (6, 9)
 _STATUS = Path("/proc/self/status")
 _SETTINGS = Path("/proc/sys/fs/fuse")
 _REQUEST_TIMEOUTS = ("default_request_timeout", "max_request_timeout")
-_CAP_SYS_ADMIN = 1 << 21
 _RELEASE = re.compile(r"(\d+)\.(\d+)")
 
 
@@ -46,7 +46,7 @@ def require_engine(name: str) -> None:
 def has_admin_capability(status: Path = _STATUS) -> bool:
     """True if this process has CAP_SYS_ADMIN, in its user namespace, or if that cannot be told."""
     try:
-        return bool(int(status.read_text().partition("CapEff:")[2].split()[0], 16) & _CAP_SYS_ADMIN)
+        return bool(capabilities("CapEff", status) >> CAP_SYS_ADMIN & 1)
     except (OSError, IndexError, ValueError):
         return True
 

@@ -6,7 +6,6 @@ each call that may hang on a mount (stat). Called by `daemon`, `monitor` and the
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import re
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from d7yfs.errors import MountError
+from d7yfs.host import libc
 
 if TYPE_CHECKING:
     import subprocess
@@ -161,12 +161,11 @@ def unmount(point: Path, *, lazy: bool = False) -> None:
     )
     if os.geteuid() == 0:
         # umount(8) may stat the mount, and so wait for a daemon that does not answer.
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.umount2(os.fsencode(point), _UMOUNT_NOFOLLOW | _MNT_DETACH * lazy):
-            number = ctypes.get_errno()
-            raise (
-                busy if number == errno.EBUSY else MountError(f"{point} could not be unmounted: {os.strerror(number)}")
-            )
+        try:
+            libc.call("umount2", os.fsencode(point), _UMOUNT_NOFOLLOW | _MNT_DETACH * lazy)
+        except OSError as error:
+            failed = MountError(f"{point} could not be unmounted: {error.strerror}")
+            raise (busy if error.errno == errno.EBUSY else failed) from None
         return
     import subprocess
 

@@ -12,12 +12,14 @@ import ctypes
 import errno
 import os
 from collections.abc import Collection, MutableMapping
+from pathlib import Path
 from typing import NamedTuple, Self
 
 from d7yfs.errors import ConfigError
+from d7yfs.host import libc
 
-_CAP_DAC_READ_SEARCH, _CAP_KILL, _CAP_SETGID, _CAP_SETUID, _CAP_SETPCAP, _CAP_SYS_ADMIN = 2, 5, 6, 7, 8, 21
-SUPERVISING = (_CAP_SYS_ADMIN, _CAP_SETUID, _CAP_SETGID, _CAP_SETPCAP, _CAP_KILL, _CAP_DAC_READ_SEARCH)
+_CAP_DAC_READ_SEARCH, _CAP_KILL, _CAP_SETGID, _CAP_SETUID, _CAP_SETPCAP, CAP_SYS_ADMIN = 2, 5, 6, 7, 8, 21
+SUPERVISING = (CAP_SYS_ADMIN, _CAP_SETUID, _CAP_SETGID, _CAP_SETPCAP, _CAP_KILL, _CAP_DAC_READ_SEARCH)
 """The capabilities that a supervisor keeps (linux/capability.h). SYS_ADMIN mounts, unmounts and registers cached files.
 SETUID, SETGID and SETPCAP start workers of another user, KILL ends them. DAC_READ_SEARCH reaches mount
 points below directories of other users; with SETUID it could do that anyway."""
@@ -77,6 +79,17 @@ def note_mounter(uid: int, gid: int) -> None:
     _mounter = uid, gid
 
 
+def is_mounter_root() -> bool:
+    """True if root mounts."""
+    return mounter()[0] == 0
+
+
+def capabilities(kind: str, status: Path = Path("/proc/self/status")) -> int:
+    """The capabilities of this process in its user namespace, one bit each: those permitted (CapPrm) or
+    effective (CapEff). Raises OSError, ValueError and IndexError if that cannot be told."""
+    return int(status.read_text().partition(f"{kind}:")[2].split()[0], 16)
+
+
 def become(user: WorkerUser, environ: MutableMapping[str, str]) -> None:
     """Make this process one of `user` for good, without capabilities and the means to get any. For
     root, with one thread. `environ` gets the user's home. Raises OSError."""
@@ -94,7 +107,7 @@ def become(user: WorkerUser, environ: MutableMapping[str, str]) -> None:
 
 def keep_for_supervising() -> None:
     """Drop every capability but those of a supervisor, here and in all children. Raises OSError."""
-    held = _held()
+    held = capabilities("CapPrm")
     kept = [each for each in SUPERVISING if held >> each & 1]
     _bound(kept)
     _set_capabilities(kept)
@@ -127,12 +140,6 @@ def spawn(user: WorkerUser, command: list[str], environ: MutableMapping[str, str
     return pid
 
 
-def _held() -> int:
-    """The permitted capabilities, one bit each."""
-    with open("/proc/self/status", "rb") as file:  # noqa: PTH123  # a pathlib less
-        return int(file.read().partition(b"CapPrm:")[2].split()[0], 16)
-
-
 def _bound(kept: Collection[int]) -> None:
     """Let neither this process nor any program that it executes gain other capabilities."""
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
@@ -151,15 +158,8 @@ def _set_capabilities(kept: Collection[int]) -> None:
     low, high = bits & 0xFFFFFFFF, bits >> 32
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
     data = (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)
-    if ctypes.CDLL(None, use_errno=True).capset(header, data):
-        raise _last_error()
+    libc.call("capset", header, data)
 
 
 def _prctl(option: int, argument: int) -> None:
-    if ctypes.CDLL(None, use_errno=True).prctl(option, ctypes.c_ulong(argument), 0, 0, 0):
-        raise _last_error()
-
-
-def _last_error() -> OSError:
-    number = ctypes.get_errno()
-    return OSError(number, os.strerror(number))
+    libc.call("prctl", option, ctypes.c_ulong(argument), 0, 0, 0)

@@ -7,11 +7,11 @@ Called by `daemon` when a mount begins.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
-import os
 import resource
 from pathlib import Path
+
+from d7yfs.host import libc
 
 OOM_SCORE_ADJ = -800
 """The same as in the systemd unit; proc_pid_oom_score_adj(5)."""
@@ -45,9 +45,10 @@ def forbid_core_dumps() -> None:
     process of its user read that memory (PR_SET_DUMPABLE in prctl(2)). Children cannot dump
     either."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0):
-        _warn("core dumps cannot be forbidden: %s", os.strerror(ctypes.get_errno()))
+    try:
+        libc.call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
+    except OSError as error:
+        _warn("core dumps cannot be forbidden: %s", error.strerror)
 
 
 def ask_to_be_spared(path: Path = Path("/proc/self/oom_score_adj")) -> None:

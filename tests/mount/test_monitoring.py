@@ -55,10 +55,11 @@ def test_a_scrape_shows_the_bytes_that_readers_got_and_their_source(mounter: Mou
     mounted.read_anew("models/twenty.bin")
     mounted.read("models/model/1/weights.bin")
     found = scraped(mounted)
-    assert found['d7yfs_read_bytes_total{repository="models"}'] == 43 * MIB
+    # Short of memory, the kernel drops pages that it read ahead, and asks for them again.
+    assert 43 * MIB <= found['d7yfs_read_bytes_total{repository="models"}'] < 44 * MIB
     assert found['d7yfs_source_bytes_total{repository="models",source="origin"}'] == 23 * MIB
     assert found['d7yfs_source_bytes_total{repository="models",source="cache"}'] >= 20 * MIB
-    assert found['d7yfs_model_read_bytes_total{model="model",repository="models"}'] == 3 * MIB
+    assert 3 * MIB <= found['d7yfs_model_read_bytes_total{model="model",repository="models"}'] < 4 * MIB
     assert found['d7yfs_model_opens_total{model=".",repository="models"}'] == 2
     assert found['d7yfs_repository_up{repository="models"}'] == 1
     assert found['d7yfs_fuse_request_duration_seconds_count{operation="read"}'] > 20

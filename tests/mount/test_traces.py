@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from d7yfs.cli.status import show_size_roughly
 from tests.mount.conftest import MIB, Bucket, bytes_of
 from tests.mount.mounted import Mounted, Mounter, run, until, within
 from tests.servers.dfdaemon import FakeDfdaemon
@@ -90,7 +91,10 @@ def test_status_tells_where_bytes_came_from(
     assert (repository["way"], repository["breaker"], repository["warnings"]) == ("proxy", "closed", [])
     assert (repository["traffic"]["proxy_bytes"], repository["traffic"]["direct_bytes"]) == (SIZE, 5)
     assert sum(repository["traffic"]["direct_bytes_by_reason"].values()) == 5
-    assert (repository["read_bytes"], repository["traffic"]["cache_bytes"]) == (SIZE + 5, SIZE)
+    # Short of memory, the kernel drops pages that it read ahead, and asks for them again.
+    from_cache = repository["traffic"]["cache_bytes"]
+    assert SIZE <= from_cache < 1.1 * SIZE
+    assert repository["read_bytes"] == from_cache + 5
     shown = run("status", mounted.point).stdout
-    assert "24 MiB from cache, 24 MiB by proxy, 5 B direct" in shown
+    assert f"{show_size_roughly(from_cache)} from cache, 24 MiB by proxy, 5 B direct" in shown
     dfdaemon.do(dfdaemon.server.kill)
