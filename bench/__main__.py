@@ -25,6 +25,7 @@ from bench.cases.case import Case
 from bench.children import ReadError
 from bench.measure import Bench, turn
 from bench.peers import NAMES, PeerError
+from bench.processes import memory_bytes
 from bench.report import as_json, markdown, tables
 from bench.results import OURS, Results
 
@@ -44,6 +45,9 @@ def main() -> int:
         "--rounds", type=int, default=3, help="turns of every peer in every case (default: %(default)s)"
     )
     parser.add_argument("--store", choices=("loopback", "wan"), help="run only the cases with this kind of store")
+    parser.add_argument(
+        "--cpus", default="all", help="run peers and readers, not the store, on this many processors (default: all)"
+    )
     parser.add_argument("--quick", action="store_true", help="one round, objects of a quarter of the size")
     parser.add_argument("--output", type=Path, help="write all results, with every sample, to this JSON file")
     parser.add_argument("--markdown", type=Path, help="write the table as Markdown")
@@ -54,6 +58,9 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.rounds < 1:
         parser.error("--rounds starts at 1")
+    usable = sorted(os.sched_getaffinity(0))
+    if arguments.cpus != "all" and not (arguments.cpus.isdecimal() and 0 < int(arguments.cpus) <= len(usable)):
+        parser.error(f"--cpus is a number up to {len(usable)}, or all")
     if arguments.plot and importlib.util.find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib, which the locked development dependencies contain: make setup")
     if os.geteuid() != 0:
@@ -70,12 +77,15 @@ def main() -> int:
     # As pip does when it installs: a start that compiles takes twice as long.
     compileall.compile_dir(Path(__file__).resolve().parent.parent / "d7yfs", quiet=1)
     sizes, rounds, limit_s = (dataset.QUICK, 1, 6.0) if arguments.quick else (dataset.FULL, arguments.rounds, 15.0)
+    sizes = sizes.scaled(len(usable), memory_bytes())
     with (
         store.running(lambda buckets: dataset.make(buckets, sizes), sizes.total_bytes, arguments.scratch) as served,
         tempfile.TemporaryDirectory(prefix="d7yfs-bench-", dir=arguments.scratch) as scratch,
     ):
         ceiling_mb_s = served.ceiling_bytes_per_s() / 1e6
         console.print(f"the store alone: {ceiling_mb_s:,.0f} MB/s to a client that throws the bytes away")
+        if arguments.cpus != "all":  # the store has begun, and its processes keep all
+            os.sched_setaffinity(0, usable[: int(arguments.cpus)])
         results = Results(cases, peers, sizes)
         try:
             run_all(Bench(served, sizes, Path(scratch), limit_s), results, rounds)
@@ -83,7 +93,7 @@ def main() -> int:
             console.print("interrupted: the results so far follow", style="yellow")
     console.print(tables(results))
     if arguments.output:
-        machine = {"store_mb_s": ceiling_mb_s, "rounds": rounds}
+        machine = {"peers_cpus": len(os.sched_getaffinity(0)), "store_mb_s": ceiling_mb_s, "rounds": rounds}
         arguments.output.write_text(json.dumps(as_json(results, machine), indent=1) + "\n")
     if arguments.markdown:
         arguments.markdown.write_text(markdown(results))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.catalog import BUCKET
-from bench.processes import Memory, cpu_s, is_mounted, memory, peak_rss_bytes, tree
+from bench.processes import Memory, busy_s, cpu_s, is_mounted, memory, peak_rss_bytes, tree
 from bench.store import REGION, Profile, Store
 from bench.workers import has_standby
 
@@ -123,6 +123,10 @@ class Mount:
     def cpu_s(self) -> float:
         """Seconds of processor time of the running processes."""
         return cpu_s(self._process.pid) if self._process else 0.0
+
+    def busy_s(self) -> dict[int, float]:
+        """Seconds of processor time of each running process, by pid."""
+        return busy_s(self._process.pid) if self._process else {}
 
     def peak_rss_bytes(self) -> int:
         """The largest resident memory of all its mounts."""

@@ -23,6 +23,16 @@ def cpu_s(pid: int) -> float:
     return ticks * _CLOCK_TICK_S
 
 
+def busy_s(pid: int) -> dict[int, float]:
+    """Seconds of user and system time so far of the process and of each descendant, by pid."""
+    found = {}
+    for each in tree(pid):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+            found[each] = sum(map(int, fields[11:13])) * _CLOCK_TICK_S
+    return found
+
+
 def peak_rss_bytes(pid: int) -> int:
     """The largest resident memory so far of the process and its descendants, summed (VmHWM in
     /proc/PID/status).
@@ -58,6 +68,17 @@ def tree(pid: int) -> list[int]:
     except (FileNotFoundError, ProcessLookupError):
         return []
     return [pid, *(descendant for child in children for descendant in tree(int(child)))]
+
+
+def page_cache_bytes() -> int:
+    """The size of the host's page cache, with the files in memory (/proc/meminfo)."""
+    line = next(each for each in Path("/proc/meminfo").read_text().splitlines() if each.startswith("Cached:"))
+    return int(line.split()[1]) << 10
+
+
+def memory_bytes() -> int:
+    """The memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def is_mounted(mountpoint: Path) -> bool:

@@ -16,6 +16,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -170,6 +171,42 @@ def small_files(directory: Path, count: int, threads: int, limit_s: float) -> Do
         return done
 
     return _threads([lambda number=number: read(number) for number in range(threads)])  # type: ignore[misc]
+
+
+def whole_files(directory: Path, names: Sequence[str], threads: int, limit_s: float) -> Done:
+    """Read the bytes of files in order, by threads that take every n-th."""
+    deadline = time.perf_counter() + limit_s
+
+    def read(mine: Sequence[str]) -> int:
+        paths = (directory / name for name in mine)
+        return sum(sequential(path, limit_s).amount for path in paths if time.perf_counter() < deadline)
+
+    return _threads([lambda number=number: read(names[number::threads]) for number in range(threads)])  # type: ignore[misc]
+
+
+class Beside(NamedTuple):
+    """A read in order while another process lists, and the end of that."""
+
+    read: Done
+    longest_s: float
+    """Seconds of the slowest read of 1 MiB."""
+    listing_s: float
+
+
+def beside_listing(path: Path, lines: int, limit_s: float) -> Beside:
+    """Read a file in order while `find` prints the names of its directory, which are as many as `lines`."""
+    buffer = bytearray(BLOCK_BYTES)
+    total, longest_s = 0, 0.0
+    with ThreadPoolExecutor(1) as pool, path.open("rb", buffering=0) as file:
+        listing = pool.submit(command, ["find"], path.parent, lines)
+        start = before = time.perf_counter()
+        while count := file.readinto(buffer):
+            now = time.perf_counter()
+            total, longest_s, before = total + count, max(longest_s, now - before), now
+            if now - start > limit_s:
+                break
+        done = Done(total, time.perf_counter() - start)
+        return Beside(done, longest_s, listing.result())
 
 
 def herd(path: Path, processes: int) -> float:

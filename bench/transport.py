@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -99,7 +99,7 @@ def main() -> int:
         if not (way == _CURL and reader)
     ]
     samples: dict[Row, list[Figures]] = {row: [] for row in rows}
-    sizes = dataset.Sizes(size_bytes, 1 << 20, 1 << 20, 1, 1, 1, 1, 1, 1, 1, 0, 0)
+    sizes = replace(dataset.TINY, large_bytes=size_bytes)
     with store.running(lambda buckets: dataset.make(buckets, sizes), sizes.total_bytes, arguments.scratch) as served:
         for number in range(arguments.rounds):
             with console.status("") as status:

@@ -15,26 +15,15 @@ from bench.peers import NAMES
 from bench.store import Store
 from bench.store_server import Control
 
-TINY = dataset.Sizes(
-    large_bytes=64 << 10,
-    medium_bytes=1,
-    four_bytes=1,
-    small_files=1,
-    small_bytes=1,
-    tree_directories=1,
-    tree_files=1,
-    flat_files=1,
-    many_directories=1,
-    random_reads=0,
-    kills=0,
-    upgrades=0,
-)
 WAYS = [dragonfly.PROXY, dragonfly.SOCKET]
 
 MAKERS: dict[str, tuple[Callable[[Path], None], set[str]]] = {
-    "reads": (lambda buckets: dataset.make(buckets, TINY), {dataset.MEDIUM, dataset.WEIGHTS, *dataset.FOUR}),
+    "reads": (
+        lambda buckets: dataset.make(buckets, dataset.TINY),
+        {dataset.MEDIUM, dataset.WEIGHTS, *dataset.TINY.stream_names, *dataset.TINY.shard_names},
+    ),
     "loaders": (
-        lambda buckets: loaders.make(buckets, TINY.large_bytes, None),
+        lambda buckets: loaders.make(buckets, dataset.TINY.large_bytes, None),
         {file for loader in loaders.loaders(None) for file in loader.files},
     ),
     "triton": (
@@ -58,7 +47,9 @@ def test_the_store_finds_what_a_bench_makes(
     control = tmp_path / "control"
     control.write_bytes(bytes(Control.size_bytes(1)))
     store = Store(tmp_path / "buckets", tmp_path / "no-ca.pem", 0, 0, Control(control))
-    assert (store.data / dataset.LARGE).stat().st_size >= TINY.large_bytes, "the ceiling is measured with this file"
+    assert (store.data / dataset.LARGE).stat().st_size >= dataset.TINY.large_bytes, (
+        "the ceiling is measured with this file"
+    )
     assert [name for name in sorted(names) if not (store.data / name).is_file()] == []
 
 

@@ -27,6 +27,17 @@ def _find_warm(run: Run) -> Figures:
     return {"warm": _find(run), "warm requests": (run.counters() - before).requests}
 
 
+def _beside(run: Run) -> Figures:
+    lines = run.sizes.beside_directories * (run.sizes.tree_files + 1) + 2
+    found = run.do(reads.beside_listing, run.directory / dataset.MEDIUM, lines, run.limit_s)
+    run.payload_bytes = found.read.amount
+    return {
+        "read": found.read.per_s / 1e6,
+        "longest read": found.longest_s * 1e3,
+        "listing": found.listing_s * 1e3,
+    }
+
+
 def _ls(run: Run, directory: str, entries: int) -> float:
     lines = entries + 1  # One line is "total".
     return run.do(reads.command, ["ls", "-l", "--numeric-uid-gid"], run.directory / directory, lines) * 1e3
@@ -146,6 +157,19 @@ CASES = (
         lambda run: {"cold": _ls_flat(run)},
         lambda run: {"warm": _ls_flat(run)},
         bucket=dataset.FLAT,
+    ),
+    Case(
+        "beside",
+        "one file in order while find lists 100,000 names",
+        (
+            Metric("read", "MB/s", "higher", (Goal(1.2, "best"),)),
+            Metric("longest read", "ms", "lower"),
+            Metric("listing", "ms", "lower"),
+        ),
+        _beside,
+        verified=lambda _: (dataset.MEDIUM,),
+        bucket=dataset.BESIDE,
+        references=False,
     ),
     _ls_one_case("ls-one", "ls -l of one directory among 16,000 objects", LOOPBACK, Goal(1.0, "best")),
     _ls_one_case("wan-ls-one", "WAN: ls -l of one directory among 16,000 objects", WAN, Goal(1.0, "best")),

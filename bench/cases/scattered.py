@@ -6,7 +6,7 @@ from bench import dataset, reads
 from bench.cases.case import Case, Figures, Goal, Metric, Run
 from bench.store import LOOPBACK, WAN, Profile
 
-_RANDOM = dataset.FOUR[0]
+_RANDOM = "streams/0.bin"
 _NEAR_LOCAL = Goal(0.7, "local")
 _WARM_TIMES = 8
 """A warm read takes microseconds: so many times as many are measured."""
@@ -15,7 +15,7 @@ _WARM_TIMES = 8
 def _faults(run: Run) -> Figures:
     before = run.counters()
     done = run.do(reads.random_faults, run.directory / _RANDOM, run.sizes.random_reads, run.limit_s)
-    return {"cold": done.per_s, "origin": (run.counters() - before).bytes / run.sizes.four_bytes}
+    return {"cold": done.per_s, "origin": (run.counters() - before).bytes / run.sizes.stream_bytes}
 
 
 def _warm_faults(run: Run) -> Figures:

@@ -7,11 +7,17 @@ from collections.abc import Callable, Sequence
 from bench import dataset, reads
 from bench.cases.case import Case, Download, Figures, Goal, Metric, Run
 from bench.dataset import Sizes
+from bench.processes import page_cache_bytes
 from bench.store import LOOPBACK, LOOPBACK_TLS, WAN, WAN_TLS, Profile
 
 _MB = 1e6
 _THREADS = 8
 _PROCESSES = 8
+_COSTS = (
+    Metric("page cache", "× the bytes", "lower"),
+    Metric("busiest", "% of a processor", "lower", (Goal(60, "constant"),)),
+)
+"""Costs of the host that are not in the account of every case."""
 
 
 def _rate(name: str = "cold", *goals: Goal) -> Metric:
@@ -28,7 +34,17 @@ def _read(run: Run, done: reads.Done) -> Figures:
 
 
 def _sequential(run: Run) -> Figures:
-    return _read(run, run.do(reads.sequential, run.directory / dataset.LARGE, run.limit_s))
+    """The rate, the memory of the host that it leaves in use, and the part of a processor that the
+    busiest process took."""
+    held_bytes, before_s = page_cache_bytes(), run.mount.busy_s()
+    done = run.do(reads.sequential, run.directory / dataset.LARGE, run.limit_s)
+    held_bytes = page_cache_bytes() - held_bytes
+    spent_s = [after_s - before_s.get(pid, 0.0) for pid, after_s in run.mount.busy_s().items()]
+    return {
+        **_read(run, done),
+        "page cache": held_bytes / done.amount,
+        "busiest": max(spent_s, default=0.0) / done.elapsed_s * 100,
+    }
 
 
 def _again(run: Run) -> Figures:
@@ -107,9 +123,13 @@ def _safetensors_case(name: str, title: str, profile: Profile, *goals: Goal) -> 
     )
 
 
-def _four(run: Run) -> Figures:
-    paths = [run.directory / name for name in dataset.FOUR]
+def _streams(run: Run) -> Figures:
+    paths = [run.directory / name for name in run.sizes.stream_names]
     return _read(run, run.do(reads.several, paths, run.limit_s))
+
+
+def _shards(run: Run) -> Figures:
+    return _read(run, run.do(reads.whole_files, run.directory, run.sizes.shard_names, _THREADS, run.limit_s))
 
 
 def _map(run: Run) -> reads.Done:
@@ -138,18 +158,28 @@ CASES = (
             _rate("remount", Goal(0.9, "local")),
             Metric("remount GETs", "", "lower", (Goal(0, "constant"),)),
             Metric("remount CPU", "s/GiB", "lower"),
+            *_COSTS,
         ),
         _again,
     ),
     Case(
-        "four",
-        "four files at once",
+        "streams",
+        "four files at once, or as many as there are processors",
         (_rate("cold", Goal(1.3, "best"), Goal(1.7, "s3fs")),),
-        _four,
-        verified=lambda _: dataset.FOUR,
+        _streams,
+        verified=lambda sizes: sizes.stream_names,
         download=Download(
-            lambda _: dataset.FOUR, 4, lambda sizes, elapsed_s: {"cold": 4 * sizes.four_bytes / elapsed_s / _MB}
+            lambda sizes: sizes.stream_names,
+            4,
+            lambda sizes, elapsed_s: {"cold": sizes.streams * sizes.stream_bytes / elapsed_s / _MB},
         ),
+    ),
+    Case(
+        "shards",
+        "files of 16 MiB, 8 threads, each file opened, read and closed",
+        (_rate("cold", Goal(1.2, "best")),),
+        _shards,
+        verified=lambda sizes: sizes.shard_names[::8],
     ),
     _threads_case("threads", "one descriptor, 8 threads, scattered 1 MiB preads", LOOPBACK, "sequential.cold"),
     Case(
@@ -181,7 +211,10 @@ CASES = (
     _threads_case("wan-threads", "WAN: one descriptor, 8 threads", WAN, "wan-sequential.cold"),
     _safetensors_case("wan-safetensors", "WAN: safetensors load_file", WAN, Goal(1.7, "constant")),
     _sequential_case(
-        "tls-sequential", "TLS: one file in order", LOOPBACK_TLS, (_rate("cold", Goal(1.3, "best"), Goal(1.0, "curl")),)
+        "tls-sequential",
+        "TLS: one file in order",
+        LOOPBACK_TLS,
+        (_rate("cold", Goal(1.3, "best"), Goal(1.0, "curl"), Goal(0.8, "d7yfs", "sequential.cold")), *_COSTS),
     ),
     _sequential_case("wan-tls-sequential", "WAN, TLS: one file in order", WAN_TLS, (_rate("cold", Goal(1.2, "best")),)),
 )
