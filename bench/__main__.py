@@ -24,7 +24,7 @@ from bench.cases import CASES
 from bench.cases.case import Case
 from bench.children import ReadError
 from bench.measure import Bench, turn
-from bench.peers import NAMES, PeerError
+from bench.peers import NAMES, PeerError, is_missing
 from bench.processes import memory_bytes
 from bench.report import as_json, markdown, tables
 from bench.results import OURS, Results
@@ -67,7 +67,7 @@ def main() -> int:
         parser.error("a cold read needs an empty page cache, and only root can drop it")
     try:
         cases = [CASES[name] for name in chosen(arguments.case, CASES)]
-        peers = chosen(arguments.peer, NAMES)
+        peers = [name for name in chosen(arguments.peer, NAMES) if not is_missing(name)]
     except LookupError as error:
         parser.error(str(error))
     cases = [case for case in cases if arguments.store in (None, case.profile.kind)]

@@ -7,6 +7,7 @@ and memory.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -63,6 +64,8 @@ class Peer:
     environment: Callable[[Setting], Mapping[str, str]] = lambda setting: setting.store.environment
     reference: bool = False
     reads_copy: bool = False
+    is_optional: bool = False
+    """True if it takes part only where it is installed."""
     is_settled: Callable[[Path], bool] = lambda _: True
     """True if all its processes run, for a mount that answers."""
 
@@ -216,6 +219,24 @@ def _rclone_environment(setting: Setting) -> Mapping[str, str]:
     }
 
 
+def _geesefs(setting: Setting) -> list[str]:
+    return [
+        "geesefs",
+        "-f",
+        f"--endpoint={setting.endpoint_url}",
+        f"--region={REGION}",
+        f"--cache={setting.cache}",
+        "--stat-cache-ttl=1h",
+        "--entry-limit=1000000",
+        setting.bucket,
+        str(setting.mountpoint),
+    ]
+
+
+def _geesefs_environment(setting: Setting) -> Mapping[str, str]:
+    return {**setting.store.environment, "SSL_CERT_FILE": str(setting.store.ca_file)}
+
+
 def _local(setting: Setting) -> list[str]:
     """The same files on the disk of the caches, through a bind mount. It has no server, so a shell
     waits in a server's place.
@@ -231,9 +252,15 @@ PEERS: Mapping[str, Peer] = {
         Peer("d7yfs-pyfuse3", _d7yfs_pyfuse3, reference=True),
         Peer("s3fs", _s3fs, _s3fs_environment),
         Peer("rclone", _rclone, _rclone_environment),
+        Peer("geesefs", _geesefs, _geesefs_environment, is_optional=True),
         Peer("local", _local, reference=True, reads_copy=True),
     )
 }
 CURL = "curl"
 """A downloader of whole files to the disk, in the cases that read whole files; it is no mount."""
 NAMES = (*PEERS, CURL)
+
+
+def is_missing(name: str) -> bool:
+    """True if an optional peer is not installed."""
+    return name in PEERS and PEERS[name].is_optional and shutil.which(name) is None
