@@ -46,6 +46,7 @@ from d7yfs.repository import latecomer
 from d7yfs.repository.backend import make_backend
 from d7yfs.repository.latecomer import Latecomer
 from d7yfs.repository.repository import Repository, open_repositories
+from d7yfs.repository.tree_keeper import TreeKeepers
 from d7yfs.stats.status import ReloadStatus
 from d7yfs.supervisor.link import Role
 from d7yfs.tree import tree
@@ -55,8 +56,8 @@ log = logging.getLogger(__name__)
 
 _BUSY_RETRY_S = 0.2
 _LAST_NOTICE_S = 1.0
-_SETTLE_S = 1.0
-"""Longest wait for the cache's last writes to disk; bytes that are lost are fetched again."""
+_SETTLE_S = 2.0
+"""Longest wait for the cache's last writes to disk; names and bytes that are lost are asked for again."""
 
 
 async def run(
@@ -101,9 +102,11 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings], role: R
     process.raise_descriptor_limit()
     process.forbid_core_dumps()
     process.ask_to_be_spared()
+    process.shorten_turns()
     for warning in settings.warnings:
         log.warning("%s", warning)
     repositories = open_repositories(settings)
+    keepers = TreeKeepers.open(repositories, config, directory)
     cache = Cache(directory, memory_buffer_bytes=config.memory_buffer_bytes, read_timeout_s=config.read_timeout_s)
     if not is_first:  # a standby has the time for what the first bytes would wait for
         checksum.load()
@@ -116,9 +119,10 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings], role: R
         if handed is not None:
             backings = link if is_split else None
             succession = await trio.to_thread.run_sync(Succession.begin, handed, config.mount_source, backings)
-        present, late = await latecomer.locate(repositories, config, succession.known.tops if succession else {})
+        tops = succession.known.tops if succession else {}
+        present, late = await latecomer.locate(repositories, config, tops, keepers)
         async with trio.open_nursery() as nursery:
-            mount = _Mount(nursery, settings, mountpoint, present, late, cache, read_again, role, succession)
+            mount = _Mount(nursery, settings, mountpoint, present, late, cache, read_again, role, succession, keepers)
             await mount.serve()
         if not mount.leaves:
             log.info("%s is unmounted", mountpoint)
@@ -127,6 +131,7 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings], role: R
     finally:
         with trio.CancelScope(shield=True), trio.move_on_after(config.shutdown_timeout_s):
             with trio.move_on_after(_SETTLE_S):
+                await keepers.save()
                 await cache.settle()
             for repository in repositories:
                 await repository.aclose()
@@ -146,8 +151,10 @@ class _Mount:
         read_again: Callable[[], Settings],
         role: Role,
         succession: Succession | None = None,
+        keepers: TreeKeepers | None = None,
     ) -> None:
         config = settings.config
+        self._keepers = keepers = keepers or TreeKeepers({})
         self._nursery = nursery
         self._mountpoint = mountpoint
         self._repositories = repositories
@@ -194,6 +201,7 @@ class _Mount:
             reloader=self._reloader,
             repositories=[each for each, _ in repositories],
             late=self._late,
+            keepers=keepers,
             refreshers=refreshers,
             cache=cache,
             filesystem=self._filesystem,
@@ -228,6 +236,9 @@ class _Mount:
                 await self._link.mount()
             self._succession.restore(self._filesystem)
             self._note_tops()
+        follows = self._succession is not None and self._succession.follows
+        await self._keepers.recall(self._filesystem, nursery, follows=follows)
+        if self._succession is not None:
             self._engine.follow(self._succession)
         else:
             self._handed = await trio.to_thread.run_sync(self._receive_mount)
@@ -256,15 +267,23 @@ class _Mount:
     def _config(self) -> Config:
         return self._reloader.settings.config
 
+    def _distrust(self, name: str, *, names: bool = False) -> None:
+        """Believe no grant to a repository's credentials any more, keep no name, and show none if `names`."""
+        if names:
+            self._filesystem.tree.distrust(self._filesystem.tree.top(name))
+        for each in (self._rights.get(name), self._keepers.get(name)):
+            if each is not None:
+                each.begin_anew()
+
     async def _await_latecomer(self, late: Latecomer) -> None:
         name = late.repository.config.name
-        await late.wait(self._filesystem.listers[name].relocate)
+        await late.wait(self._filesystem.listers[name].relocate, partial(self._distrust, name, names=True))
         self._note_tops()
         await late.repository.fetcher.prepare()
 
     def _note_tops(self) -> None:
         if self._succession is not None:
-            names = [each.config.name for each, _ in self._repositories]
+            names = (each.config.name for each, _ in self._repositories)
             known = [name for name in names if name not in self._late or self._late[name].failure is None]
             self._succession.note_tops({name: self._filesystem.tree.top(name).prefix for name in known})
 
@@ -314,7 +333,7 @@ class _Mount:
         process.spare_collector()
         names = ", ".join(str(each.config.url) for each, _ in self._repositories)
         log.info("%s is mounted on %s", names, self._mountpoint)
-        missing = [f"{name} is empty for now: {late.failure}" for name, late in self._late.items() if late.failure]
+        missing = [f"{each.describe()}: {each.failure}" for each in self._late.values() if each.failure]
         if self._handed is not None:
             readers = "for the users that its maker chose"
         else:
@@ -374,17 +393,16 @@ class _Mount:
         refused: dict[str, str] = {}
 
         async def renew(repository: Repository, name: str) -> None:
-            rights, known = self._rights.get(name), repository.origin.principal
+            known = repository.origin.principal
             try:
                 if name in found.credentials:
                     await repository.replace_credentials(settings.credentials[name])
-                    if rights is not None:  # before the next reader
-                        rights.begin_anew()
+                    self._distrust(name)  # before the next reader
                 await repository.fetcher.renew_credentials()
             except D7yfsError as error:
                 refused[name] = str(error)
-            if rights is not None and repository.origin.principal != known:
-                rights.begin_anew()
+            if repository.origin.principal != known:
+                self._distrust(name)
 
         async with trio.open_nursery() as nursery:
             for repository, _ in self._repositories:

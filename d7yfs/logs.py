@@ -276,3 +276,9 @@ def destination() -> str:
         if isinstance(handler, logging.handlers.SysLogHandler):
             return "the system log"
     return "stderr"
+
+
+def show_time(moment: float) -> str:
+    """A time.time() for people, by the host's clock: the hour, and the date if it is of another day."""
+    then, now = time.localtime(moment), time.localtime()
+    return time.strftime("%H:%M" if then[:3] == now[:3] else "%Y-%m-%d %H:%M", then)

@@ -187,6 +187,28 @@ MUTANTS = (
         "if False:",
         "tree/test_lister.py",
     ),
+    # --- names that outlive a mount ---
+    Mutant(
+        "a snapshot that was altered counts",
+        "tree",
+        "data[-_CRC.size :] != _CRC.pack(zlib.crc32(body))",
+        "False",
+        "tree/test_snapshot.py",
+    ),
+    Mutant(
+        "another secret is proof without the store",
+        "repository",
+        'seal != "" and seal == self.snapshot.head.seal',
+        "True",
+        "repository/test_tree_keeper.py",
+    ),
+    Mutant(
+        "credentials that no store has accepted recall names",
+        "repository",
+        "if snapshot is None or self._is_empty or (follows",
+        "if snapshot is None or (follows",
+        "repository/test_tree_keeper.py",
+    ),
     # --- open files ---
     Mutant(
         "a version that was gone comes back within a handle",

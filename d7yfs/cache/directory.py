@@ -7,6 +7,7 @@ files):
     CACHE_DIR/v2/a/abcdef….data    sparse, as long as the object: the bytes
     CACHE_DIR/v2/a/abcdef….map     header (identity; st_dev, st_ino of data), 8 bytes a block
     CACHE_DIR/v2/grants.key        the key of the digests in `d7yfs.cache.grants`
+    CACHE_DIR/v2/names/            the names of repositories, for the next mount (`d7yfs.cache.kept_names`)
 
 dfdaemon's file of the same version may be hard-linked next to a pair (`d7yfs.cache.linked`). While
 dfdaemon has it too, it takes none of our room and deleting it frees none: only a link that is the
@@ -42,6 +43,7 @@ from pathlib import Path
 
 from d7yfs.cache import private_directory
 from d7yfs.cache.grants import KEY_BYTES, load_key
+from d7yfs.cache.kept_names import NAMES, PART, KeptNames
 from d7yfs.cache.pair import (
     HEADER_BYTES,
     INCOMING,
@@ -108,6 +110,7 @@ class CacheDirectory:
         self._looked = False
         self._root = path / FORMAT
         self._on_tmpfs = False
+        self.names = KeptNames(path / FORMAT / NAMES)
         self.grant_key = secrets.token_bytes(KEY_BYTES)
         """The key of `grants.digest`; of this process alone until `take_grant_key`."""
 
@@ -250,6 +253,11 @@ class CacheDirectory:
         """Bytes that the directory may hold, if all that is in it were replaced."""
         return min(self.size_limit_bytes, max(0, self.used_bytes + self._free_bytes() - self.min_free_bytes))
 
+    @property
+    def names_limit_bytes(self) -> int:
+        """Bytes that kept names may take of the limit."""
+        return self.size_limit_bytes // PART
+
     def shortfall_before(self, size_bytes: int) -> int:
         """Bytes to free before `size_bytes` can be written and `min_free_bytes` stay free."""
         return max(0, self.min_free_bytes + size_bytes - self._free_bytes())
@@ -281,7 +289,7 @@ class CacheDirectory:
         """
         taken_bytes = self._taken_bytes
         candidates: list[tuple[float, int, str]] = []
-        used = 0
+        used = self.names.tidy(self.names_limit_bytes)
         for map_path in self._root.glob("*/*.map"):
             try:
                 status = map_path.stat()

@@ -31,6 +31,7 @@ from pathlib import Path
 
 from d7yfs.bounds.values import read_json, read_size
 from d7yfs.cache.directory import FORMAT, delete_orphans, delete_pair, linked_bytes
+from d7yfs.cache.kept_names import NAMES, KeptNames
 from d7yfs.cache.pair import (
     HEADER_BYTES,
     block_count,
@@ -172,12 +173,13 @@ def drop(chosen: Iterable[Stored]) -> tuple[list[Stored], list[Stored]]:
 
 def drop_remains(directory: Path) -> None:
     """Delete files that no map speaks of any more, if no process has them open: damaged pairs, and
-    data left by a crash.
+    data left by a crash. The names that are kept for later mounts go, too.
     """
     for map_path in _maps(directory):
         if _look(map_path) is None:
             delete_pair(map_path)
     delete_orphans(directory / FORMAT)
+    KeptNames(directory / FORMAT / NAMES).clear()
 
 
 def _maps(directory: Path) -> Iterator[Path]:

@@ -14,6 +14,7 @@ from d7yfs.cli import daemons, end_with
 from d7yfs.cli.daemons import UntouchedPath
 from d7yfs.cli.terminal import cell
 from d7yfs.control import control_socket
+from d7yfs.logs import show_time
 from d7yfs.stats.repository_status import ListingStatus, RepositoryStatus, TrafficStatus
 from d7yfs.stats.status import CacheStatus, MountStatus, TakeoverStatus, WarmUpStatus, parse
 from d7yfs.tree.visibility import in_words
@@ -52,6 +53,9 @@ def _table(mount: MountStatus) -> Table:
         row("repository", f"{each.name}={each.url}".removeprefix("=") + f", {_describe_way(each)}")
         if each.error:
             row("error", f"{each.error}; it is an empty directory until it can be read", "red")
+        if (kept := each.tree_cache) is not None and kept.offline_since is not None and kept.listed_at is not None:
+            since, listed = (show_time(moment) for moment in (kept.offline_since, kept.listed_at))
+            row("offline", f"since {since}, with names as of {listed}: {kept.offline_reason}", "red")
         for warning in each.warnings:
             row("warning", warning, "yellow")
         row("names", describe_listing(each.listing))

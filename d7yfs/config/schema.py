@@ -339,6 +339,16 @@ class Config:
         "file that others have brought), or shared (every mount that uses the directory).",
     )
 
+    tree_cache: str = _cache(
+        kinds.one_of("on", "off"),
+        "Keep the names that were listed in the cache directory, so that the next mount answers at once. They are as old as they "
+        "are: metadata_ttl counts from when they were listed.",
+    )
+    offline: str = _reading(
+        kinds.one_of("refuse", "serve"),
+        "What to do if the store does not answer when the mount begins: refuse, or serve the names that an earlier mount has kept "
+        "(tree_cache) and the files that are cached, until it answers.",
+    )
     metadata_ttl_s: float = _reading(
         kinds.LIFETIME,
         "How long a listing stays fresh: a change in the store shows up within this time. 0 asks every time, forever "

@@ -36,6 +36,7 @@ from d7yfs.monitor.account import InUse, describe_repository
 from d7yfs.monitor.reporter import Reporter
 from d7yfs.repository.latecomer import Latecomer
 from d7yfs.repository.repository import Repository
+from d7yfs.repository.tree_keeper import TreeKeepers
 from d7yfs.stats.kernel import OperationCounters
 from d7yfs.stats.repository_status import RepositoryStatus
 from d7yfs.stats.status import (
@@ -67,6 +68,7 @@ class Commands:
     """Holds the present settings."""
     repositories: Sequence[Repository]
     late: Mapping[str, Latecomer]
+    keepers: TreeKeepers
     refreshers: Mapping[str, Refresher]
     cache: Cache
     filesystem: Filesystem
@@ -138,7 +140,8 @@ class Commands:
     def _describe_repository(self, repository: Repository, in_use: InUse) -> RepositoryStatus:
         name = repository.config.name
         failure = self.late[name].failure if name in self.late else None
-        return describe_repository(repository, self.filesystem, self.refreshers[name], failure, in_use)
+        keeper = self.keepers.get(name)
+        return describe_repository(repository, self.filesystem, self.refreshers[name], failure, keeper, in_use)
 
     async def _status(self, _request: Mapping[str, Any]) -> dict[str, Any]:
         answer: dict[str, Any] = as_json(self.snapshot())

@@ -7,6 +7,7 @@ Called by `commands`, which adds the parts of the whole mount.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import asdict, replace
@@ -18,6 +19,7 @@ from d7yfs.fetch.dragonfly_proxy import Proxy
 from d7yfs.fs.filesystem import Filesystem
 from d7yfs.objects import ObjectVersion, StoreIdentity
 from d7yfs.repository.repository import Repository
+from d7yfs.repository.tree_keeper import TreeKeeper
 from d7yfs.stats.repository_status import (
     REACHABLE,
     STALE,
@@ -39,13 +41,23 @@ InUse = Iterable[tuple[StoreIdentity, ObjectVersion, int]]
 
 
 def describe_repository(
-    repository: Repository, filesystem: Filesystem, refresher: Refresher, failure: D7yfsError | None, in_use: InUse
+    repository: Repository,
+    filesystem: Filesystem,
+    refresher: Refresher,
+    failure: D7yfsError | None,
+    keeper: TreeKeeper | None,
+    in_use: InUse,
 ) -> RepositoryStatus:
     """The account of `repository` in `filesystem`; `failure`: why it cannot be read for now."""
+    offline_since = repository.shown.offline_since
     name, url = repository.config.name, str(repository.config.url)
     lister, hidden = filesystem.listers[name], filesystem.tree.hidden_by_reason(name)
     fetcher, handover, proxies = repository.fetcher, repository.handover, repository.fetcher.proxy
     since, expires_at = lister.unanswered_since, repository.origin.credentials_expire_at
+    is_empty = failure is not None and offline_since is None
+    unlisted_s = 0.0 if since is None else trio.current_time() - since
+    if offline_since is not None:
+        unlisted_s = max(time.time() - offline_since, unlisted_s)
     total = fetcher.models.total
     fetched = replace(deepcopy(fetcher.counters), direct_bytes=total.direct_bytes, proxy_bytes=total.proxy_bytes)
     traffic = parse(TrafficStatus, asdict(total) | {"direct_bytes_by_reason": fetched.direct_bytes_by_reason})
@@ -56,9 +68,9 @@ def describe_repository(
     return RepositoryStatus(
         name=name,
         url=url,
-        state=UNREACHABLE if failure is not None else REACHABLE if since is None else STALE,
-        unlisted_s=0.0 if since is None else round(trio.current_time() - since, 3),
-        error=str(failure) if failure is not None else "",
+        state=REACHABLE if failure is None and since is None else UNREACHABLE if is_empty else STALE,
+        unlisted_s=round(unlisted_s, 3),
+        error=str(failure) if is_empty else "",
         credentials_expire_at=expires_at if math.isfinite(expires_at) else None,
         origin={**repository.origin.describe()},
         proxy=proxies.url if proxies is not None else "",
@@ -78,6 +90,7 @@ def describe_repository(
         warnings=warnings,
         listing=lister.describe(),
         freshness=replace(refresher.counters),
+        tree_cache=keeper.describe() if keeper is not None else None,
     )
 
 

@@ -98,6 +98,14 @@ gauge d7yfs_last_scan_objects repositories.listing.last_scan.objects: Objects th
 gauge d7yfs_last_scan_directories repositories.listing.last_scan.directories: Directories that it had
 gauge d7yfs_last_scan_pages repositories.listing.last_scan.pages: Requests that it took
 gauge d7yfs_last_scan_seconds repositories.listing.last_scan.took_s: How long it took
+gauge d7yfs_recalled_names repositories.tree_cache.recalled: Names that this mount took from an earlier one
+gauge d7yfs_recalled_names_timestamp_seconds repositories.tree_cache.listed_at: When the oldest of these were listed;
+    absent if there are none
+gauge d7yfs_kept_names_timestamp_seconds repositories.tree_cache.saved_at: When names were kept last for the next
+    mount; absent before
+gauge d7yfs_kept_names_bytes repositories.tree_cache.saved_bytes: How much room that took
+gauge d7yfs_repository_offline_timestamp_seconds repositories.tree_cache.offline_since: Since when names of an earlier
+    mount are served without the store; absent while it is not so
 counter d7yfs_refreshes_total repositories.freshness.refreshes: Rounds of listing directories in use again, before
     they expire
 counter d7yfs_refreshes_failed_total repositories.freshness.refreshes_failed: Of these, those that failed

@@ -26,7 +26,7 @@ from d7yfs.config.place import endpoint_name, provider_domain
 from d7yfs.config.schema import Anonymous, Credentials, Profile, ProviderChain, RepositoryConfig, StaticKeys
 from d7yfs.config.url import normal_endpoint
 from d7yfs.errors import AccessDenied, ConfigError, D7yfsError, NotFound
-from d7yfs.objects import ListingPage, ObjectVersion, StoreIdentity
+from d7yfs.objects import ListingPage, ObjectVersion, SecretStr, StoreIdentity
 from d7yfs.origins.access_keys import AccessKeys, BucketRequest, BucketSigner, KeyFinder
 from d7yfs.origins.headers import entity_tag
 from d7yfs.origins.origin import ANONYMOUS, SESSION, Checksums, ReadRequest
@@ -233,6 +233,13 @@ class BucketRest(RestOrigin):
                 return f"role {keys.role}"
             return f"{SESSION}{keys.key_id}" if keys.token else f"key {keys.key_id}"
         return ANONYMOUS if self._renewal.is_valid else ""
+
+    @property
+    def lasting_secret(self) -> SecretStr:
+        """The secret key, if it is of no role and no session."""
+        keys = self._renewal.held
+        lasts = keys is not None and not keys.token and not keys.role
+        return SecretStr(keys.secret if keys is not None and lasts else "")
 
     def describe(self) -> dict[str, str]:
         """The endpoint and the source of the credentials, as far as known."""

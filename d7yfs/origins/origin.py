@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from d7yfs.objects import ListingPage, ObjectVersion, StoreIdentity
+from d7yfs.objects import ListingPage, ObjectVersion, SecretStr, StoreIdentity
 
 ANONYMOUS = "anonymous"
 """The `Origin.principal` of unsigned requests."""
@@ -94,6 +94,11 @@ class Origin(Protocol):
     def principal(self) -> str:
         """The identity behind the credentials in use, equal after their rotation where it can be
         told. No secret. Empty where it cannot be told, and while it is not known."""
+
+    @property
+    def lasting_secret(self) -> SecretStr:
+        """The secret of lasting keys, which proves them where the store cannot; empty for all other
+        credentials, and while none are known."""
 
     def describe(self) -> Mapping[str, str]:
         """Endpoint, region and source of the credentials, without secrets, as far as known."""

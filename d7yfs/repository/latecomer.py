@@ -1,20 +1,25 @@
-"""A repository that could not be reached when the mount began: an empty directory until it answers.
+"""A repository that could not be reached when the mount began: an empty directory until it answers,
+or what an earlier mount knew of it.
 
 Owns the choice of such repositories (`locate`) and the waiting: it asks again with growing pauses,
 and no reader of its directory ever waits for it. The mount's other repositories know nothing of it.
-Called by `daemon`, for mounts of several repositories.
+Called by `daemon`.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 
 import trio
 
 from d7yfs.config.schema import Config
-from d7yfs.errors import D7yfsError
+from d7yfs.errors import BadReply, D7yfsError, OriginUnavailable
+from d7yfs.logs import show_time
 from d7yfs.repository.repository import Repository
+from d7yfs.repository.tree_keeper import TreeKeeper, TreeKeepers
+from d7yfs.tree.snapshot import SnapshotHead
 
 log = logging.getLogger(__name__)
 
@@ -25,9 +30,13 @@ _LONGEST_PAUSE_S = 30.0
 class Latecomer:
     """One repository of the mount that could not be reached when the mount began."""
 
-    def __init__(self, repository: Repository, failure: D7yfsError, *, allow_empty: bool) -> None:
+    def __init__(
+        self, repository: Repository, failure: D7yfsError, *, allow_empty: bool, is_known: bool = False
+    ) -> None:
+        """`is_known`: an earlier mount's names are served meanwhile."""
         self.repository = repository
         repository.shown.away = failure
+        repository.shown.offline_since = time.time() if is_known else None
         self._allow_empty = allow_empty
 
     @property
@@ -35,8 +44,21 @@ class Latecomer:
         """The reason why it is away; None once it is there."""
         return self.repository.shown.away
 
-    async def wait(self, arrived: Callable[[str], None]) -> None:
-        """Ask until it answers; then call `arrived` with the prefix (see `Repository.locate`)."""
+    @property
+    def is_known(self) -> bool:
+        """True while an earlier mount's names are served."""
+        return self.repository.shown.offline_since is not None
+
+    def describe(self) -> str:
+        """The view that its readers have for now, in words."""
+        config = self.repository.config
+        if self.is_known:
+            return f"{config.name or config.url} is served as it was known, without its store"
+        return f"{config.name} is empty for now"
+
+    async def wait(self, arrived: Callable[[str], None], refused: Callable[[], None] = lambda: None) -> None:
+        """Ask until it answers; then call `arrived` with the prefix (see `Repository.locate`). Call
+        `refused` each time that the store answers and does not show it."""
         pause_s = _FIRST_PAUSE_S
         while (failure := self.failure) is not None:
             await trio.sleep(pause_s)
@@ -44,24 +66,35 @@ class Latecomer:
             try:
                 prefix = await self.repository.locate(allow_empty=self._allow_empty)
             except D7yfsError as error:
+                is_refused = not isinstance(error, OriginUnavailable | BadReply)
                 if error.message != failure.message:
-                    log.warning("%s; its directory stays empty", error)
+                    log.warning("%s; %s", error, self._state if not is_refused else "nothing of it is served")
                 self.repository.shown.away = error
+                if is_refused:
+                    refused()
             except Exception:
                 log.exception("%s failed its first check", self.repository.config.url)
             else:
-                self.repository.shown.away = None
+                self.repository.shown.away = self.repository.shown.offline_since = None
                 arrived(prefix)
-                log.info("%s is there: mounted as %s", self.repository.config.url, self.repository.config.name)
+                log.info("%s is there: mounted as %s", self.repository.config.url, self.repository.config.name or "/")
+
+    @property
+    def _state(self) -> str:
+        return "what is known of it is served" if self.is_known else "its directory stays empty"
 
 
 async def locate(
-    repositories: list[Repository], config: Config, known: Mapping[str, str] | None = None
+    repositories: list[Repository],
+    config: Config,
+    known: Mapping[str, str] | None = None,
+    keepers: TreeKeepers | None = None,
 ) -> tuple[list[tuple[Repository, str]], list[Latecomer]]:
-    """Find the prefix to list of each repository, and those of several that cannot be reached.
-    Those whose prefix is `known` are not asked: they are served even if the store is away.
+    """Find the prefix to list of each repository, and those that cannot be reached. Those whose prefix
+    is `known` are not asked: they are served even if the store is away.
 
-    Raises the origin's error if all repositories must be reached, or none can be.
+    Has the `keepers` read what earlier mounts have kept. Raises the origin's error if all repositories
+    must be reached, or none can be or is served without its store.
     """
     places = {each.config.name: each.directory_prefix for each in repositories} | dict(known or {})
     failures: dict[str, D7yfsError] = {}
@@ -71,15 +104,59 @@ async def locate(
             places[repository.config.name] = await repository.locate(allow_empty=config.allow_empty)
         except D7yfsError as error:
             failures[repository.config.name] = error
+        if keepers is not None and (keeper := keepers.get(repository.config.name)) is not None:
+            await keeper.read()
 
     async with trio.open_nursery() as nursery:
         for repository in repositories:
             if known is None or repository.config.name not in known:
                 nursery.start_soon(locate, repository)
-    away = [each for each in repositories if each.config.name in failures]
+    offline = {
+        name: snapshot
+        for name, failure in failures.items()
+        if keepers is not None
+        and (keeper := keepers.get(name)) is not None
+        and isinstance(failure, OriginUnavailable)
+        and (snapshot := _choose_snapshot(keeper, failure, config)) is not None
+    }
+    places |= {name: head.prefix for name, head in offline.items()}
+    away = [each for each in repositories if each.config.name in failures and each.config.name not in offline]
     if away and (config.require_all or len(away) == len(repositories)):
         raise failures[away[0].config.name]
-    late = [Latecomer(each, failures[each.config.name], allow_empty=config.allow_empty) for each in away]
+    late = [
+        Latecomer(each, failure, allow_empty=config.allow_empty, is_known=each.config.name in offline)
+        for each in repositories
+        if (failure := failures.get(each.config.name)) is not None
+    ]
     for one in late:
-        log.error("%s; %s is an empty directory until it can be read", one.failure, one.repository.config.name)
+        name = one.repository.config.name
+        if name in offline:
+            listed = show_time(offline[name].listed_at)
+            log.warning("%s; serving what is cached of the files that were listed by %s", one.failure, listed)
+        else:
+            log.error("%s; %s is an empty directory until it can be read", one.failure, name)
     return [(each, places[each.config.name]) for each in repositories], late
+
+
+def _choose_snapshot(keeper: TreeKeeper, failure: D7yfsError, config: Config) -> SnapshotHead | None:
+    """The head of the names to serve while the store does not answer. Else the failure's hint says
+    what could be served."""
+    if keeper.snapshot is None:
+        return None
+    head = keeper.snapshot.head
+    if not keeper.is_proved:
+        failure.hint = _with_hint(
+            failure.hint,
+            "an earlier mount has kept names, but only lasting keys are proved without the store; --cache-trust shared does "
+            "without a proof",
+        )
+        return None
+    if config.offline == "serve":
+        return head
+    could = f"--offline serve could mount {head.files:,} files that were listed by {show_time(head.listed_at)}"
+    failure.hint = _with_hint(failure.hint, f"{could}, and serve those that are cached")
+    return None
+
+
+def _with_hint(hint: str, more: str) -> str:
+    return f"{hint}; {more}" if hint else more

@@ -33,6 +33,8 @@ class VisibleListings:
         self.origin = origin
         self.away: D7yfsError | None = None
         """The reason why the store cannot be reached; then nothing is shown, without waiting."""
+        self.offline_since: float | None = None
+        """Since when (time.time()) names of an earlier mount are served; then `away` is raised."""
         self._visibility = visibility
         self._looks = trio.CapacityLimiter(_LOOKS)
 
@@ -43,7 +45,7 @@ class VisibleListings:
         Close it (`contextlib.aclosing`) when you leave early. Raises the origin's errors, and of a
         flat listing `listing.Unordered`, and BadReply for a listing that does not end.
         """
-        if self.away is not None:
+        if self._is_away():
             return
         if prefix and not prefix.endswith("/"):
             yield await self._list_lone(prefix)
@@ -56,12 +58,14 @@ class VisibleListings:
     async def page(self, prefix: str, token: str) -> ListingPage:
         """One page of the delimiter listing of `prefix`, shown keys only: the first ("") or the
         one after a continuation token."""
+        if self._is_away():
+            return ListingPage((), (), "", time.time_ns())
         return await self._hide_entries(prefix, await ask_again(lambda: self.origin.list(prefix, token=token)))
 
     async def stat(self, key: str) -> ObjectVersion:
         """The current version of `key`. Raises NotFound, also when it is hidden."""
-        if self.away is not None:
-            raise NotFound(f"{key}: {self.away.message}")
+        if self._is_away():
+            raise NotFound(f"{key}: {self.away.message if self.away is not None else ''}")
         if self._visibility.hides(key):
             raise NotFound(f"{self.origin.url}/{key}: hidden by include or exclude")
         return await ask_again(lambda: self.origin.stat(key))
@@ -69,7 +73,7 @@ class VisibleListings:
     async def holds(self, prefix: str) -> bool:
         """True if the directory `prefix`, which ends in a slash, is shown: it has a key, and its
         marker if it needs one."""
-        if self.away is not None or self._visibility.hides(prefix):
+        if self._is_away() or self._visibility.hides(prefix):
             return False
         marker = self._visibility.marker_of(prefix)
         if marker:
@@ -82,6 +86,12 @@ class VisibleListings:
                 if page.objects:
                     return True
         return False
+
+    def _is_away(self) -> bool:
+        """True if the store is away, and nothing is known of it. Raises `away` if something is."""
+        if self.away is not None and self.offline_since is not None:
+            raise type(self.away)(self.away.message, hint=self.away.hint)
+        return self.away is not None
 
     async def _list_lone(self, key: str) -> ListingPage:
         try:

@@ -82,6 +82,24 @@ class ListingStatus:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeCacheStatus:
+    """The names that the cache directory keeps from one mount to the next."""
+
+    recalled: int
+    """Names that this mount took from an earlier one."""
+    listed_at: float | None
+    """When the oldest of these were listed; null if there are none."""
+    saved_at: float | None
+    """When this mount's names were kept last; null before."""
+    saved_bytes: int
+    """How much that took."""
+    offline_since: float | None
+    """Since when an earlier mount's names are served without the store; null while not."""
+    offline_reason: str
+    """Why the store does not answer; empty otherwise."""
+
+
 @dataclass(slots=True, kw_only=True)
 class FreshnessStatus:
     """The listings that were refreshed before they expired."""
@@ -359,6 +377,8 @@ class RepositoryStatus:
     """How names are learnt."""
     freshness: FreshnessStatus
     """Listings that were refreshed before they expired."""
+    tree_cache: TreeCacheStatus | None
+    """Names that outlive the mount; null with `--tree-cache off` or `--listing exact`."""
 
     @property
     def label(self) -> str:

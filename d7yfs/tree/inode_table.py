@@ -225,11 +225,12 @@ class InodeTable:
             node.linked = True
             self._awaited.discard(node.inode)
             if isinstance(node, Directory) and node.vanished:
-                self._expire_below(node)
+                self.distrust(node)
         return node
 
-    def _expire_below(self, directory: Directory) -> None:
-        """Expire all that is known of a directory and below it."""
+    def distrust(self, directory: Directory) -> None:
+        """Expire all that is known of a directory and below it: it is no answer any more, even if
+        there is no other."""
         pending = [directory]
         while pending:
             each = pending.pop()

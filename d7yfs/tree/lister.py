@@ -45,8 +45,8 @@ STALE_RETRY_S = 5.0
 DENIED_RETRY_S = 60.0
 """The pause before a denied listing is tried again."""
 
-_APPLIED_AT_ONCE = 2000
-"""Entries that are applied before other tasks run: some 5 ms."""
+_APPLIED_AT_ONCE = 500
+"""Entries that are applied before other tasks run: some 2 ms."""
 
 
 class Lister:
@@ -74,6 +74,7 @@ class Lister:
         """Why the repository is not listed whole, in words."""
         self.streams = Streams(self._fetch_page, nursery, tree.lives_until)
         """The huge directories, page by page."""
+        self.last_scan = blank(LastScanStatus)
         self._answered_at: float | None = None
         """When the store answered last; None before its first answer."""
         self._counters = blank(ListingStatus)
@@ -86,7 +87,6 @@ class Lister:
         self._limit = limit
         self._changed = changed
         self._is_too_large = False
-        self._last_scan = blank(LastScanStatus)
         self._scan_again_at = -math.inf
         """When the last flat listing expires, or the pause after a failed one is over."""
         self._denied: WeakKeyDictionary[Directory, float] = WeakKeyDictionary()
@@ -103,7 +103,7 @@ class Lister:
         """Move the repository to `prefix`: nothing is known of it from now on."""
         self._tree.relocate(self._repository, prefix)
         self.streams.drop()
-        self._last_scan = blank(LastScanStatus)
+        self.last_scan = blank(LastScanStatus)
         self._scan_again_at = -math.inf
 
     # --- for readers ---
@@ -306,7 +306,7 @@ class Lister:
                 await trio.lowlevel.checkpoint()
         if scan.prefix == self._top.prefix:
             self._scan_again_at = self._tree.lives_until(question.asked_at, took_s)
-            self._last_scan = LastScanStatus(
+            self.last_scan = LastScanStatus(
                 objects=scan.objects,
                 directories=question.found.directories,
                 pages=question.pages,
@@ -428,7 +428,7 @@ class Lister:
     @property
     def whole_requests(self) -> int | None:
         """The number of requests of the last flat listing; None where there is none."""
-        return self._last_scan.pages or None if not self.not_whole else None
+        return self.last_scan.pages or None if not self.not_whole else None
 
     def describe(self) -> ListingStatus:
         """The way in use and why, and the counters, for `status`."""
@@ -442,6 +442,6 @@ class Lister:
             in_use=str(ListingMode.EXACT if self.mode is ListingMode.EXACT else in_use),
             reason=reason,
             limit=self._limit,
-            last_scan=self._last_scan,
+            last_scan=self.last_scan,
             answered_s=None if self._answered_at is None else round(now - self._answered_at, 3),
         )

@@ -84,6 +84,8 @@ class Tree(InodeTable):
         self._reported: set[tuple[str, str]] = set()
         """The hidden keys that were reported, by repository."""
         self._stale_listings = self._stale_answers = 0
+        self.applied = Counter[str]()
+        """The answers that told something, by repository."""
 
         names = [repository.name for repository in repositories]
         if names == [""]:
@@ -258,6 +260,7 @@ class Tree(InodeTable):
         assert directory.prefix == listing.prefix, "a listing of something else"
         if asked_at < directory.asked_at:
             return NameChanges()
+        self.applied[directory.repository or ""] += 1
         expires_at = self.lives_until(asked_at, took_s)
         newer = {
             name: single.confirm(name, listing, expires_at)
@@ -292,6 +295,16 @@ class Tree(InodeTable):
         self.fill(directory, now)
         return replace(changes, hidden=self.report_hidden(directory, listing))
 
+    def recall(self, inode: int, listing: DirectoryListing, now: float, *, age_s: float, is_believed: bool) -> None:
+        """Make what an earlier mount listed `age_s` ago the entries of a directory.
+
+        They live as if this mount had listed them. If they are not to be believed, they only stand in
+        for a listing that fails. So they do with an endless metadata TTL: each mount asks once.
+        """
+        self.apply(inode, listing, now, asked_at=now - age_s)
+        if not is_believed or self.metadata_ttl_s == math.inf:
+            self.directory(inode).expires_at = -math.inf
+
     def apply_name(
         self, inode: int, name: str, answer: Answer, now: float, *, asked_at: float, took_s: float = 0.0
     ) -> NameChanges:
@@ -322,6 +335,7 @@ class Tree(InodeTable):
         entries = {} if node is None else {name: node}
         changes = self._compare(directory, {name: old} if known else {}, entries)
         if changes:
+            self.applied[directory.repository or ""] += 1
             self._tell_changed(directory)
         self.fill(directory, now)
         return changes

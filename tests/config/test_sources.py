@@ -173,6 +173,8 @@ def test_every_option_by_every_way(host: Host) -> None:
         "fuse_engine": "pyfuse3",
         "takeover": "cold",
         "open_wait": "0.25s",
+        "tree_cache": "off",
+        "offline": "serve",
     }
     for option in OPTIONS.values():
         url = f"{(option.schemes or ('s3',))[0]}://account/models"

@@ -15,7 +15,7 @@ from d7yfs.cache.pair import Block, Presence
 from d7yfs.cache.proof import RecordedProof
 from d7yfs.cache.version import CachedVersion
 from d7yfs.errors import D7yfsError, NotFound
-from d7yfs.objects import BLOCK_BYTES, ByteRange, ListingPage, ObjectVersion, StoreIdentity
+from d7yfs.objects import BLOCK_BYTES, ByteRange, ListingPage, ObjectVersion, SecretStr, StoreIdentity
 from d7yfs.origins.origin import Checksums, ReadRequest
 from tests.cache.doubles import PromptDisk
 from tests.servers.scripted import ScriptedServer
@@ -92,6 +92,10 @@ class FakeOrigin:
     @property
     def principal(self) -> str:
         return ""
+
+    @property
+    def lasting_secret(self) -> SecretStr:
+        return SecretStr("")
 
     def describe(self) -> Mapping[str, str]:
         return {}

@@ -17,6 +17,7 @@ from d7yfs.host.process import (
     ask_to_be_spared,
     pause_collector,
     raise_descriptor_limit,
+    shorten_turns,
     spare_collector,
 )
 
@@ -51,6 +52,15 @@ def test_garbage_is_collected_again_after_the_start() -> None:
         gc.enable()
         gc.set_threshold(*before)
         gc.unfreeze()
+
+
+def test_threads_take_short_turns() -> None:
+    before = sys.getswitchinterval()
+    try:
+        shorten_turns()
+        assert sys.getswitchinterval() == 0.001
+    finally:
+        sys.setswitchinterval(before)
 
 
 _SLEEPER = """

@@ -7,7 +7,7 @@ import math
 import trio
 
 from d7yfs.errors import AccessDenied, D7yfsError, NotFound
-from d7yfs.objects import ListingPage, ObjectVersion, StoreIdentity
+from d7yfs.objects import ListingPage, ObjectVersion, SecretStr, StoreIdentity
 from d7yfs.origins.origin import Checksums, Origin, ReadRequest
 
 
@@ -80,6 +80,10 @@ class MemoryOrigin:
     @property
     def principal(self) -> str:
         return ""
+
+    @property
+    def lasting_secret(self) -> SecretStr:
+        return SecretStr("")
 
     def describe(self) -> dict[str, str]:
         return {"endpoint": "memory"}

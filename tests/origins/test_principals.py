@@ -51,3 +51,22 @@ async def test_temporary_keys_without_a_role_are_a_session() -> None:
 
 async def test_a_signature_that_was_made_elsewhere_has_no_principal() -> None:
     assert await principal_of("as", SAS) == ""
+
+
+async def secret_of(scheme: str, credentials: Credentials) -> str:
+    region = "eu-west-3" if scheme in ("s3", "oss", "obs") else ""
+    settings = RepositoryConfig(url=RepositoryUrl.parse(URLS[scheme]), region=region)
+    async with aclosing(open_origin(settings, credentials)) as origin:
+        await origin.read_request(ObjectVersion("k", 1, "1" if scheme == "gs" else '"e"', 0), presigned=False)
+        return origin.lasting_secret.get_secret_value()
+
+
+@pytest.mark.parametrize("scheme", URLS)
+async def test_only_keys_that_last_have_a_lasting_secret(scheme: str) -> None:
+    assert await secret_of(scheme, KEYS) == SECRET
+    assert await secret_of(scheme, Anonymous()) == ""
+
+
+async def test_what_is_temporary_or_was_made_elsewhere_has_no_lasting_secret() -> None:
+    assert await secret_of("s3", StaticKeys("ASIAKEY", SecretStr(SECRET), SecretStr("token"))) == ""
+    assert await secret_of("as", SAS) == ""

@@ -194,6 +194,38 @@ async def test_while_the_store_is_away_nothing_is_shown_and_nothing_asked() -> N
     assert await flat(away) == list(KEYS)
 
 
+async def test_what_an_earlier_mount_knew_is_asked_for_in_vain_at_once() -> None:
+    origin = MemoryOrigin(*KEYS)
+    away = shown(origin)
+    away.away, away.offline_since = OriginUnavailable("the store is away", hint="wait"), 1.0
+    for question in (listed(away), flat(away), away.page("a/", ""), away.stat("d"), away.holds("a/")):
+        with pytest.raises(OriginUnavailable, match="the store is away"):
+            await question
+    assert not origin.calls
+
+
+async def test_a_latecomer_that_is_known_is_refused_by_the_stores_own_word_alone(autojump_clock: MockClock) -> None:
+    answers: list[D7yfsError | str] = [OriginUnavailable("no route"), AccessDenied("no"), "a/"]
+
+    async def locate(*, allow_empty: bool) -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, D7yfsError):
+            raise answer
+        return answer
+
+    config = SimpleNamespace(url="mem://b", name="b")
+    repository = SimpleNamespace(shown=shown(MemoryOrigin(*KEYS)), locate=locate, config=config)
+    late = Latecomer(cast(Any, repository), OriginUnavailable("no such host"), allow_empty=False, is_known=True)
+    assert late.is_known
+    refused: list[int] = []
+    arrived: list[str] = []
+    await late.wait(arrived.append, lambda: refused.append(len(answers)))
+    assert refused == [1]
+    assert arrived == ["a/"]
+    assert not late.is_known
+    assert await flat(repository.shown) == list(KEYS)
+
+
 async def test_a_latecomer_arrives_when_its_store_answers(autojump_clock: MockClock) -> None:
     answers: list[D7yfsError | str] = [OriginUnavailable("no route"), OriginUnavailable("no route"), "a/"]
 

@@ -16,7 +16,7 @@ import trio
 
 from d7yfs.checksum import crc32c
 from d7yfs.errors import D7yfsError, NotFound, OriginUnavailable
-from d7yfs.objects import ListingPage, ObjectVersion, StoreIdentity
+from d7yfs.objects import ListingPage, ObjectVersion, SecretStr, StoreIdentity
 from d7yfs.origins.origin import Checksums, ReadRequest
 
 HOST = "http://store.invalid:80"
@@ -122,6 +122,10 @@ class SimulatedOrigin:
     @property
     def principal(self) -> str:
         return ""
+
+    @property
+    def lasting_secret(self) -> SecretStr:
+        return SecretStr("")
 
     def describe(self) -> Mapping[str, str]:
         return {}

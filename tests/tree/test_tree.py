@@ -1317,3 +1317,59 @@ TestTreeModel = TreeModel.TestCase
 TestTreeModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestBoundedTreeModel = BoundedTreeModel.TestCase
 TestBoundedTreeModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+# -- names of an earlier mount
+
+
+def recalled(age_s: float, *, ttl_s: float = TTL_S, is_believed: bool = True) -> Mount:
+    """A mount that recalls a listing with `a` and `d/`; its store has `b` as well."""
+    mount = Mount(make_tree(ttl_s=ttl_s), version("m/a"), version("m/d/x"))
+    kept = listing_of(mount.objects, "m/")
+    mount.tree.recall(ROOT_INODE, kept, mount.now, age_s=age_s, is_believed=is_believed)
+    mount.put(version("m/b"))
+    return mount
+
+
+def test_recalled_names_live_as_long_as_they_would_have() -> None:
+    mount = recalled(TTL_S - 1)
+    found = mount.lookup("a")
+    assert isinstance(found, Found)
+    assert found.entry_timeout_s == 1
+    assert isinstance(mount.lookup("b"), Absent)
+    assert mount.listings == 0
+    mount.now = 1
+    assert isinstance(mount.lookup("b"), Found)
+    assert mount.listings == 1
+
+
+@pytest.mark.parametrize(
+    ("age_s", "ttl_s", "is_believed"), [(TTL_S, TTL_S, True), (1, 0, True), (1, math.inf, True), (1, TTL_S, False)]
+)
+def test_recalled_names_that_count_no_more_stand_in_for_a_listing_that_fails(
+    age_s: float, ttl_s: float, is_believed: bool
+) -> None:
+    mount = recalled(age_s, ttl_s=ttl_s, is_believed=is_believed)
+    assert isinstance(mount.tree.lookup(ROOT_INODE, "a", mount.now), Expired)
+    assert mount.tree.extend_stale(ROOT_INODE, mount.now, 5)
+    assert isinstance(mount.tree.lookup(ROOT_INODE, "a", mount.now), Found)
+    mount.now += 5
+    assert isinstance(mount.lookup("b"), Found)
+
+
+def test_what_is_distrusted_is_no_answer_even_if_there_is_no_other() -> None:
+    mount = recalled(1)
+    mount.tree.distrust(mount.tree.directory(ROOT_INODE))
+    assert isinstance(mount.tree.lookup(ROOT_INODE, "a", mount.now), Expired)
+    assert not mount.tree.extend_stale(ROOT_INODE, mount.now, 5)
+    assert isinstance(mount.lookup("a"), Found)
+
+
+def test_answers_that_tell_something_are_counted() -> None:
+    mount = recalled(1)
+    before = mount.tree.applied[""]
+    for name, answer, counted in (("a", version("m/a"), 0), ("b", version("m/b"), 1)):
+        mount.tree.apply_name(ROOT_INODE, name, answer, mount.now, asked_at=mount.now)
+        assert mount.tree.applied[""] == before + counted
+    mount.list()
+    assert mount.tree.applied[""] == before + 2

@@ -27,7 +27,7 @@ from d7yfs.config.place import azure_account_url
 from d7yfs.config.schema import Anonymous, Credentials, RepositoryConfig, StaticKeys
 from d7yfs.config.url import AZURE_SUFFIX, normal_endpoint
 from d7yfs.errors import ConfigError, D7yfsError, NotFound
-from d7yfs.objects import ListingPage, ObjectVersion, StoreIdentity
+from d7yfs.objects import ListingPage, ObjectVersion, SecretStr, StoreIdentity
 from d7yfs.origins.azure.credentials import Grant, access_for
 from d7yfs.origins.azure.errors import NO_ACCOUNT, is_no_directory, refused
 from d7yfs.origins.azure.listing import ARCHIVE_TIER, is_directory, parse
@@ -180,6 +180,11 @@ class AzureOrigin(RestOrigin):
         if isinstance(self._credentials, Anonymous):
             return ANONYMOUS
         return f"account {self._account}" if isinstance(self._credentials, StaticKeys) else ""
+
+    @property
+    def lasting_secret(self) -> SecretStr:
+        """The key that settings hold."""
+        return self._credentials.secret_key if isinstance(self._credentials, StaticKeys) else SecretStr("")
 
     def describe(self) -> dict[str, str]:
         """The endpoint, the account and the kind of credentials."""

@@ -187,6 +187,11 @@ class GsOrigin(RestOrigin):
             return f"key {self._source.key_id}"
         return self._google.principal if self._google is not None else ANONYMOUS
 
+    @property
+    def lasting_secret(self) -> SecretStr:
+        """The key that settings hold."""
+        return self._source.secret_key if isinstance(self._source, StaticKeys) else SecretStr("")
+
     def describe(self) -> Mapping[str, str]:
         """The endpoint and the source of the credentials."""
         return {
