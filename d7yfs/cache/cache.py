@@ -257,8 +257,9 @@ class Cache:
     def _take(self, files: VersionFiles) -> None:
         """Take account of a pair that was opened."""
         self._directory.take(files.made_bytes)
-        # Not waited for: a frozen file system opens what it has, and can be read.
-        self._disk.run_soon(partial(self._disk.prove_with, files.touch))
+        if not files.made_bytes:
+            # Not waited for: a frozen file system opens what it has, and can be read.
+            self._disk.run_soon(partial(self._disk.prove_with, files.touch))
 
     async def _open_when_unlocked(self, open_pair: Callable[[], VersionFiles]) -> VersionFiles:
         """Open a pair in a thread, none between tries: many may be locked. Raises OSError."""
@@ -275,7 +276,7 @@ class Cache:
         files = self._directory.open(store, version, tries=tries)
         if not files.made_bytes:
             files.grants, files.proof = read_grants(files.map_fd), read_proof(files.map_fd)
-        if files.link_map_path.exists():
+        if files.has_link:
             files.linked = LinkedStore(files, version.size_bytes, self._boot_tag, self._disk)
             with contextlib.suppress(OSError):
                 files.linked.open()

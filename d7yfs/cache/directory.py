@@ -50,6 +50,7 @@ from d7yfs.cache.pair import (
     Presence,
     VersionFiles,
     block_count,
+    data_path_of,
     identity_of,
     lock,
     make_pair,
@@ -151,11 +152,12 @@ class CacheDirectory:
         identity = identity_of(store, version)
         map_path = self._map_path(identity)
         for left in reversed(range(tries)):
-            if not map_path.parent.is_dir():
-                # Also after the cache directory was emptied under us.
+            try:
+                map_fd = os.open(map_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except FileNotFoundError:  # the cache directory was emptied under us
                 self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
                 map_path.parent.mkdir(mode=0o700, exist_ok=True)
-            map_fd = os.open(map_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                continue
             files = None
             try:
                 files = self._open_locked(map_path, map_fd, identity, version.size_bytes)
@@ -194,29 +196,30 @@ class CacheDirectory:
 
     def _map_path(self, identity: bytes) -> Path:
         digest = hashlib.sha256(identity).hexdigest()
-        return self._root / digest[0] / f"{digest}.map"
+        return self._root / f"{digest[0]}/{digest}.map"
 
     def _open_locked(self, map_path: Path, map_fd: int, identity: bytes, size_bytes: int) -> VersionFiles | None:
         """Open the pair behind `map_fd`; None when it was replaced and must be opened again."""
-        data_path = map_path.with_suffix(".data")
+        data_path = data_path_of(map_path)
         if not lock(map_fd, fcntl.LOCK_SH):
             return None  # it is being made or deleted, or is locked for long
-        if not same_file(map_path, map_fd):
-            return None
-        entries = read_map(map_fd, data_path, identity, size_bytes)
-        if entries is not None:
-            try:
-                data_fd = os.open(data_path, os.O_RDWR | os.O_CLOEXEC)
-                return VersionFiles(data_fd, map_path, map_fd, entries, self._on_tmpfs, identity)
-            except FileNotFoundError:
+        if os.fstat(map_fd).st_size:  # else it is new, or was never made to the end
+            if not same_file(map_path, map_fd):
                 return None
+            entries = read_map(map_fd, data_path, identity, size_bytes)
+            if entries is not None:
+                try:
+                    data_fd = os.open(data_path, os.O_RDWR | os.O_CLOEXEC)
+                    return VersionFiles(data_fd, map_path, map_fd, entries, self._on_tmpfs, identity)
+                except FileNotFoundError:
+                    return None
         if not lock(map_fd, fcntl.LOCK_EX):
             return None  # another opener is at the same point: re-read what it makes
         if not same_file(map_path, map_fd):
             return None
-        if read_map(map_fd, data_path, identity, size_bytes) is not None:
-            return None  # made by another opener between our two locks
         if os.fstat(map_fd).st_size:
+            if read_map(map_fd, data_path, identity, size_bytes) is not None:
+                return None  # made by another opener between our two locks
             # Damaged. A daemon that still holds the old pair must never write its blocks into the
             # new map, so the file is left to that daemon and a new one is made.
             log.warning("cache: %s does not fit its object; made anew", map_path.name)

@@ -23,7 +23,8 @@ class OpenVersion:
         self.holds = 0
         self._comparisons = 0
         """Comparisons with the store's checksum that are under way."""
-        self._compared = trio.Event()
+        self._compared: trio.Event | None = None
+        """Set once none is under way; made by the first who waits for that."""
         self.backing: BackingFile
         self.use: VersionUse
         """Set by `Cache.open`, as `backing` is: they need this object's methods."""
@@ -93,13 +94,14 @@ class OpenVersion:
 
     def end_comparison(self) -> None:
         self._comparisons -= 1
-        if not self._comparisons:
+        if not self._comparisons and self._compared is not None:
             self._compared.set()
-            self._compared = trio.Event()
+            self._compared = None
 
     async def compared(self) -> None:
         """Return once no comparison is under way."""
         while self._comparisons:
+            self._compared = self._compared or trio.Event()
             await self._compared.wait()
 
     @property

@@ -33,6 +33,7 @@ import os
 import re
 import secrets
 import struct
+import time
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -73,6 +74,9 @@ PROOF_OFFSET = TIMES_OFFSET
 """Where a pair's own map has the byte of `proof`."""
 INCOMING = "incoming"
 """The directory of links that are being made."""
+_TOUCH_S = 10.0
+"""Seconds: most small files are opened and closed within them."""
+_ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _LOOK_BYTES = DENSE_BLOCKS * BLOCK_BYTES
 
 
@@ -229,6 +233,17 @@ class VersionFiles:
     """See `grants.read_grants`."""
     proof: Proof | None = None
     """See `proof.read_proof`; as it was when the pair was opened."""
+    _touch_at: float = 0.0
+    """time.monotonic() from which on another mark of its use says something new."""
+
+    def __post_init__(self) -> None:
+        if self.made_bytes:
+            self._touch_at = time.monotonic() + _TOUCH_S
+
+    @property
+    def has_link(self) -> bool:
+        """True if dfdaemon's file may lie next to the data."""
+        return os.path.exists(f"{os.fspath(self.map_path).removesuffix('map')}linkmap")  # noqa: PTH110 - a Path costs more
 
     @property
     def link_path(self) -> Path:
@@ -254,9 +269,13 @@ class VersionFiles:
         return found
 
     def touch(self) -> None:
-        """Mark the version as used just now: eviction goes by this time."""
-        with contextlib.suppress(OSError):
-            os.utime(self.map_fd)
+        """Mark the version as used just now: eviction goes by this time. A second mark within
+        `_TOUCH_S` is left out."""
+        now = time.monotonic()
+        if now >= self._touch_at:
+            self._touch_at = now + _TOUCH_S
+            with contextlib.suppress(OSError):
+                os.utime(self.map_fd)
 
     def rest(self) -> None:
         """Release all descriptors but the map's, and so keep the shared lock. For a worker thread."""
@@ -284,7 +303,7 @@ def identity_of(store: StoreIdentity, version: ObjectVersion) -> bytes:
         "validator": version.validator,
         "size": version.size_bytes,
     }
-    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode(errors="surrogatepass")
+    return _ENCODE(fields).encode(errors="surrogatepass")
 
 
 def map_header(data: os.stat_result, identity: bytes, size_bytes: int) -> bytes:
@@ -307,14 +326,19 @@ def parse_header(stored: bytes) -> tuple[bytes, int, tuple[int, int]] | None:
     return stored[HEADER.size : HEADER.size + length], size_bytes, (device, inode)
 
 
-def read_map(map_fd: int, data_path: Path, identity: bytes, size_bytes: int) -> Entries | None:
+def data_path_of(map_path: Path) -> str:
+    """The path of the data that a map is about. A string: Paths take longer than the calls on them."""
+    return f"{os.fspath(map_path).removesuffix('map')}data"
+
+
+def read_map(map_fd: int, data_path: Path | str, identity: bytes, size_bytes: int) -> Entries | None:
     """The stored entries; None unless the map is whole and is of this object and this data."""
     count = block_count(size_bytes)
     if os.fstat(map_fd).st_size != HEADER_BYTES + count * ENTRY_BYTES:
         return None
     header = os.pread(map_fd, HEADER_BYTES, 0)
     try:
-        data = data_path.stat()
+        data = os.stat(data_path)  # noqa: PTH116 - see `data_path_of`
     except FileNotFoundError:
         return None
     if data.st_size != size_bytes or not header.startswith(map_header(data, identity, size_bytes)[:TIMES_OFFSET]):
@@ -360,9 +384,13 @@ def make_pair(map_path: Path, map_fd: int, identity: bytes, size_bytes: int) -> 
     The caller holds the map's lock exclusively. Raises OSError when not even an empty pair fits,
     and leaves nothing then.
     """
-    data_path = map_path.with_suffix(".data")
-    data_path.unlink(missing_ok=True)
-    data_fd = os.open(data_path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    data_path = data_path_of(map_path)
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        data_fd = os.open(data_path, flags, 0o600)
+    except FileExistsError:
+        Path(data_path).unlink()
+        data_fd = os.open(data_path, flags, 0o600)
     try:
         os.ftruncate(data_fd, size_bytes)
         header = map_header(os.fstat(data_fd), identity, size_bytes)
@@ -370,7 +398,7 @@ def make_pair(map_path: Path, map_fd: int, identity: bytes, size_bytes: int) -> 
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except BaseException:
         os.close(data_fd)
-        data_path.unlink(missing_ok=True)
+        Path(data_path).unlink(missing_ok=True)
         map_path.unlink(missing_ok=True)
         raise
     return data_fd
@@ -398,7 +426,7 @@ def lock(fd: int, kind: int) -> bool:
 def same_file(path: Path, fd: int) -> bool:
     """True if `path` still names the file that `fd` is."""
     try:
-        return os.path.samestat(path.stat(), os.fstat(fd))
+        return os.path.samestat(os.stat(path), os.fstat(fd))  # noqa: PTH116 - in half the time
     except FileNotFoundError:
         return False
 

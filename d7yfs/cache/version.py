@@ -58,8 +58,9 @@ class CachedVersion(OpenVersion):
         super().__init__(version, read_timeout_s, lambda: on_last_drop(self))
         self._waiters: set[Waiter] = set()
         self._lane = lane
-        self._writing = trio.CapacityLimiter(1)
-        """The kernel makes writes to one file one by one: threads would only spin on its lock."""
+        self._writing: trio.CapacityLimiter | None = None
+        """The kernel makes writes to one file one by one: threads would only spin on its lock. Made at
+        the first write that a thread makes."""
         self._wanted_whole = False
         self._fills = 0
         """Callers of `fill_whole` that wait now."""
@@ -308,6 +309,8 @@ class CachedVersion(OpenVersion):
         store = partial(self.backing.store, landings)
         if self._lane.disk.write_promptly(store):
             return
+        if self._writing is None:
+            self._writing = trio.CapacityLimiter(1)
         async with self._writing:
             for landing in landings:
                 landing.own()

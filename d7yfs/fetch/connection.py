@@ -134,7 +134,10 @@ class Connection:
         self._socket.close()
 
     async def _send(self, data: bytes) -> None:
-        rest = memoryview(data)
+        try:  # a request fits into the socket's buffer
+            rest = memoryview(data)[os.write(self._socket.fileno(), data) :]
+        except BlockingIOError:
+            rest = memoryview(data)
         while rest:
             rest = rest[await self._socket.send(rest) :]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from functools import partial
 
 import trio
@@ -35,7 +35,7 @@ from d7yfs.fetch.gone import GoneVersions
 from d7yfs.fetch.journal import Journal
 from d7yfs.fetch.proxy_outage import FallbackLimiter
 from d7yfs.fetch.reply import check_head, error_of, proves
-from d7yfs.fetch.transfer import DIRECT, FALLBACK, Bandwidth, Sink, Transfer, Urgency, pause_before_retry_s
+from d7yfs.fetch.transfer import DIRECT, FALLBACK, Bandwidth, Permits, Sink, Transfer, Urgency, pause_before_retry_s
 from d7yfs.fetch.transport import Response, Transport
 from d7yfs.logs import fields, fields_of
 from d7yfs.objects import ByteRange, ObjectVersion
@@ -169,15 +169,14 @@ class Fetcher:
         for the read timeout."""
         urgency = urgency or Urgency(urgent=True)
         instead = not proxied and reason in (DIRECT, FALLBACK) and self.proxy is not None and self.proxy.down
-        async with AsyncExitStack() as stack:
+        with Permits() as permits:
             if instead:
                 reason = FALLBACK
-                await self._fallback.enter(stack, urgency)
-            if not urgency.urgent:
+                await self._fallback.enter(permits, urgency)
+            if not (urgency.urgent or permits.take_at_once(self._prefetches, self._all_prefetches)):
                 with urgency.enter_queue():
-                    await stack.enter_async_context(self._prefetches)
-                    await stack.enter_async_context(self._all_prefetches)
-            await stack.enter_async_context(self._connections)
+                    await permits.take(self._prefetches, self._all_prefetches)
+            await permits.take(self._connections)
             for each in [wanted] if claim is None else claim():
                 transfer = Transfer(version, each, sink, reason=reason, small_too=proxied)
                 transfer.on_task = on_task

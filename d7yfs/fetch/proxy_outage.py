@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 
 import trio
 
-from d7yfs.fetch.transfer import Urgency
+from d7yfs.fetch.transfer import Permits, Urgency
 
 READERS_HELD_S = 0.5
 PREFETCH_HELD_S = 10.0
@@ -49,12 +48,12 @@ class FallbackLimiter:
         """End the outage, as a proxy answers."""
         self._lasts = False
 
-    async def enter(self, stack: AsyncExitStack, urgency: Urgency) -> None:
-        """Wait for admission, which `stack` gives back."""
+    async def enter(self, permits: Permits, urgency: Urgency) -> None:
+        """Wait for admission, which `permits` give back."""
         if not urgency.urgent:
             with urgency.enter_queue():
                 await trio.sleep(self.hold_s(trio.current_time(), urgent=False))
-                await stack.enter_async_context(self._prefetches)
+                await permits.take(self._prefetches)
         if urgency.urgent:
             await trio.sleep(self.hold_s(trio.current_time(), urgent=True))
-        await stack.enter_async_context(self._connections)
+        await permits.take(self._connections)

@@ -66,7 +66,7 @@ class Urgency:
 
     def __init__(self, *, urgent: bool) -> None:
         self.urgent = urgent
-        self._queue = trio.CancelScope()
+        self._queue: trio.CancelScope | None = None
 
     def enter_queue(self) -> trio.CancelScope:
         """The scope of a stay in the queue for prefetches; a transfer may come back to it."""
@@ -75,7 +75,47 @@ class Urgency:
 
     def make_urgent(self) -> None:
         self.urgent = True
-        self._queue.cancel()
+        if self._queue is not None:
+            self._queue.cancel()
+
+
+class Permits:
+    """The permits of limiters that one transfer holds, until the end of its block."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held: list[trio.CapacityLimiter] = []
+
+    def __enter__(self) -> Permits:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for limiter in self._held:
+            limiter.release_on_behalf_of(self)
+
+    def take_at_once(self, *limiters: trio.CapacityLimiter) -> bool:
+        """Take a permit of each, without a checkpoint; False, and none is taken, if one of them has to be
+        waited for.
+        """
+        taken = []
+        try:
+            for limiter in limiters:
+                limiter.acquire_on_behalf_of_nowait(self)
+                taken.append(limiter)
+        except trio.WouldBlock:
+            for limiter in taken:
+                limiter.release_on_behalf_of(self)
+            return False
+        self._held += taken
+        return True
+
+    async def take(self, *limiters: trio.CapacityLimiter) -> None:
+        """Take a permit of each, one after the other."""
+        for limiter in limiters:
+            if not self.take_at_once(limiter):
+                await limiter.acquire_on_behalf_of(self)
+                self._held.append(limiter)
 
 
 class Transfer:

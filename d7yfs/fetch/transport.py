@@ -1,10 +1,10 @@
 """HTTP/1.1 GET that receives bodies straight into the caller's buffer, on connections that are kept
 alive.
 
-Owns the sockets of the data plane: connecting, the idle pool, request and reply head (by h11), body
-framing, timeouts. Knows neither ranges nor retries nor signatures: the fetcher, its only caller,
-decides what to ask and what a status means. One Transport serves any number of origins and proxies;
-the caller bounds how many requests run at once.
+Owns the sockets of the data plane: connecting, the idle pool, body framing, timeouts. `http_heads`
+has the heads. Knows neither ranges nor retries nor signatures: the fetcher, its only caller, decides
+what to ask and what a status means. One Transport serves any number of origins and proxies; the
+caller bounds how many requests run at once.
 
 Invariants:
 
@@ -21,20 +21,22 @@ Invariants:
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from urllib.parse import urlsplit
 
 import h11
 import trio
 
 from d7yfs.errors import D7yfsError
 from d7yfs.fetch.connection import Connection, Peer
+from d7yfs.fetch.http_heads import GetRequest, NoReply, ReplyHead, exchange_heads, make_request
 
-_HEAD_LIMIT_BYTES = 64 << 10
-_HEAD_RECEIVE_BYTES = 16 << 10
+_FIRST_RECEIVE_BYTES = 136 << 10
+"""Bytes to receive with a head: most small objects whole."""
+_KEPT_BUFFERS = 32
 _PARSED_RECEIVE_BYTES = 256 << 10
 _DRAIN_LIMIT_BYTES = 64 << 10
+_DRAIN_RECEIVE_BYTES = 16 << 10
 _DRAIN_TIMEOUT_S = 0.25
 """A rest that takes longer than this to come costs more than a new connection."""
 _IDLE_LIMIT_S = 60.0
@@ -42,49 +44,26 @@ _IDLE_LIMIT_S = 60.0
 forget a flow in silence."""
 
 
-class Headers(Mapping[str, str]):
-    """The header fields of a reply by case-insensitive name; repeated ones are joined (RFC 9110,
-    5.3).
-    """
-
-    def __init__(self, fields: Iterable[tuple[bytes, bytes]]) -> None:
-        self._values: dict[str, str] = {}
-        for name_bytes, value_bytes in fields:
-            name, value = name_bytes.decode("ascii").lower(), value_bytes.decode("latin-1")
-            self._values[name] = f"{self._values[name]}, {value}" if name in self._values else value
-
-    def __getitem__(self, name: str) -> str:
-        return self._values[name.lower()]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-
 class Response:
     """A reply whose head has come; `receive_into` reads its body, inside its `async with`."""
 
-    def __init__(self, connection: Connection, http: h11.Connection, head: h11.Response, idle_timeout_s: float) -> None:
-        self.status = head.status_code
-        self.headers = Headers(head.headers)
-        self.content_length = _content_length(self.status, self.headers)
+    def __init__(self, connection: Connection, head: ReplyHead, idle_timeout_s: float) -> None:
+        self.status = head.status
+        self.headers = head.headers
+        self.content_length = head.content_length
         """Size of the body in bytes; None when only its end tells (chunked, or a closed
         connection)."""
         self.received_bytes = 0
         """Bytes of the body handed out so far."""
         self._connection = connection
-        self._http = http
+        self._http = head.http
         self._idle_timeout_s = idle_timeout_s
         self._ended = False
         self._early = memoryview(b"")
-        # h11 leaves DONE for MUST_CLOSE when the reply says `Connection: close` or speaks HTTP/1.0.
-        self._keep_alive = http.our_state is h11.DONE
+        self._keep_alive = head.keep_alive
         if self.content_length is not None:
-            arrived = memoryview(http.trailing_data[0])
-            self._early = arrived[: self.content_length]
-            self._keep_alive &= len(arrived) <= self.content_length
+            self._early = memoryview(head.arrived)[: self.content_length]
+            self._keep_alive &= len(head.arrived) <= self.content_length
 
     async def receive_into(self, buffer: memoryview) -> int:
         """Receive at most `len(buffer)` bytes of the body; 0 when it has ended, never before.
@@ -127,7 +106,7 @@ class Response:
                 return self._keep_alive
             if self.content_length - self.received_bytes > rest:
                 return False
-        scratch = memoryview(bytearray(_HEAD_RECEIVE_BYTES))
+        scratch = memoryview(bytearray(_DRAIN_RECEIVE_BYTES))
         with trio.move_on_after(_DRAIN_TIMEOUT_S):
             while self._keep_alive and rest > 0:
                 try:
@@ -154,6 +133,7 @@ class Response:
 
     async def _parse(self) -> None:
         """Let h11 take the transfer coding off: sets `_early` to the next bytes, or `_ended`."""
+        assert self._http is not None
         scratch: memoryview | None = None
         while not (self._ended or self._early):
             try:
@@ -210,6 +190,8 @@ class Transport:
         self._open: set[Connection] = set()
         self._idle: list[Connection] = []
         """Most recently used last, all peers together."""
+        self._buffers: list[bytearray] = []
+        """Memory for heads, and for what comes with them."""
         self._closed = False
 
     @asynccontextmanager
@@ -228,7 +210,7 @@ class Transport:
         Raises OriginUnavailable (through a proxy: ProxyUnavailable, as the connection to the proxy
         fails), OriginUntrusted, BadReply; ValueError for a URL or header that cannot be sent.
         """
-        peer, request = _request(url, headers, via, self._user_agent)
+        peer, request = make_request(url, headers, via, self._user_agent)
         response, connection = await self._start(peer, request)
         reusable = False
         try:
@@ -247,7 +229,7 @@ class Transport:
 
     async def connect(self, url: str, *, via: str = "") -> None:
         """Have an idle connection ready for the first `get` of a similar `url`. Raises as `get`."""
-        peer, _ = _request(url, {}, via, self._user_agent)
+        peer, _ = make_request(url, {}, via, self._user_agent)
         if not self._closed and all(connection.peer != peer for connection in self._idle):
             self._put_idle(await self._connect(peer))
 
@@ -257,16 +239,16 @@ class Transport:
         while self._idle:
             self._discard(self._idle.pop())
 
-    async def _start(self, peer: Peer, request: h11.Request) -> tuple[Response, Connection]:
+    async def _start(self, peer: Peer, request: GetRequest) -> tuple[Response, Connection]:
         if (connection := self._take_idle(peer)) is not None:
             try:
                 return await self._exchange(connection, request), connection
-            except _NoReply:
+            except NoReply:
                 pass  # The peer closed it while it was idle, as it may; a GET can be repeated.
         connection = await self._connect(peer)
         try:
             return await self._exchange(connection, request), connection
-        except _NoReply as closed:
+        except NoReply as closed:
             raise peer.failure(f"{peer} closed the connection without a reply") from closed.__cause__
 
     async def _connect(self, peer: Peer) -> Connection:
@@ -274,15 +256,14 @@ class Transport:
         self._open.add(connection)
         return connection
 
-    async def _exchange(self, connection: Connection, request: h11.Request) -> Response:
+    async def _exchange(self, connection: Connection, request: GetRequest) -> Response:
         """Send `request` and receive the head of its reply. Any failure closes the connection."""
-        # One h11 state per exchange: a body that bypasses it would leave it behind.
-        http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_LIMIT_BYTES)
         peer = connection.peer
+        buffer = self._buffers.pop() if self._buffers else bytearray(_FIRST_RECEIVE_BYTES)
         try:
             with trio.fail_after(self._first_byte_timeout_s):
-                head = await _exchange_heads(connection, http, request)
-            return Response(connection, http, head, self._idle_timeout_s)
+                head = await exchange_heads(connection, request, memoryview(buffer))
+            return Response(connection, head, self._idle_timeout_s)
         except trio.TooSlowError:
             self._discard(connection)
             raise peer.failure(
@@ -291,6 +272,9 @@ class Transport:
         except BaseException:
             self._discard(connection)
             raise
+        finally:
+            if len(self._buffers) < _KEPT_BUFFERS:
+                self._buffers.append(buffer)
 
     def _tls(self) -> ssl.SSLContext:
         # Late: loading the system's CAs takes tens of milliseconds that plain http saves.
@@ -302,10 +286,12 @@ class Transport:
     def _take_idle(self, peer: Peer) -> Connection | None:
         """Take the most recently used idle connection to `peer` on which nothing happened since."""
         self._expire_idle()
-        for connection in reversed(self._idle):
-            if connection.peer == peer:
-                self._idle.remove(connection)
-                return connection
+        for index in reversed(range(len(self._idle))):
+            if self._idle[index].peer == peer:
+                connection = self._idle.pop(index)
+                if not connection.has_unread():
+                    return connection
+                self._discard(connection)  # the peer has closed it, or sent bytes on it
         return None
 
     def _put_idle(self, connection: Connection) -> None:
@@ -314,96 +300,12 @@ class Transport:
         self._expire_idle()
 
     def _expire_idle(self) -> None:
-        """Close idle connections that the peer closed or sent bytes on, too old ones, too many."""
+        """Close idle connections that are too old, and those that are too many."""
         oldest = trio.current_time() - _IDLE_LIMIT_S
-        surplus = len(self._idle) if self._closed else len(self._idle) - self._max_idle_connections
-        for index, connection in enumerate(list(self._idle)):
-            if index < surplus or connection.idle_since < oldest or connection.has_unread():
-                self._idle.remove(connection)
-                self._discard(connection)
+        most = 0 if self._closed else self._max_idle_connections
+        while self._idle and (len(self._idle) > most or self._idle[0].idle_since < oldest):
+            self._discard(self._idle.pop(0))
 
     def _discard(self, connection: Connection) -> None:
         self._open.discard(connection)
         connection.close()
-
-
-class _NoReply(Exception):
-    """The connection ended before the first byte of a reply."""
-
-
-async def _exchange_heads(connection: Connection, http: h11.Connection, request: h11.Request) -> h11.Response:
-    peer = connection.peer
-    received_bytes = 0
-    scratch = memoryview(bytearray(_HEAD_RECEIVE_BYTES))
-    try:
-        await connection.send((http.send(request) or b"") + (http.send(h11.EndOfMessage()) or b""))
-        while True:
-            event = http.next_event()
-            if isinstance(event, h11.Response):
-                return event
-            if isinstance(event, h11.InformationalResponse):
-                continue  # 100, 102, 103: the reply proper follows.
-            if received_bytes == _HEAD_LIMIT_BYTES:
-                raise peer.bad_reply(f"sent a reply head of more than {_HEAD_LIMIT_BYTES >> 10} KiB")
-            count = await connection.receive_into(scratch[: _HEAD_LIMIT_BYTES - received_bytes])
-            if count == 0 and received_bytes == 0:
-                raise _NoReply
-            received_bytes += count
-            http.receive_data(bytes(scratch[:count]))
-    except OSError as error:
-        if received_bytes == 0:
-            raise _NoReply from error
-        raise peer.failure(f"{peer} broke the connection in the reply head") from error
-    except h11.RemoteProtocolError:
-        # `from None`: h11 quotes what it could not parse, which may be a header's value.
-        if http.trailing_data[1]:
-            raise peer.failure(f"{peer} closed the connection in the reply head") from None
-        raise peer.bad_reply("sent a reply head that is not HTTP/1.1") from None
-
-
-def _request(url: str, headers: Mapping[str, str], via: str, user_agent: str) -> tuple[Peer, h11.Request]:
-    """The address and the request. ValueErrors are the caller's bugs and quote nothing."""
-    origin, authority, target = _split(url)
-    peer = origin
-    if via:
-        proxy, _, _ = _split(via)
-        if proxy.tls:
-            raise ValueError("a proxy is reached in plain http")
-        peer = Peer(proxy.host, proxy.port, tls=False, proxy=True)
-        target = f"{'https' if origin.tls else 'http'}://{authority}{target}"
-    ours = {"Host": authority, "User-Agent": user_agent}
-    if not any(name.lower() == "accept-encoding" for name in headers):
-        ours["Accept-Encoding"] = "identity"
-    reserved = {name.lower() for name in ours}
-    fields = [*ours.items(), *((name, value) for name, value in headers.items() if name.lower() not in reserved)]
-    try:
-        return peer, h11.Request(method="GET", target=target, headers=fields)
-    except (h11.LocalProtocolError, UnicodeEncodeError):
-        raise ValueError("a header or the URL holds characters that HTTP does not allow") from None
-
-
-def _split(url: str) -> tuple[Peer, str, str]:
-    """Peer, authority as botocore signs it (lower case, no default port), and the exact target."""
-    if not url.isascii() or not url.isprintable() or " " in url:
-        raise ValueError("a URL must be percent-encoded")
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-        raise ValueError("not a http:// or https:// URL with a host and without user information")
-    tls = parts.scheme == "https"
-    default_port = 443 if tls else 80
-    peer = Peer(parts.hostname, parts.port or default_port, tls)
-    host = f"[{peer.host}]" if ":" in peer.host else peer.host
-    authority = host if peer.port == default_port else f"{host}:{peer.port}"
-    return peer, authority, (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-
-
-def _content_length(status: int, headers: Headers) -> int | None:
-    """Size of a GET reply's body, where its head tells (RFC 9112, 6.3).
-
-    h11 has refused malformed and conflicting values.
-    """
-    if status in (204, 304):
-        return 0
-    if "transfer-encoding" in headers or "content-length" not in headers:
-        return None
-    return int(headers["content-length"])

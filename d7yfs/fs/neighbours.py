@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import trio
 
 from d7yfs.cache.cache import Cache
+from d7yfs.cache.version import CachedVersion
 from d7yfs.errors import ReadTimeout, TooManyOpenFiles
 from d7yfs.fs.backend import RepositoryBackend
 from d7yfs.fs.readahead import Walk
@@ -16,6 +17,10 @@ from d7yfs.tree.nodes import Directory, File, Node
 from d7yfs.tree.tree import Tree
 
 log = logging.getLogger(__name__)
+
+_HELD_S = 0.5
+"""Seconds for which a file that was fetched ahead stays open: a reader that comes for it meanwhile
+has it at once."""
 
 
 class Neighbours:
@@ -39,20 +44,22 @@ class Neighbours:
             self._nursery.start_soon(self._prefetch, wanted)
 
     async def _prefetch(self, nodes: Iterable[File]) -> None:
+        held: list[CachedVersion] = []
         try:
             for node in nodes:
                 backend = self._backends[node.repository]
-                cached = await self._cache.open(backend.identity, node.version, backend.new_filler)
-                try:
-                    if cached.is_asleep:
-                        await cached.wake()
-                    cached.fill()
-                finally:
-                    cached.drop()
+                held.append(await self._cache.open(backend.identity, node.version, backend.new_filler))
+                if held[-1].is_asleep:
+                    await held[-1].wake()
+                held[-1].fill()
+            await trio.sleep(_HELD_S)
         except (TooManyOpenFiles, ReadTimeout):
             return  # readers go first
         except Exception:  # it must not end the mount
             log.exception("files could not be fetched ahead")
+        finally:
+            for cached in held:
+                cached.drop()
 
     def _walk(self, node: File) -> Walk | None:
         """The walk of a file's directory; None while its entries are not known."""

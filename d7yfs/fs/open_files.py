@@ -149,6 +149,8 @@ class OpenFiles:
         self._handles[handle] = _Handle(node, cached, Window(node.size_bytes), model, backend.rights, density)
         if cached is not None:
             self._note_open(node, cached)
+            if node.size_bytes <= SMALL_FILE_BYTES and cached.is_whole:
+                self._neighbours.fetch_ahead(node)  # the kernel may read it without a word to us
         if self.idle.is_set():
             self.idle = trio.Event()
         return handle

@@ -268,8 +268,9 @@ def test_the_least_recently_used_go_first_and_no_more_than_needed(tmp_path: Path
     assert [cache.cached_bytes(ORIGIN, file) for file in files] == [MIB, 0, 0, MIB]
 
 
-def test_a_version_counts_as_used_when_it_is_closed(tmp_path: Path) -> None:
+def test_a_version_counts_as_used_when_it_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = directory(tmp_path)
+    monkeypatch.setattr("d7yfs.cache.pair._TOUCH_S", 0.0)  # it is open for longer
     with opened(cache, version(MIB, "long")):
         long = the_only(tmp_path, ".map")
         with opened(cache, version(MIB, "a moment")):
@@ -277,6 +278,19 @@ def test_a_version_counts_as_used_when_it_is_closed(tmp_path: Path) -> None:
         age(tmp_path, 100)
     assert cache.evict(8192) == 8192
     assert the_only(tmp_path, ".map") == long
+
+
+def test_a_short_use_is_marked_once(tmp_path: Path) -> None:
+    cache = directory(tmp_path)
+    with opened(cache, version(MIB, "made")):
+        age(tmp_path, 100)
+    made_at = the_only(tmp_path, ".map").stat().st_mtime
+    with opened(cache, version(MIB, "made")) as files:
+        files.touch()
+        opened_at = the_only(tmp_path, ".map").stat().st_mtime
+        age(tmp_path, 100)
+    assert opened_at > made_at + 50
+    assert the_only(tmp_path, ".map").stat().st_mtime < opened_at - 50
 
 
 def test_used_bytes_count_our_own_share_at_once_and_the_truth_after_a_scan(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
-
 import pytest
 import trio
 from hypothesis import given
@@ -11,7 +9,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from d7yfs.fetch.proxy_outage import MAX_CONNECTIONS, PREFETCH_HELD_S, READERS_HELD_S, FallbackLimiter
-from d7yfs.fetch.transfer import Urgency
+from d7yfs.fetch.transfer import Permits, Urgency
 
 
 def test_each_host_begins_at_a_moment_of_its_own() -> None:
@@ -63,8 +61,8 @@ class Crowd:
 
     async def _hold(self, urgency: Urgency) -> None:
         began = trio.current_time()
-        async with AsyncExitStack() as stack:
-            await self.limiter.enter(stack, urgency)
+        with Permits() as permits:
+            await self.limiter.enter(permits, urgency)
             self.at_s.append(trio.current_time() - began)
             await trio.sleep_forever()
 
@@ -98,7 +96,7 @@ async def test_a_turn_is_given_back(clock: MockClock, nursery: trio.Nursery) -> 
     limiter = FallbackLimiter(lambda: 0.0)
     for _ in range(3 * MAX_CONNECTIONS):
         for urgency in (Urgency(urgent=True), Urgency(urgent=False)):
-            async with AsyncExitStack() as stack:
+            with Permits() as permits:
                 with trio.fail_after(1):
-                    await limiter.enter(stack, urgency)
+                    await limiter.enter(permits, urgency)
     await wait_all_tasks_blocked()

@@ -5,6 +5,7 @@ keep none of theirs.
 from __future__ import annotations
 
 import gzip
+import itertools
 import logging
 import os
 import socket
@@ -18,7 +19,8 @@ import trustme
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from d7yfs.errors import BadReply, NotFound, OriginUnavailable, OriginUntrusted, ProxyUnavailable
-from d7yfs.fetch.transport import Headers, Transport
+from d7yfs.fetch.http_heads import Headers
+from d7yfs.fetch.transport import Transport
 from tests.servers import faults
 from tests.servers.http11 import Answer, Exchange, Fault
 from tests.servers.scripted import ScriptedServer
@@ -386,7 +388,7 @@ async def test_old_idle_connections_are_not_reused(
 
 
 async def test_a_connection_that_the_server_closed_meanwhile_is_noticed(
-    server: ScriptedServer, transport: Transport
+    server: ScriptedServer, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def whole_then_close(exchange: Exchange, answer: Answer) -> None:
         await exchange.deliver(answer)
@@ -395,9 +397,10 @@ async def test_a_connection_that_the_server_closed_meanwhile_is_noticed(
     server.script(whole_then_close)
     await fetch(transport, server.url_of("models/small"))
     await wait_all_tasks_blocked()
-    transport._expire_idle()
-    assert not transport._idle, "noticed before a request was wasted on it"
+    exchanges, exchange = itertools.count(), transport._exchange
+    monkeypatch.setattr(transport, "_exchange", lambda *used: (next(exchanges), exchange(*used))[1])
     await expect_reused(transport, server, reused=False)
+    assert next(exchanges) == len(transport._open) == 1, "noticed before a request was wasted on it"
 
 
 @pytest.mark.parametrize("fault", [faults.drop, faults.reset_after(0)])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
@@ -525,6 +525,24 @@ async def test_who_reads_a_directory_file_by_file_finds_the_next_files_on_their_
         assert store.filled == [f"d/{index:03}" for index in range(4, 16) if index != 10]
         await filesystem.read(handle, 0, 5)
         assert len(store.filled) == 11, "each once"
+
+
+async def test_who_opens_whole_files_one_by_one_finds_the_next_ones_on_their_way_too(tmp_path: Path) -> None:
+    """The kernel may read such a file without a word to the daemon."""
+    store = Store()
+    for index in range(20):
+        store.put(f"d/{index:03}", bytes(5))
+    async with mounted(tmp_path, store) as filesystem:
+        for index in (1, 3, 2, 0):
+            await filesystem.read(await filesystem.open(await inode_of(filesystem, f"d/{index:03}")), 0, 5)
+        await filesystem._cache.settle()
+    store.filled.clear()
+    async with mounted(tmp_path, store) as filesystem:
+        for index in range(4):
+            assert store.filled == []
+            await filesystem.open(await inode_of(filesystem, f"d/{index:03}"))
+            await wait_all_tasks_blocked()
+        assert store.filled[:2] == ["d/004", "d/005"]
 
 
 async def test_files_that_are_open_and_asleep_are_on_their_way_too(tmp_path: Path) -> None:
