@@ -31,7 +31,7 @@ MAX_BYTES = 128 << 20
 PART = 16
 """The part of the cache's limit that they may take."""
 _UNUSED_S = 30 * 86400.0
-"""A file that no mount has written for so long is deleted."""
+"""A file that no mount has written or read for so long is deleted."""
 _FORGOTTEN_S = 3600.0
 """A file that was not renamed for so long was left by a daemon that died."""
 
@@ -62,6 +62,8 @@ class KeptNames:
             if fault:
                 log.warning("cache: %s is ignored: it %s", path, fault)
                 return None
+            with contextlib.suppress(OSError):
+                os.utime(fd)  # it is in use
             with os.fdopen(fd, "rb", closefd=False) as file:
                 return file.read(MAX_BYTES)
         finally:

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
+_PATIENCE_S = 5.0
+"""How long a mount waits for a store that it can do without."""
 
 
 class Latecomer:
@@ -100,11 +102,12 @@ async def locate(
     failures: dict[str, D7yfsError] = {}
 
     async def locate(repository: Repository) -> None:
+        keeper = keepers.get(repository.config.name) if keepers is not None else None
         try:
-            places[repository.config.name] = await repository.locate(allow_empty=config.allow_empty)
+            places[repository.config.name] = await _locate_soon(repository, keeper, config)
         except D7yfsError as error:
             failures[repository.config.name] = error
-        if keepers is not None and (keeper := keepers.get(repository.config.name)) is not None:
+        if keeper is not None:
             await keeper.read()
 
     async with trio.open_nursery() as nursery:
@@ -136,6 +139,17 @@ async def locate(
         else:
             log.error("%s; %s is an empty directory until it can be read", one.failure, name)
     return [(each, places[each.config.name]) for each in repositories], late
+
+
+async def _locate_soon(repository: Repository, keeper: TreeKeeper | None, config: Config) -> str:
+    """The prefix to list. A store that is silent is given up soon if there is something to serve."""
+    if keeper is not None and config.offline == "serve":
+        with trio.move_on_after(_PATIENCE_S):
+            return await repository.locate(allow_empty=config.allow_empty)
+        await keeper.read()
+        if keeper.is_proved:
+            raise OriginUnavailable(f"{repository.config.url}: no answer within {_PATIENCE_S:g} s")
+    return await repository.locate(allow_empty=config.allow_empty)
 
 
 def _choose_snapshot(keeper: TreeKeeper, failure: D7yfsError, config: Config) -> SnapshotHead | None:

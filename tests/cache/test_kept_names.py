@@ -97,3 +97,12 @@ def test_they_count_as_the_caches(tmp_path: Path) -> None:
     directory.names.write("b", [bytes(10_000)], directory.names_limit_bytes)
     directory.evict(1 << 30)
     assert directory.used_bytes == 12288
+
+
+def test_what_is_read_is_in_use(tmp_path: Path) -> None:
+    kept = KeptNames(tmp_path)
+    kept.write("b", [b"names"], MOST)
+    os.utime(file_of(kept), (1, 1))
+    assert kept.read("b") == b"names"
+    kept.tidy(MOST)
+    assert kept.read("b") == b"names"

@@ -12,10 +12,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import trio
 
 from tests.mount.conftest import bytes_of
 from tests.mount.mounted import Mounted, Mounter, run, until, within
 from tests.mount.test_trust import OWNER, STRANGER, Policies, keys
+from tests.servers.http11 import Answer, Request
 from tests.servers.in_thread import InThread
 
 pytestmark = [pytest.mark.mount]
@@ -30,6 +32,12 @@ class Directories(Policies):
     def __init__(self) -> None:
         super().__init__()
         self.objects |= {"b/m/config": b"config", "b/m/1/weights": bytes_of(3, 5000)}
+        self.is_silent = False
+
+    async def answer(self, request: Request) -> Answer:
+        if self.is_silent:
+            await trio.sleep_forever()
+        return await super().answer(request)
 
     def listings(self) -> list[str]:
         """The requests for names, without the first check of a mount, which asks for two."""
@@ -160,6 +168,15 @@ def test_without_the_store_what_is_cached_is_served(
     assert mounted.read("large") == store.server.objects["b/large"]
     (status,) = mounted.status()["repositories"]
     assert (status["state"], status["tree_cache"]["offline_since"]) == ("reachable", None)
+
+
+def test_a_silent_store_is_given_up_soon_if_there_is_something_to_serve(
+    mounter: Mounter, store: InThread[Directories], first: Mounted
+) -> None:
+    store.server.is_silent = True
+    mounted = again(mounter, store, first, *SERVE)
+    assert "no answer within 5 s" in mounted.said
+    use(mounted, store)
 
 
 def test_without_the_store_a_worker_that_follows_serves_the_same(
