@@ -41,6 +41,7 @@ from d7yfs.host.fuse_helper import HandedMount
 from d7yfs.host.privileges import mounter
 from d7yfs.monitor.probe import Probe
 from d7yfs.monitor.reporter import Reporter
+from d7yfs.movers.pool import MoverPool, make_pool
 from d7yfs.objects import ObjectVersion
 from d7yfs.repository import latecomer
 from d7yfs.repository.backend import make_backend
@@ -99,13 +100,10 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings], role: R
     )
     directory.prepare()
     directory.take_grant_key()
-    process.raise_descriptor_limit()
-    process.forbid_core_dumps()
-    process.ask_to_be_spared()
-    process.shorten_turns()
+    process.prepare()
     for warning in settings.warnings:
         log.warning("%s", warning)
-    repositories = open_repositories(settings)
+    repositories = open_repositories(settings, movers := make_pool(config.movers, config.read_timeout_s))
     keepers = TreeKeepers.open(repositories, config, directory)
     cache = Cache(directory, memory_buffer_bytes=config.memory_buffer_bytes, read_timeout_s=config.read_timeout_s)
     if not is_first:  # a standby has the time for what the first bytes would wait for
@@ -122,7 +120,9 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings], role: R
         tops = succession.known.tops if succession else {}
         present, late = await latecomer.locate(repositories, config, tops, keepers)
         async with trio.open_nursery() as nursery:
-            mount = _Mount(nursery, settings, mountpoint, present, late, cache, read_again, role, succession, keepers)
+            mount = _Mount(
+                nursery, settings, mountpoint, present, late, cache, read_again, role, movers, succession, keepers
+            )
             await mount.serve()
         if not mount.leaves:
             log.info("%s is unmounted", mountpoint)
@@ -150,6 +150,7 @@ class _Mount:
         cache: Cache,
         read_again: Callable[[], Settings],
         role: Role,
+        movers: MoverPool,
         succession: Succession | None = None,
         keepers: TreeKeepers | None = None,
     ) -> None:
@@ -214,13 +215,14 @@ class _Mount:
             nursery=nursery,
             end=self._session_scope.cancel,
             role=role,
+            movers=movers,
         )
 
     async def serve(self) -> None:
         """Mount, and serve to the end."""
         nursery = self._nursery
-        nursery.start_soon(self._cache.run)
-        nursery.start_soon(self._invalidator.run)
+        for run in (self._cache.run, self._invalidator.run, self._commands.movers.run):
+            nursery.start_soon(run)
         for refresher in self._filesystem.refreshers.values():
             nursery.start_soon(refresher.run)
         for repository, _ in self._repositories:
@@ -412,9 +414,7 @@ class _Mount:
         return refused
 
     async def _unmount(self) -> None:
-        """Unmount once no file is open; after the deadline lazily, and then fail the reads that
-        still wait.
-        """
+        """Unmount once no file is open; after the deadline lazily, and fail the reads that wait."""
         deadline_s = self._config.shutdown_timeout_s
         self._invalidator.stop()
         with trio.move_on_after(deadline_s):

@@ -73,6 +73,35 @@ MUTANTS = (
         "pass",
         "fs/test_rights.py",
     ),
+    # --- processes that receive bodies ---
+    Mutant(
+        "the word of a mover is believed whatever it says",
+        "movers",
+        "if not moving.job.may_hear(word, moving.position):",
+        "if False:",
+        "movers/test_pool.py",
+    ),
+    Mutant(
+        "a mover that may still write counts as dead",
+        "movers",
+        "moving.end(Ending.LOST if is_dead else Ending.STUCK)",
+        "moving.end(Ending.LOST)",
+        "fetch/test_receiver.py",
+    ),
+    Mutant(
+        "a mover that hangs is not killed",
+        "movers",
+        "            if mover.jobs or trouble:\n",
+        "            if False:\n",
+        "movers/test_pool.py",
+    ),
+    Mutant(
+        "blocks that a mover may still write are read from the disk",
+        "fetch",
+        "elif last.ending is Ending.STUCK:",
+        "elif False:",
+        "fetch/test_receiver.py",
+    ),
     # --- a range by HTTP ---
     Mutant(
         "a reply with another version's ETag is used",

@@ -42,6 +42,11 @@ def test_a_command_without_a_table_imports_no_rich(tmp_path: Path, arguments: li
     assert not imports_of(RUN, tmp_path, *arguments) & FOR_PEOPLE
 
 
+def test_a_mover_imports_a_library_for_checksums_and_no_other(tmp_path: Path) -> None:
+    found = imports_of("import d7yfs.movers.mover\nd7yfs.checksum.load()", tmp_path)
+    assert found & (HEAVY | {"asyncio", "h11", "ssl", "d7yfs.config", "d7yfs.errors"}) == {"awscrt", "_awscrt"}
+
+
 OPEN = """
 from pathlib import Path
 import d7yfs.cli.mount, d7yfs.supervisor.start, d7yfs.daemon

@@ -17,7 +17,7 @@ import logging
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from d7yfs.cache.pair import (
     read_entries,
     write_entries,
 )
+from d7yfs.cache.reservation import Reservation
 from d7yfs.checksum import crc32c, crc32c_of_blocks
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 
@@ -174,25 +175,73 @@ class BackingFile(BlockReader):
                 self._land_in_memory(landing)
             else:
                 self.counts["disk_bytes_written"] += len(landing.data)
-                self._land(landing)
+                self._land(landing.index, landing.stop, landing.crc, arriving)
 
     def _land_in_memory(self, landing: Landing) -> None:
         self._memory.write(landing.data, landing.start)
-        self._land(landing)
+        self._land(landing.index, landing.stop, landing.crc, landing.arriving)
 
-    def _land(self, landing: Landing) -> None:
-        arriving = landing.arriving
-        landed_to = landing.start + len(landing.data)
-        landed_bytes = landed_to - landing.index * BLOCK_BYTES
+    def _land(self, index: int, landed_to: int, crc: int, arriving: Arriving) -> None:
+        landed_bytes = landed_to - index * BLOCK_BYTES
         if landed_bytes <= arriving.landed_bytes:
             return  # another transfer was quicker
-        arriving.crc = landing.crc
+        arriving.crc = crc
         arriving.landed_bytes = landed_bytes
         if landed_bytes < BLOCK_BYTES and landed_to < self.version.size_bytes:
             return
         if not arriving.in_memory:
-            self._store_entry(landing.index, arriving.crc << 32 | self._boot_tag)
-        self.presence.set_present(landing.index, Block.MEMORY if arriving.in_memory else Block.DISK)
+            self._store_entry(index, crc << 32 | self._boot_tag)
+        self.presence.set_present(index, Block.MEMORY if arriving.in_memory else Block.DISK)
+
+    # --- blocks that another process writes ---
+
+    def reserve(self, wanted: ByteRange) -> Reservation | None:
+        """Reserve the first blocks of `wanted`, which is to go on where their bytes end, for another
+        process to write; None where this one has to: in memory, or for a block that is there.
+        """
+        if self._files is None or self._disk_refused:
+            return None
+        blocks: dict[int, Arriving] = {}
+        for piece in wanted.split(BLOCK_BYTES):
+            index = piece.start // BLOCK_BYTES
+            arriving = self.presence.arriving.get(index)
+            landed_to = index * BLOCK_BYTES + (arriving.landed_bytes if arriving else 0)
+            if self.presence.blocks[index] != Block.ABSENT or landed_to != piece.start:
+                break
+            if arriving is None:
+                if not self._take_room(block_range(index, self.version.size_bytes).size):
+                    break
+                arriving = self.presence.arriving[index] = Arriving(0, 0, in_memory=False)
+            if arriving.in_memory:
+                break
+            blocks[index] = arriving
+        if not blocks:
+            return None
+        stop = min(wanted.stop, (max(blocks) + 1) * BLOCK_BYTES)
+        return Reservation(self, ByteRange(wanted.start, stop), self._files.data_fd, blocks)
+
+    def land_reserved(self, blocks: Mapping[int, Arriving], written: ByteRange, crcs: Sequence[int]) -> None:
+        """Make readable what another process has written; `crcs` are those of the blocks that this
+        touches."""
+        self._lane.disk.note_write()
+        self.counts["disk_bytes_written"] += written.size
+        for index, crc in zip(blocks_of(written), crcs, strict=True):
+            arriving = blocks[index]
+            if self.presence.arriving.get(index) is arriving and not arriving.in_memory:
+                self._land(index, min(written.stop, (index + 1) * BLOCK_BYTES), crc, arriving)
+
+    def refuse_reserved(self, blocks: Mapping[int, Arriving], error: OSError) -> None:
+        """Leave the disk for blocks that another process could not write there."""
+        self._refuse_disk(error)
+        for index, arriving in blocks.items():
+            if self.presence.arriving.get(index) is arriving and not arriving.in_memory:
+                self._move_to_memory(index, arriving)
+
+    def last_landed(self, wanted: ByteRange) -> bytes | None:
+        """Bytes that have just landed; None if they are not at hand."""
+        buffer = memoryview(bytearray(wanted.size))
+        readable = self.presence.first_unreadable(wanted) is None and self.read_at_once(wanted.start, buffer)
+        return bytes(buffer) if readable else None
 
     def _store_entry(self, index: int, entry: int) -> None:
         """Write block `index`'s entry into the map. If that fails, this process still knows it."""

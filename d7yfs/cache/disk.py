@@ -94,6 +94,11 @@ class Landing:
     """CRC32C of the block up to these bytes; with them once they are stored. Not used in memory."""
     error: OSError | None = None
 
+    @property
+    def stop(self) -> int:
+        """Offset behind the last of them."""
+        return self.start + len(self.data)
+
     def own(self) -> None:
         """Copy the bytes: lent ones may change before a disk that stalls has taken them."""
         self.data = memoryview(bytes(self.data))
@@ -270,6 +275,10 @@ class Disk:
         began_at = self._clock()
         self.prove_with(write)
         self._pace.record(self._answered_at - began_at, self._answered_at)
+
+    def note_write(self) -> None:
+        """Note that another process has just written."""
+        self._answered_at = self._clock()
 
     def prove_with(self, change: Callable[[], object]) -> None:
         """Make `change`, which proves that the disk can be written. For any thread."""

@@ -30,6 +30,7 @@ from d7yfs.cache.leases import Leases
 from d7yfs.cache.linked import LinkChanged
 from d7yfs.cache.open_version import OpenVersion
 from d7yfs.cache.proof import RecordedProof
+from d7yfs.cache.reservation import Reservation
 from d7yfs.cache.waiter import Served, Waiter
 from d7yfs.errors import CacheFull, OriginUnavailable, ProxyUnavailable, ReadTimeout
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
@@ -289,12 +290,23 @@ class CachedVersion(OpenVersion):
         if landings:
             await self._store(landings)
         self.backing.finish_write(landings)
+        self._landed(offset, offset + len(data))
+
+    def _landed(self, start: int, stop: int) -> None:
+        """Wake the readers that bytes which have just been written complete."""
         self._last_progress = trio.current_time()
         if self._waiters:
-            stop = offset + len(data)
-            for waiter in [w for w in self._waiters if offset <= w.needs < stop]:
+            for waiter in [w for w in self._waiters if start <= w.needs < stop]:
                 self._serve(waiter)
         self._tell_whole()
+
+    def reserve(self, wanted: ByteRange) -> Reservation | None:
+        """Reserve the first blocks of `wanted` for another process to write; None where there is no
+        room for them on disk, or they are there. The version must be kept awake meanwhile."""
+        reserved = self.backing.reserve(wanted)
+        if reserved is not None:
+            reserved.on_landed = self._landed
+        return reserved
 
     def retract(self, wanted: ByteRange) -> int:
         """Make the blocks of `wanted` absent, for other daemons too, as their bytes are not to be

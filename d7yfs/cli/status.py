@@ -16,7 +16,7 @@ from d7yfs.cli.terminal import cell
 from d7yfs.control import control_socket
 from d7yfs.logs import show_time
 from d7yfs.stats.repository_status import ListingStatus, RepositoryStatus, TrafficStatus
-from d7yfs.stats.status import CacheStatus, MountStatus, TakeoverStatus, WarmUpStatus, parse
+from d7yfs.stats.status import CacheStatus, MountStatus, MoversStatus, TakeoverStatus, WarmUpStatus, parse
 from d7yfs.tree.visibility import in_words
 
 
@@ -80,6 +80,8 @@ def _table(mount: MountStatus) -> Table:
     opened = f"{fuse.open_files} files and {fuse.open_directories} directories open"
     row("read", f"{show_size_roughly(fuse.read_bytes)} from the daemon, {opened}{itself}")
     row("engine", fuse.engine)
+    if mount.movers.processes or mount.movers.lost:
+        row("movers", describe_movers(mount.movers))
     row("takeover", describe_takeover(mount.takeover))
     row("log", mount.log)
     where = mount.metrics.listens_on
@@ -149,6 +151,13 @@ def describe_traffic(traffic: TrafficStatus) -> str:
     why = ", ".join(f"{reason} {show_size_roughly(size)}" for reason, size in reasons.items())
     said.append(f"{show_size_roughly(traffic.direct_bytes)} direct" + (f" ({why})" if why else ""))
     return ", ".join(said)
+
+
+def describe_movers(movers: MoversStatus) -> str:
+    """The processes that receive file data, in one line."""
+    said = f"{movers.processes} of {movers.processes_limit} processes, {movers.jobs} jobs"
+    said += f", {show_size_roughly(movers.received_bytes)} received"
+    return said + f", {movers.lost} lost" * bool(movers.lost)
 
 
 def describe_takeover(takeover: TakeoverStatus) -> str:

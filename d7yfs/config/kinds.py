@@ -153,6 +153,10 @@ def _integer(low: int, high: int, what: str) -> Callable[[object], int]:
     return parse
 
 
+def _movers(value: object) -> int | None:
+    return None if value == "auto" else _integer(0, 64, "number of processes, or auto")(value)
+
+
 def _mode(value: object) -> int:
     # TOML's 444 and 0o444 are different integers that look alike to a user, so only text is
     # accepted.
@@ -333,5 +337,6 @@ MARKERS = Kind("[DIRGLOB/]NAME", lambda value: Markers.parse(_text(value)), unse
 INODES = Kind("N", _integer(1000, 1_000_000_000, "number of inodes"))
 COUNT = Kind("N", _integer(1, 1_000_000_000, "number of objects"))
 CONNECTIONS = Kind("N", _integer(1, 1024, "number of connections"))
+MOVERS = Kind("N|auto", _movers, lambda value: "auto" if value is None else str(value), unset=None)
 NUMERIC_ID = Kind("ID", _integer(0, (1 << 32) - 2, "numeric user or group id"))
 MODE = Kind("MODE", _mode, "{:04o}".format)

@@ -365,6 +365,13 @@ class Config:
     connect_timeout_s: float = _reading(kinds.TIMEOUT, "Give up one attempt to connect after this time.", 5.0)
     max_connections: int = _reading(kinds.CONNECTIONS, "Most connections for file data to one store.", 32, live=True)
 
+    movers: int | None = _reading(
+        kinds.MOVERS,
+        "Processes that receive file data beside the daemon, from the first bytes on; 0 has the daemon receive it all.",
+        None,
+        default="auto: as many as its rate is worth, one less than there are processors, at most 8",
+    )
+
     allow_other: bool = _mount(
         kinds.TRUTH,
         "Let all users of this host read the mount, as a model server under its own user needs it. Otherwise only the "

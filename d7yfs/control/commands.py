@@ -34,6 +34,7 @@ from d7yfs.errors import Stopped, UsageError
 from d7yfs.fs.filesystem import Filesystem
 from d7yfs.monitor.account import InUse, describe_repository
 from d7yfs.monitor.reporter import Reporter
+from d7yfs.movers.pool import MoverPool
 from d7yfs.repository.latecomer import Latecomer
 from d7yfs.repository.repository import Repository
 from d7yfs.repository.tree_keeper import TreeKeepers
@@ -84,6 +85,7 @@ class Commands:
     end: Callable[[], None]
     """Ends the mount, without waiting for readers."""
     role: Role
+    movers: MoverPool
     started_at: float = field(default_factory=time.time)
     """Seconds since the epoch."""
 
@@ -133,6 +135,7 @@ class Commands:
             ),
             settings={name: parse(SettingStatus, row) for name, row in settings.explain().items()},
             takeover=self.role.takeover,
+            movers=self.movers.status(),
             last_reload=self.reloader.last,
             warnings=settings.warnings,
         )

@@ -119,6 +119,11 @@ class Connection:
             await self._exchange_records()
         return count
 
+    @property
+    def plain_fd(self) -> int | None:
+        """The descriptor of a connection whose bytes are the body's own; None with TLS."""
+        return self._socket.fileno() if self._tls is None else None
+
     def has_unread(self) -> bool:
         """True if anything came that was not read: bytes, the end of the stream, or an error."""
         if self._tls is not None and (self._incoming.pending or self._tls.pending()):

@@ -34,10 +34,12 @@ from d7yfs.fetch.dragonfly_proxy import QUEUE_PATIENCE_S, Proxies, Proxy, Regist
 from d7yfs.fetch.gone import GoneVersions
 from d7yfs.fetch.journal import Journal
 from d7yfs.fetch.proxy_outage import FallbackLimiter
+from d7yfs.fetch.receiver import Receiver
 from d7yfs.fetch.reply import check_head, error_of, proves
 from d7yfs.fetch.transfer import DIRECT, FALLBACK, Bandwidth, Permits, Sink, Transfer, Urgency, pause_before_retry_s
 from d7yfs.fetch.transport import Response, Transport
 from d7yfs.logs import fields, fields_of
+from d7yfs.movers.pool import MoverPool
 from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.origins.origin import Origin
 from d7yfs.stats.models import Models
@@ -46,8 +48,6 @@ from d7yfs.stats.status import blank
 
 log = logging.getLogger(__name__)
 
-
-BUFFER_BYTES = 1 << 20
 _ERROR_BODY_BYTES = 16 << 10
 _MAX_DOUBTFUL = 3
 """Tries without a byte between them where patience does not help: a server that ignores Range goes
@@ -74,6 +74,7 @@ class Fetcher:
         all_prefetches: trio.CapacityLimiter | None = None,
         models: Models | None = None,
         tokens: BearerTokens | None = None,
+        movers: MoverPool | None = None,
     ) -> None:
         """`all_prefetches` bounds the prefetches of the fetchers that share it. Ranges that a
         reader waits for know only their own origin's bound, so that one that stalls takes nothing
@@ -99,7 +100,7 @@ class Fetcher:
         self.on_granted: Callable[[ObjectVersion], None] = lambda _: None
         """Told of a version once a request for it, with the present credentials, was answered."""
         self._gone = GoneVersions()
-        self._buffers: list[bytearray] = []
+        self._receiver = Receiver(movers)
 
     def name(self, version: ObjectVersion) -> str:
         """The object's URL, as people know it."""
@@ -129,7 +130,7 @@ class Fetcher:
     async def prepare(self) -> None:
         """Prepare the first read: signing key, connection, buffer. A failure is that read's to
         tell."""
-        self._buffers.append(bytearray(BUFFER_BYTES))
+        self._receiver.prepare()
         try:
             request = await self.origin.read_request(_ANY_VERSION, presigned=self.proxy is not None)
             if self.proxy is None:
@@ -279,7 +280,7 @@ class Fetcher:
             reached = transfer.position
             try:
                 await self._attempt(transfer, proxy, fresh=fresh)
-                return
+                continue
             except D7yfsError as failure:
                 error = self._name(failure, transfer.version)
                 if isinstance(error, VersionGone) and (proxy is None or required):
@@ -355,7 +356,7 @@ class Fetcher:
                 self.on_granted(version)
             replied_at = trio.current_time()
             await self._receive(response, transfer, proxy)
-        if proxy is None:
+        if proxy is None and transfer.position == rest.stop:
             self.bandwidth.count_reply(rest.size, replied_at - sent_at, transfer.last_progress - replied_at)
 
     async def _check(
@@ -401,33 +402,26 @@ class Fetcher:
         return VersionUnbound(what)
 
     async def _receive(self, response: Response, transfer: Transfer, proxy: Proxy | None) -> None:
-        buffer = self._buffers.pop() if self._buffers else bytearray(BUFFER_BYTES)
-        view, surplus = memoryview(buffer), memoryview(bytearray(1))
-        received, stop = 0, transfer.wanted.stop
+        name, seam_bytes = self.name(transfer.version), len(transfer.seam)
         transfer.bandwidth = self.bandwidth if proxy is None else None
+
+        def note_bytes() -> None:
+            if proxy is not None:
+                proxy.record_success()
+                self._fallback.end_outage()
+
         try:
-            lost = await transfer.compare_seam(response, self.name(transfer.version))
+            lost = await transfer.compare_seam(response, name)
             if lost is not None:
                 raise self._retracted(transfer.version, lost)
-            while transfer.position < stop:
-                count = await response.receive_into(view[: stop - transfer.position])
-                received += count
-                if not count:
-                    missing = stop - transfer.position
-                    raise OriginUnavailable(f"{self.name(transfer.version)}: cut off {missing} bytes before the end")
-                if transfer.position + count == stop and await response.receive_into(surplus):
-                    raise BadReply(f"{self.name(transfer.version)}: more bytes than were asked for")
-                if proxy is not None:
-                    proxy.record_success()
-                    self._fallback.end_outage()
-                await transfer.take(view[:count])
+            await self._receiver.receive(response, transfer, name, note_bytes)
         except OriginUnavailable as error:
             if proxy is not None:
                 # A dfdaemon that dies in mid-body leaves no other mark than a short body.
                 raise ProxyUnavailable(f"{error.message} (through the proxy {proxy.url})") from error
             raise
         finally:
-            self._buffers.append(buffer)
+            received = max(0, response.received_bytes - seam_bytes)
             model = self.models.of(transfer.version.key)
             if proxy is not None:
                 model.proxy_bytes += received

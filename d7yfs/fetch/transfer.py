@@ -7,8 +7,8 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import trio
 
@@ -16,6 +16,7 @@ from d7yfs.errors import D7yfsError, OriginUnavailable
 from d7yfs.fetch import dragonfly_task
 from d7yfs.fetch.dragonfly_proxy import Proxy, Registration
 from d7yfs.fetch.transport import Response
+from d7yfs.movers.protocol import TAIL_BYTES
 from d7yfs.objects import PART_BYTES, ByteRange, ObjectVersion
 
 DIRECT = "direct"
@@ -25,7 +26,7 @@ FALLBACK = "fallback"
 """The reason of bytes straight from the origin that a proxy was to bring."""
 
 
-SEAM_BYTES = 4096
+SEAM_BYTES = TAIL_BYTES
 """Bytes that are asked for again when a transfer goes on after a cut. TCP keeps bytes in order and
 whole, but a relay may lose some and go on: then all that follows is shifted, and the body ends too
 soon."""
@@ -55,6 +56,31 @@ class Sink(Protocol):
 
         Returns the offset, at or before its start, from which to write again.
         """
+
+
+class Reserved(Protocol):
+    """A range of a file that another process is to write."""
+
+    wanted: ByteRange
+    fd: int
+    crc: int
+
+    def land(self, position: int, crcs: Sequence[int]) -> None:
+        """Take what is written up to `position`."""
+
+    def refuse(self, error: OSError) -> None:
+        """Note that the file did not take the bytes."""
+
+    def last_landed(self, size_bytes: int) -> bytes | None:
+        """The last bytes that have landed; None if they are not at hand."""
+
+
+@runtime_checkable
+class FileSink(Sink, Protocol):
+    """A sink that another process may write to."""
+
+    def reserve(self, wanted: ByteRange) -> Reserved | None:
+        """The first part of `wanted` that another process may write now."""
 
 
 class Urgency:
@@ -144,6 +170,10 @@ class Transfer:
         """The proxy that was asked last."""
         self.registration: Registration | None = None
         """Its slot at the scheduler, if it goes through a proxy; given back at the first byte."""
+        self.is_for_engine = False
+        """True if it goes on in the engine, because a mover did not bring it to its end."""
+        self.is_held_up: Callable[[], bool] = lambda: False
+        """True while a mover has it that says nothing, not even that it lives."""
         self.position = wanted.start
         self.last_progress = self._expected_since = trio.current_time()
         self._writing = False
@@ -200,21 +230,17 @@ class Transfer:
         self._expected_since = trio.current_time()
 
     def alive_at(self) -> float:
-        """Time of the last reason to expect bytes. Silence while bytes are being written, or for a
-        while in the queue for a slot at the scheduler, blames no proxy.
+        """Time of the last reason to expect bytes. Silence while bytes are being written, of a mover,
+        or for a while in the queue for a slot at the scheduler, blames no proxy.
         """
-        if self._writing:
+        if self._writing or self.is_held_up():
             return trio.current_time()
         queued = self.registration.alive_at() if self.registration is not None else self._expected_since
         return max(self.last_progress, self._expected_since, queued)
 
     async def take(self, data: memoryview) -> None:
         """Write `data`, which has come and is lent until this returns."""
-        self.last_progress = trio.current_time()
-        if self.bandwidth is not None:
-            self.bandwidth.count_bytes(len(data), self.last_progress)
-        if self.registration is not None:
-            self.registration.release()
+        self._progress(len(data))
         self._writing = True
         try:
             await self.sink.write(self.position, data)
@@ -224,6 +250,28 @@ class Transfer:
         self.position += len(data)
         self._tail += data[-SEAM_BYTES:]
         del self._tail[:-SEAM_BYTES]
+
+    def moved(self, position: int) -> None:
+        """Note that another process has written up to `position`."""
+        self._progress(position - self.position)
+        self._expected_since = self.last_progress
+        self.position = position
+
+    def end_move(self, last: bytes | None) -> None:
+        """Note the last bytes, up to SEAM_BYTES, that another process has written. What cannot be
+        compared is given back."""
+        if last is None:
+            self.retract()
+            return
+        self._tail += last
+        del self._tail[:-SEAM_BYTES]
+
+    def _progress(self, size_bytes: int) -> None:
+        self.last_progress = trio.current_time()
+        if self.bandwidth is not None:
+            self.bandwidth.count_bytes(size_bytes, self.last_progress)
+        if self.registration is not None:
+            self.registration.release()
 
 
 class Bandwidth:

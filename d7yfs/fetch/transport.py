@@ -30,6 +30,7 @@ import trio
 from d7yfs.errors import D7yfsError
 from d7yfs.fetch.connection import Connection, Peer
 from d7yfs.fetch.http_heads import GetRequest, NoReply, ReplyHead, exchange_heads, make_request
+from d7yfs.movers.protocol import Ending
 
 _FIRST_RECEIVE_BYTES = 136 << 10
 """Bytes to receive with a head: most small objects whole."""
@@ -90,6 +91,32 @@ class Response:
         self.received_bytes += count
         return count
 
+    @property
+    def rest_fd(self) -> int | None:
+        """The descriptor of the connection from which another process may receive the rest of the
+        body; None while some of it is here, or where it comes in a coding or by TLS."""
+        if self.content_length is None or self._early:
+            return None
+        return self._connection.plain_fd
+
+    @property
+    def idle_timeout_s(self) -> float:
+        return self._idle_timeout_s
+
+    def moved(self, size_bytes: int) -> None:
+        """Note that another process has received so many bytes of the body."""
+        self.received_bytes += size_bytes
+
+    def abandon(self) -> None:
+        """Have the connection closed: another process has left it in the middle of the body."""
+        self._keep_alive = False
+
+    def failure(self, ending: Ending, number: int) -> D7yfsError:
+        """The error for a body that another process could not receive to the end."""
+        if ending is Ending.SILENT:
+            return self._silence()
+        return self._cut_off("broke the connection" if number else "closed the connection")
+
     async def read(self, limit_bytes: int) -> bytes:
         """Read the body, or its first `limit_bytes` (> 0). Raises as `receive_into`."""
         buffer = memoryview(bytearray(limit_bytes))
@@ -119,15 +146,11 @@ class Response:
         return False
 
     async def _receive_into(self, buffer: memoryview) -> int:
-        peer = self._connection.peer
         try:
             with trio.fail_after(self._idle_timeout_s):
                 return await self._connection.receive_into(buffer)
         except trio.TooSlowError:
-            self._keep_alive = False
-            raise peer.failure(
-                f"{peer} sent nothing for {self._idle_timeout_s:g} s in the middle of a body, after {self._progress()}"
-            ) from None
+            raise self._silence() from None
         except OSError as error:
             raise self._cut_off("broke the connection") from error
 
@@ -152,6 +175,13 @@ class Response:
             elif isinstance(event, h11.EndOfMessage):
                 self._ended = True
                 self._keep_alive &= self._http.trailing_data == (b"", False)
+
+    def _silence(self) -> D7yfsError:
+        self._keep_alive = False
+        peer = self._connection.peer
+        return peer.failure(
+            f"{peer} sent nothing for {self._idle_timeout_s:g} s in the middle of a body, after {self._progress()}"
+        )
 
     def _cut_off(self, how: str) -> D7yfsError:
         self._keep_alive = False

@@ -24,6 +24,7 @@ from functools import partial
 import trio
 
 from d7yfs.cache.proof import Proof
+from d7yfs.cache.reservation import Reservation
 from d7yfs.cache.version import CachedVersion
 from d7yfs.config.p2p import Mode
 from d7yfs.errors import D7yfsError, HandoverUnavailable, ProxyUnavailable, Stopped, TokenWithheld
@@ -366,6 +367,18 @@ class _StreamSink:
             raise _NoRoom("no room to keep the rest")
         self._running.advance(offset + len(data))
         await self._target.write(offset, data)
+
+    def reserve(self, wanted: ByteRange) -> Reservation | None:
+        reserved = self._target.reserve(wanted) if self._target.keeps else None
+        if reserved is not None:
+            tell = reserved.on_landed
+
+            def landed(start: int, stop: int) -> None:
+                self._running.advance(stop)
+                tell(start, stop)
+
+            reserved.on_landed = landed
+        return reserved
 
     def retract(self, wanted: ByteRange) -> int:
         self._running.position = self._target.retract(wanted)

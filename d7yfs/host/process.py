@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import resource
 import sys
 from pathlib import Path
@@ -27,6 +28,14 @@ _TURN_S = 0.001
 _PR_SET_DUMPABLE = 4  # linux/prctl.h
 
 
+def prepare() -> None:
+    """Prepare this process for being a daemon."""
+    raise_descriptor_limit()
+    forbid_core_dumps()
+    ask_to_be_spared()
+    shorten_turns()
+
+
 def raise_descriptor_limit() -> int:
     """Raise the soft limit on open files to the hard one, which needs no privilege; the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -42,6 +51,22 @@ def descriptor_limit() -> int:
     """The limit on the open files of this process."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft if soft != resource.RLIM_INFINITY else 1 << 20
+
+
+def processors(own: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """The processors that this process can keep busy: those that it may run on, or fewer where a
+    control group has a quota (cpu.max, of version 2)."""
+    count = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError):
+        _, found, path = own.read_text().rpartition("0::/")
+        group = groups / path.strip()
+        for each in (group, *group.parents) if found else ():
+            with contextlib.suppress(OSError, ValueError):  # the topmost has none, and "max" is no number
+                quota, period = map(int, (each / "cpu.max").read_text().split())
+                count = min(count, quota // period)
+            if each == groups:
+                break
+    return max(1, count)
 
 
 def forbid_core_dumps() -> None:

@@ -44,6 +44,12 @@ gauge d7yfs_open_directories_limit fuse.open_directories_limit: How many may be 
     more counts as several
 counter d7yfs_worker_restarts_total takeover.restarts: Workers that died, and were followed by another
 counter d7yfs_upgrades_total takeover.upgrades: Workers that left for one of newer code
+gauge d7yfs_movers movers.processes: Processes that receive file data beside the daemon
+gauge d7yfs_movers_limit movers.processes_limit: How many there may be at most
+gauge d7yfs_movers_ready movers.ready: Those that take jobs
+gauge d7yfs_mover_jobs movers.jobs: Bodies of replies that they receive now
+counter d7yfs_mover_received_bytes_total movers.received_bytes: Bytes that they have brought
+counter d7yfs_movers_lost_total movers.lost: Those that died, or hung, with jobs
 counter d7yfs_kernel_notices_total kernel_notices.notices: Entries that the kernel was told to forget
 counter d7yfs_kernel_notices_known_total kernel_notices.known: Of these, those that it had
 counter d7yfs_kernel_notices_overflow_total kernel_notices.overflow: Entries that it was not told of because too many

@@ -30,6 +30,7 @@ from d7yfs.fill.direct import DirectFiller
 from d7yfs.fill.handover import Handover, open_handover
 from d7yfs.fill.p2p_budget import Policy
 from d7yfs.fill.stream import StreamFiller
+from d7yfs.movers.pool import MoverPool
 from d7yfs.objects import ObjectVersion
 from d7yfs.origins import open_origin
 from d7yfs.origins.origin import Checksums, Origin
@@ -183,9 +184,9 @@ class Repository:
         return listing
 
 
-def open_repositories(settings: Settings) -> list[Repository]:
+def open_repositories(settings: Settings, movers: MoverPool | None = None) -> list[Repository]:
     """Open all repositories of a configuration. Those with the same proxy share it and its
-    circuit breaker. Raises ConfigError."""
+    circuit breaker, and all of them `movers`. Raises ConfigError."""
     config = settings.config
     proxies: dict[str, Proxy] = {}
     limits = Limits()
@@ -222,6 +223,7 @@ def open_repositories(settings: Settings) -> list[Repository]:
             all_prefetches=all_prefetches,
             models=Models(repository.url.prefix, limit=config.metrics_per_model),
             tokens=_tokens(repository),
+            movers=movers,
         )
         policy = Policy(repository.p2p, prefix=repository.url.prefix, direct_percent=repository.p2p_direct_percent)
         handover = open_handover(repository, fetcher, _task_options(settings, repository), limits)

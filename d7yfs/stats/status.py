@@ -284,6 +284,24 @@ class TakeoverStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MoversStatus:
+    """The processes that receive file data beside the daemon."""
+
+    processes: int = 0
+    """Those that run now."""
+    processes_limit: int = 0
+    """Most that there may be (`--movers`)."""
+    ready: int = 0
+    """Those that have said that they take jobs."""
+    jobs: int = 0
+    """Bodies of replies that they receive now."""
+    received_bytes: int = 0
+    """Bytes that they have brought."""
+    lost: int = 0
+    """Processes that died, or hung, with jobs: the daemon went on by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MountStatus:
     """One mount and its daemon."""
 
@@ -320,6 +338,8 @@ class MountStatus:
     """Each setting with its source."""
     takeover: TakeoverStatus = TakeoverStatus(off="known to newer daemons only")
     """The process that takes over when the daemon dies."""
+    movers: MoversStatus = MoversStatus()
+    """The processes that receive file data beside the daemon."""
     last_reload: ReloadStatus | None = None
     """The last outcome of reading the settings again, as `d7yfs reload --json` has it; null
     before."""

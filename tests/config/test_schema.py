@@ -41,7 +41,7 @@ def test_names() -> None:
             "cache_trust",
             "tree_cache",
         ),
-        *("metadata_ttl", "negative_ttl", "read_timeout", "connect_timeout", "max_connections", "offline"),
+        *("metadata_ttl", "negative_ttl", "read_timeout", "connect_timeout", "max_connections", "movers", "offline"),
         *("revalidate_on_open", "listing", "listing_limit"),
         *("allow_other", "noexec", "allow_empty", "require_all", "uid", "gid", "file_mode", "dir_mode", "xattr"),
         *("fuse_helper", "fuse_engine", "passthrough", "open_wait", "takeover"),

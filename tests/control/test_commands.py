@@ -16,6 +16,7 @@ from d7yfs.config.sources import load_settings
 from d7yfs.control.warm import WarmUp
 from d7yfs.errors import NotFound, OriginUnavailable
 from d7yfs.host.launch import Readiness
+from d7yfs.movers.pool import MoverPool
 from d7yfs.objects import ObjectVersion
 from d7yfs.repository.latecomer import Latecomer
 from d7yfs.repository.repository import open_repositories
@@ -62,6 +63,7 @@ async def told(directory: Path, nursery: trio.Nursery) -> dict[str, Any]:
         cache,
         lambda: settings,
         Role(Readiness({}), no_takeover="--takeover off"),
+        MoverPool(3),
     )
     use: Any = mount
     fetcher = llm.fetcher

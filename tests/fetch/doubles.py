@@ -123,7 +123,7 @@ class MemoryTarget(CachedVersion):
         self.leases = Leases(None, Lane(PromptDisk()), keeps=lambda: self.keeps, missing=self.missing)
         self.proof = RecordedProof(None, PromptDisk())
         self._presence = Presence(version.size_bytes)
-        self._landed: dict[int, int] = {}
+        self._landed_bytes: dict[int, int] = {}
 
     @property
     def present(self) -> list[int]:
@@ -141,8 +141,8 @@ class MemoryTarget(CachedVersion):
         self.written += len(data)
         for piece in ByteRange(offset, offset + len(data)).split(BLOCK_BYTES):
             index, start = divmod(piece.start, BLOCK_BYTES)
-            assert start in (0, self._landed.get(index)), f"a gap before {piece.start}"
-            self._landed[index] = piece.stop - index * BLOCK_BYTES
+            assert start in (0, self._landed_bytes.get(index)), f"a gap before {piece.start}"
+            self._landed_bytes[index] = piece.stop - index * BLOCK_BYTES
             if piece.stop in (self.version.size_bytes, (index + 1) * BLOCK_BYTES):
                 self._presence.set_present(index, Block.DISK)
         self.data[offset : offset + len(data)] = data
@@ -151,7 +151,7 @@ class MemoryTarget(CachedVersion):
         first = wanted.start // BLOCK_BYTES
         for index in range(first, -(-wanted.stop // BLOCK_BYTES)):
             self._presence.set_absent(index)
-            self._landed.pop(index, None)
+            self._landed_bytes.pop(index, None)
         return first * BLOCK_BYTES
 
     def end_transfer(self, tried: ByteRange, error: Exception | None) -> None:

@@ -26,7 +26,8 @@ from d7yfs.errors import (
 from d7yfs.fetch import dragonfly_task, proxy_outage
 from d7yfs.fetch.dragonfly_proxy import MAX_REGISTRATIONS, Proxies, Proxy
 from d7yfs.fetch.dragonfly_task import TaskOptions
-from d7yfs.fetch.fetcher import BUFFER_BYTES, Fetcher
+from d7yfs.fetch.fetcher import Fetcher
+from d7yfs.fetch.receiver import BUFFER_BYTES
 from d7yfs.fetch.transfer import SEAM_BYTES, Urgency, pause_before_retry_s
 from d7yfs.fetch.transport import Transport
 from d7yfs.objects import ByteRange, ObjectVersion
@@ -737,7 +738,7 @@ async def test_a_cancelled_fetch_gives_everything_back(
             await stuck.reached.wait()
             nursery.cancel_scope.cancel()
     assert fetcher._connections.borrowed_tokens == fetcher._prefetches.borrowed_tokens == 0
-    assert [len(buffer) for buffer in fetcher._buffers] in ([], [BUFFER_BYTES])
+    assert [len(buffer) for buffer in fetcher._receiver._buffers] in ([], [BUFFER_BYTES])
     assert not transport._open
     sink = Sink(WANTED.start)
     await fetcher.fetch(version, WANTED, sink)
@@ -755,7 +756,7 @@ async def test_what_write_raises_reaches_the_caller_and_nothing_leaks(
     with pytest.raises(ZeroDivisionError):
         await fetcher.fetch(version, WANTED, sink)
     assert fetcher._connections.borrowed_tokens == 0
-    assert len(fetcher._buffers) == 1
+    assert len(fetcher._receiver._buffers) == 1
 
 
 # --- through the proxy ---

@@ -25,7 +25,7 @@ from typing import Any
 
 from tests.fuzz import clients, mapping, store
 from tests.fuzz.churn import KEPT
-from tests.fuzz.disturbances import SILENCE_S, Disk, Killer, Operator, Spoiler, Usurper
+from tests.fuzz.disturbances import SILENCE_S, Disk, Killer, Operator, Spoiler, Stopper, Usurper
 from tests.fuzz.oracle import Oracle, Rules
 from tests.fuzz.phases import Phases
 from tests.fuzz.shared import Shared
@@ -53,6 +53,7 @@ class Kind:
     network: float = 0.0
     kills: bool = False
     takeover: bool = False
+    movers: bool = False
     disk: bool = False
     spoils: bool = False
     commands: bool = False
@@ -73,6 +74,7 @@ KINDS = {
     "liar": Kind(lie=35),
     "kill": Kind(kills=True),
     "takeover": Kind(takeover=True, network=10),
+    "movers": Kind(movers=True, network=10, options=("--movers", "6")),
     "disk": Kind(disk=True, options=("--cache-size", "64MiB", "--cache-min-free", "1MiB")),
     "tiny": Kind(options=("--cache-size", "4MiB", "--memory-buffer", "16MiB")),
     "two": Kind(mounts=2, kills=True),
@@ -342,6 +344,7 @@ class _Run:
     def _disturb(self, rules: Rules, running: list[SpawnProcess], deadline: float) -> int:
         killer = Killer(self._mounts, self._mount, self._shared, self._rng, self._log) if self._kind.kills else None
         usurper = Usurper(self._mounts, self._rng, self._log) if self._kind.takeover else None
+        stopper = Stopper(self._mounts, self._rng, self._log) if self._kind.movers else None
         spoiler = Spoiler(self._directory / "cache", self._rng, self._log) if self._kind.spoils else None
         operator = None
         if self._kind.commands:
@@ -360,6 +363,9 @@ class _Run:
                 done += 1
             if usurper:
                 usurper.step()
+                done += 1
+            if stopper:
+                stopper.step()
                 done += 1
             if operator:
                 operator.step()

@@ -20,7 +20,7 @@ from tests.fuzz import content
 from tests.fuzz.history import ABSENT
 from tests.fuzz.oracle import Oracle, Tally
 from tests.fuzz.shared import Shared
-from tests.mount.mounted import Mounted, ended, run, until
+from tests.mount.mounted import Mounted, ended, movers_of, run, until
 
 SILENCE_S = 3.0
 """The time after which the supervisor of a campaign takes a worker for hung."""
@@ -150,6 +150,30 @@ class Usurper:
             return False
 
         until(serves, f"a worker of generation {generation}", timeout_s=60)
+
+
+class Stopper:
+    """Kills movers, and stops others, for good or for a while."""
+
+    def __init__(self, mounts: list[Mounted], rng: random.Random, log: Callable[[str], None]) -> None:
+        self._mounts = mounts
+        self._rng = rng
+        self._log = log
+
+    def step(self) -> None:
+        """End one mover, or stop it for a while."""
+        mounted = self._rng.choice(self._mounts)
+        movers = movers_of(mounted.worker_pid)
+        if not movers:
+            return
+        mover = self._rng.choice(movers)
+        what = self._rng.choice(["kill", "hang", "pause", "pause", "pause"])
+        self._log(f"{what} of mover {mover}, of {len(movers)}; {mounted.status()['movers']}")
+        with suppress(ProcessLookupError):  # it may end meanwhile
+            os.kill(mover, signal.SIGKILL if what == "kill" else signal.SIGSTOP)
+            if what == "pause":
+                time.sleep(self._rng.uniform(0.01, SILENCE_S))
+                os.kill(mover, signal.SIGCONT)
 
 
 def _children(pid: int) -> list[int]:

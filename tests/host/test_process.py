@@ -16,6 +16,7 @@ from d7yfs.host.process import (
     OOM_SCORE_ADJ,
     ask_to_be_spared,
     pause_collector,
+    processors,
     raise_descriptor_limit,
     shorten_turns,
     spare_collector,
@@ -30,6 +31,31 @@ def test_limit_is_raised() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize(
+    ("own", "outer", "inner", "count"),
+    [
+        ("0::/\n", "200000 100000", "", 2),
+        ("0::/pod/c\n", "max 100000", "150000 100000", 1),
+        ("0::/pod/c\n", "350000 100000", "max 100000", 3),
+        ("0::/pod/c\n", "", "50000 100000", 1),
+        ("0::/pod/c\n", "max 100000", "max 100000", 4),
+        ("1:cpu:/other\n", "100000 100000", "", 4),
+    ],
+)
+def test_a_quota_is_as_good_as_fewer_processors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, outer: str, inner: str, count: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    group = tmp_path / "groups/pod/c"
+    group.mkdir(parents=True)
+    (tmp_path / "own").write_text(own)
+    for path, text in ((tmp_path / "groups" / "cpu.max", outer), (group / "cpu.max", inner)):
+        if text:
+            path.write_text(text)
+    assert processors(tmp_path / "own", tmp_path / "groups") == count
+    assert processors(tmp_path / "absent", tmp_path / "groups") == 4
 
 
 def test_others_are_killed_first(tmp_path: Path) -> None:

@@ -91,6 +91,19 @@ def ended(pid: int) -> bool:
         return True
 
 
+def movers_of(pid: int) -> list[int]:
+    """The movers that are children of a process."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == pid and b"d7yfs.movers.mover" in (process / "cmdline").read_bytes():
+                found.append(int(process.name))
+        except OSError:
+            continue  # it has ended
+    return found
+
+
 def free_port() -> int:
     """A port that was free a moment ago."""
     with socket.create_server(("127.0.0.1", 0)) as probe:

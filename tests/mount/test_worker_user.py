@@ -20,7 +20,7 @@ from d7yfs.host import kernel
 from d7yfs.host.mount_table import READ_AHEAD_KIB, mounted_at
 from d7yfs.host.privileges import SUPERVISING
 from tests.mount.conftest import bytes_of, faulty_url
-from tests.mount.mounted import Mounted, Mounter, ended, is_mounted, run, until
+from tests.mount.mounted import Mounted, Mounter, ended, is_mounted, movers_of, run, until
 from tests.mount.passthrough import opened, pread, told
 from tests.servers.in_thread import InThread
 from tests.servers.s3_faults import S3Faults
@@ -116,6 +116,20 @@ def judge_processes(mounted: Mounted, *, kept: int = _KEPT) -> None:
         assert int(of_process(mounted.pid, name)[0], 16) == kept
     assert of_process(worker, "NoNewPrivs") == of_process(mounted.pid, "NoNewPrivs") == ["1"]
     assert Path(f"/proc/{mounted.pid}/cwd").readlink() == Path("/")
+
+
+def test_movers_have_the_rights_of_their_worker(
+    mounter: Mounter, store: InThread[S3Faults], program: Sequence[str]
+) -> None:
+    mounted = mount(mounter, store, program, "--movers", "1", "--allow-other")
+    assert mounted.read("file") == BODY
+    until(lambda: bool(movers_of(mounted.worker_pid)), "a mover")
+    (mover,) = movers_of(mounted.worker_pid)
+    assert of_process(mover, "Uid") == [str(USER)] * 4
+    assert of_process(mover, "Groups") == []
+    assert of_process(mover, "NoNewPrivs") == ["1"]
+    for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+        assert int(of_process(mover, name)[0], 16) == 0
 
 
 def fill(mounted: Mounted) -> None:

@@ -1,0 +1,126 @@
+"""Jobs for movers, and their words back: data, and its coding as packets. Pure.
+
+A *job* is the rest of a reply's body whose head the engine has accepted: the mover receives it from
+the connection and writes it into a file. The descriptors of both go with the packet (SCM_RIGHTS:
+unix(7)). A *word* says how far a job has come, with the CRC32C of each block that it has touched.
+
+A job has no header, no URL and no name: what a mover holds of a request is its connection.
+
+Both ends are of one build and run on one machine, so the coding has no version: native byte order,
+one message a packet.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from d7yfs.objects import BLOCK_BYTES
+
+PACKET_BYTES = 16 << 10
+"""Larger than any packet: a word names at most the blocks of one job."""
+MAX_JOB_BYTES = 32 * BLOCK_BYTES
+"""The longest job. Its blocks take their room in the cache at once, and its CRCs fit into one packet."""
+ALIVE_S = 0.5
+"""A mover that has nothing else to say tells that it lives, as often as this."""
+
+TAIL_BYTES = 4096
+"""The last bytes of a job that its last word has, to be compared with what comes next."""
+
+_JOB = struct.Struct("=QQQId")
+_WORD = struct.Struct("=QQBiH")
+
+
+class Ending(IntEnum):
+    """The state of a job in a word."""
+
+    NONE = 0
+    """It goes on."""
+    DONE = 1
+    """All bytes are written."""
+    CLOSED = 2
+    """The peer closed the connection before the end."""
+    BROKEN = 3
+    """The connection failed; the word has the error's number."""
+    SILENT = 4
+    """Nothing came for the idle timeout."""
+    DISK = 5
+    """The file did not take the bytes; the word has the error's number."""
+    CANCELLED = 6
+    """The engine wanted no more of it."""
+    LOST = 7
+    """The mover is dead, and writes no more. Said by the pool, as STUCK is."""
+    STUCK = 8
+    """The mover does not answer, and may still write what it has received."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Receive the bytes of `[start, stop)` and write each at its offset.
+
+    `start` equal to `stop` is the wish to end the job of that number.
+    """
+
+    number: int
+    start: int
+    stop: int
+    crc: int = 0
+    """CRC32C of the bytes of the first block that lie before `start`."""
+    idle_timeout_s: float = 0.0
+
+    @property
+    def cancels(self) -> bool:
+        return self.start == self.stop
+
+    def encode(self) -> bytes:
+        return _JOB.pack(self.number, self.start, self.stop, self.crc, self.idle_timeout_s)
+
+    @classmethod
+    def decode(cls, packet: bytes) -> Job:
+        """Raises ValueError for what is no job."""
+        try:
+            return cls(*_JOB.unpack(packet))
+        except struct.error as error:
+            raise ValueError("a packet of this length is no job") from error
+
+    def may_hear(self, word: Word, position: int) -> bool:
+        """True if `word` may follow one that told `position`: the engine enters its CRCs into the
+        map of the cache."""
+        if not position <= word.position <= self.stop or (word.ending is Ending.DONE) > (word.position == self.stop):
+            return False
+        touched = -(-word.position // BLOCK_BYTES) - position // BLOCK_BYTES if word.position > position else 0
+        return len(word.crcs) == touched
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """The bytes of job `number` up to `position` are written."""
+
+    number: int
+    position: int
+    crcs: tuple[int, ...] = ()
+    """Of the blocks since the last word, in order; the last one may not be whole yet."""
+    ending: Ending = Ending.NONE
+    error: int = 0
+    tail: bytes | None = None
+    """The last bytes, up to TAIL_BYTES, with an ending; None if nobody knows them."""
+
+    def encode(self) -> bytes:
+        head = _WORD.pack(self.number, self.position, self.ending, self.error, len(self.crcs))
+        return head + struct.pack(f"={len(self.crcs)}I", *self.crcs) + (self.tail or b"")
+
+    @classmethod
+    def decode(cls, packet: bytes) -> Word:
+        """Raises ValueError for what is no word."""
+        try:
+            number, position, ending, error, count = _WORD.unpack_from(packet)
+            crcs = struct.unpack_from(f"={count}I", packet, _WORD.size)
+        except struct.error as broken:
+            raise ValueError("a packet of this length is no word") from broken
+        tail = packet[_WORD.size + 4 * count :] if ending else None
+        return cls(number, position, crcs, Ending(ending), error, tail)
+
+
+ALIVE = Word(0, 0)
+"""Said by a mover that has nothing else to say. No job has the number 0."""
