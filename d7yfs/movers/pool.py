@@ -20,7 +20,7 @@ import trio
 
 from d7yfs.host.process import processors
 from d7yfs.movers.demand import IDLE_S, Demand
-from d7yfs.movers.protocol import ALIVE_S, PACKET_BYTES, Ending, Job, Word
+from d7yfs.movers.protocol import ALIVE_S, PACKET_BYTES, VERSION, Ending, Job, Word
 from d7yfs.objects import ByteRange
 from d7yfs.stats.status import MoversStatus
 
@@ -273,7 +273,10 @@ class MoverPool:
             if not packet:
                 return "has ended"
             try:
-                self._apply(mover, Word.decode(packet))
+                word = Word.decode(packet)
+                if not word.number and word.position != VERSION:
+                    return "is of another release (d7yfs upgrade replaces the daemon, too)"
+                self._apply(mover, word)
             except ValueError:
                 return "talks nonsense"
             heard = True

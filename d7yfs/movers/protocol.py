@@ -6,8 +6,8 @@ unix(7)). A *word* says how far a job has come, with the CRC32C of each block th
 
 A job has no header, no URL and no name: what a mover holds of a request is its connection.
 
-Both ends are of one build and run on one machine, so the coding has no version: native byte order,
-one message a packet.
+Native byte order, one message a packet. A mover that starts after its package was replaced is of
+another release than its engine, so its first word has the version of this coding.
 """
 
 from __future__ import annotations
@@ -122,5 +122,7 @@ class Word:
         return cls(number, position, crcs, Ending(ending), error, tail)
 
 
-ALIVE = Word(0, 0)
-"""Said by a mover that has nothing else to say. No job has the number 0."""
+VERSION = 1
+"""Counts the changes of what is said here. The layout of ALIVE stays."""
+ALIVE = Word(0, VERSION)
+"""Said by a mover first, and when it has nothing else to say. No job has the number 0."""

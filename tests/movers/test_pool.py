@@ -229,6 +229,17 @@ async def test_one_that_talks_nonsense_is_not_believed(monkeypatch: pytest.Monke
         assert caller.words == [Word(caller.moving.job.number, 0, ending=Ending.LOST)]
 
 
+async def test_one_of_another_release_gets_no_job(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    imports = "from d7yfs.movers.protocol import VERSION, Word; "
+    as_program(monkeypatch, imports + "channel.send(Word(0, VERSION + 1).encode()); time.sleep(600)")
+    async with running(ready=0) as movers:
+        await until(lambda: movers._paused_until > trio.current_time())
+        assert not movers.takes(1 << 30)
+    assert "is of another release (d7yfs upgrade" in caplog.text
+
+
 async def test_the_one_with_the_fewest_jobs_gets_the_next_and_none_has_too_many(
     monkeypatch: pytest.MonkeyPatch, hand: Hand
 ) -> None:
