@@ -41,7 +41,7 @@ def crc32c_of_blocks(crcs: Sequence[int], size_bytes: int) -> int:
 
 @functools.cache
 def load() -> Any:
-    """AWS's library. Its 12 MiB take 20 ms, so a new mount loads them when the first bytes come."""
+    """AWS's library. Its 12 MiB take 20 to 30 ms, so a new mount loads them once it answers."""
     from awscrt import checksums
 
     return checksums

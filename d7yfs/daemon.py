@@ -255,6 +255,8 @@ class _Mount:
                     session.start_soon(self._reloader.run)
                     await self._announce()
                     session.start_soon(self._reporter.run, self._config.metrics_listen)
+                    # 30 ms that the first bytes should not wait for, and the mount neither.
+                    session.start_soon(trio.to_thread.run_sync, checksum.load)
         finally:
             self._engine.close()
             if (

@@ -43,6 +43,8 @@ _WATCHED_BYTES = 64 << 20
 """How much of a version that is filled whole is watched at a time: each relevant write looks
 through it."""
 
+_NOTHING = ByteRange(0, 0)
+
 
 class CachedVersion(OpenVersion):
     """An open version, made by `Cache.open`; every `open` and `hold` is balanced by a `drop`."""
@@ -65,6 +67,8 @@ class CachedVersion(OpenVersion):
         self._wanted_whole = False
         self._fills = 0
         """Callers of `fill_whole` that wait now."""
+        self._arrived = _NOTHING
+        """Bytes that were handed on, and are being stored: no filler need bring them."""
         self._filler: Filler = new_filler(self)
         self.leases: Leases
         """Set by `Cache.open`, as `backing` is: it needs this object's methods."""
@@ -232,7 +236,10 @@ class CachedVersion(OpenVersion):
         must be asked again."""
         self._waiters.add(waiter)
         try:
-            self._filler.request(waiter.wanted, ahead)
+            if not self._arrived.start <= waiter.needs < self._arrived.stop:
+                self._filler.request(waiter.wanted, ahead)
+            elif ahead:
+                self._filler.prefetch(ahead)
             while not waiter.event.is_set():
                 deadline = self._deadline(asked_at)
                 if deadline <= trio.current_time():
@@ -286,10 +293,19 @@ class CachedVersion(OpenVersion):
         skipped, so a transfer may pass over what another has brought; bytes behind a gap are
         ignored. `data` must stay as it is until this returns.
         """
-        landings = self.backing.begin_write(offset, data)
-        if landings:
-            await self._store(landings)
-        self.backing.finish_write(landings)
+        handed_on = not self._last_progress and self._hand_on(offset, data)
+        try:
+            if handed_on:
+                self._arrived = ByteRange(offset, offset + len(data))
+                for _ in range(2):  # the readers' tasks run in the second turn at the latest
+                    await trio.lowlevel.checkpoint()
+            landings = self.backing.begin_write(offset, data)
+            if landings:
+                await self._store(landings)
+            self.backing.finish_write(landings)
+        finally:
+            if handed_on:
+                self._arrived = _NOTHING
         self._landed(offset, offset + len(data))
 
     def _landed(self, start: int, stop: int) -> None:
@@ -307,6 +323,21 @@ class CachedVersion(OpenVersion):
         if reserved is not None:
             reserved.on_landed = self._landed
         return reserved
+
+    def _hand_on(self, offset: int, data: memoryview) -> bool:
+        """Answer the readers that want nothing but bytes of `data`. True if there are any.
+
+        The first write to a new file may take the disk milliseconds. Readers of small files gain
+        less than their tasks cost.
+        """
+        if self.version.size_bytes <= BLOCK_BYTES:
+            return False
+        stop = offset + len(data)
+        served = [w for w in self._waiters if offset <= w.wanted.start and w.wanted.stop <= stop and not w.watches]
+        for waiter in served:
+            wanted = data[waiter.wanted.start - offset : waiter.wanted.stop - offset]
+            self._answer(waiter, served=(bytearray(wanted), []))
+        return bool(served)
 
     def retract(self, wanted: ByteRange) -> int:
         """Make the blocks of `wanted` absent, for other daemons too, as their bytes are not to be

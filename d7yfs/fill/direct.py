@@ -170,6 +170,10 @@ class DirectFiller:
                     self._target.begin_work()
         return self._asked_bytes - before_bytes
 
+    def brings(self, wanted: ByteRange) -> bool:
+        """True if all of `wanted` is under way."""
+        return all(index in self._in_flight for index in blocks_of(wanted))
+
     async def _bring(self, piece: ByteRange, urgency: Urgency, proxied: bool, reason: str) -> None:
         target = self._target
         error: Exception | None = None

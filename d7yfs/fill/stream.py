@@ -97,6 +97,9 @@ class StreamFiller:
                     self._fetch(step if step.direct else Step(proxied=missing, reason=step.reason))
 
     def _bring(self, missing: ByteRange) -> None:
+        if self._running is None and self._direct.brings(missing):
+            self._direct.fetch(missing, urgent=True)  # a header may be read in several steps
+            return
         step = plan(
             self._target.version.size_bytes,
             missing,

@@ -241,6 +241,9 @@ def parse_forgets(body: memoryview) -> list[tuple[int, int]]:
     return list(FORGET_ONE.iter_unpack(body[FORGET_COUNT.size : stop]))
 
 
+_PADDING = tuple(bytes(-length & 7) for length in range(8))
+
+
 class DirectoryReply:
     """The reply to a READDIR or READDIRPLUS that has room for `size` bytes."""
 
@@ -256,14 +259,10 @@ class DirectoryReply:
         `kind` is its DT_* type, `next_offset` the offset of the entry behind it. `entry` is what
         READDIRPLUS has before it: a whole fuse_entry_out.
         """
-        bare_bytes = len(entry) + DIRENT.size + len(name)
-        size_bytes = bare_bytes + (-(DIRENT.size + len(name)) & 7)
-        if len(self.data) + size_bytes > self._size:
+        padding = _PADDING[len(name) & 7]  # the rest is a multiple of 8
+        if len(self.data) + len(entry) + DIRENT.size + len(name) + len(padding) > self._size:
             return False
-        self.data += entry
-        self.data += DIRENT.pack(ino, next_offset, len(name), kind)
-        self.data += name
-        self.data += bytes(size_bytes - bare_bytes)
+        self.data += b"%b%b%b%b" % (entry, DIRENT.pack(ino, next_offset, len(name), kind), name, padding)
         return True
 
 

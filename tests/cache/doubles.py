@@ -242,7 +242,11 @@ class ManualFiller:
         self.prefetches.append(ahead)
 
     async def bring(self, start: int, stop: int) -> None:
-        await self.target.write(start, data_of(self.target.version, ByteRange(start, stop)))
+        self.target.begin_work()
+        try:
+            await self.target.write(start, data_of(self.target.version, ByteRange(start, stop)))
+        finally:
+            self.target.end_work()
 
 
 def resident_bytes() -> int:

@@ -508,6 +508,7 @@ async def test_a_disk_that_is_slow_with_one_version_does_not_hold_up_another(
     slow = SlowDisk()
     with Opened(tmp_path, disk=slow) as opened:
         other = opened.open(version(2 * MIB, "other"))
+        await opened.filler.bring(MIB, 2 * MIB)
         slow.slow = True
         await opened.fillers[1].bring(0, MIB)
         disk = StuckDisk(opened.cached.backing, monkeypatch)
@@ -527,6 +528,27 @@ async def test_a_disk_that_is_slow_with_one_version_does_not_hold_up_another(
             disk.go_on()
         assert await held_up.right()
         other.drop()
+
+
+async def test_the_first_bytes_reach_their_reader_before_the_disk_has_them(
+    tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = SlowDisk()
+    with Opened(tmp_path, disk=slow) as opened:
+        slow.slow = True
+        disk = StuckDisk(opened.cached.backing, monkeypatch)
+        answered, held_up = Reader(opened.cached, 5, 1000), Reader(opened.cached, 5, MIB + 1)
+        await start(nursery, answered, held_up)
+        nursery.start_soon(opened.filler.bring, 0, MIB)
+        await disk.begun()
+        try:
+            assert await answered.right()
+            assert disk.steps == [("begun", 0)]
+            assert held_up.waits, "its last byte has not come"
+        finally:
+            disk.go_on()
+        await opened.filler.bring(MIB, 2 * MIB)
+        assert await held_up.right()
 
 
 async def test_writes_of_one_version_wait_for_each_other(

@@ -229,6 +229,25 @@ async def test_a_look_at_the_header_goes_direct(world: World) -> None:
     cached.drop()
 
 
+async def test_a_header_that_is_read_while_it_comes_goes_direct(world: World) -> None:
+    tap = faults.Tap(128 << 10)
+    world.server.script(tap)
+    cached = await world.open()
+
+    async def read_at(at: int) -> None:
+        assert await cached.read(ByteRange(at, at + 10), None) == BODY[at : at + 10]
+
+    tap.flow()
+    await read_at(0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read_at, MB - 10)
+        await wait_all_tasks_blocked()
+        tap.flow(7)
+    assert not world.daemon.requests
+    assert [each.headers["range"] for each in world.direct()] == [f"bytes=0-{MB - 1}"]
+    cached.drop()
+
+
 async def test_a_look_at_the_end_goes_direct(world: World) -> None:
     cached = await world.open()
     assert await cached.read(ByteRange(len(BODY) - 22, len(BODY)), None) == BODY[-22:]

@@ -170,6 +170,17 @@ def test_a_passing_fault_is_not_seen(scene: Scene, kind: str) -> None:
     assert scene.witness.read(name) == body
 
 
+def test_the_first_bytes_do_not_wait_for_the_rest_of_their_reply(scene: Scene) -> None:
+    body, hang = scene.put("begins", seed=2), faults.Hang(after_body_bytes=128 << 10)
+    scene.script("begins", hang)
+    assert scene.mounted.pread("begins", 0, 4096) == body[:4096]
+    assert len(scene.store.server.data_requests("b/begins")) == 1
+    scene.store.wait(hang.reached)
+    assert not hang.resume.is_set()
+    scene.store.do(hang.resume.set)
+    assert scene.mounted.read("begins") == body
+
+
 def test_a_body_that_stops_in_the_middle_under_mmap_recovers(scene: Scene) -> None:
     body = scene.put("mapped", seed=1)
     scene.script("mapped", faults.cut_after(100_000), faults.cut_after(0), faults.status(503))

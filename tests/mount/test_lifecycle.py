@@ -52,6 +52,13 @@ def test_mount_returns_when_the_mount_answers(mounter: Mounter, bucket: Bucket) 
     assert os.getsid(mounted.pid) != os.getsid(0)
 
 
+def test_what_the_first_bytes_need_is_loaded_before_they_are_wanted(mounter: Mounter, bucket: Bucket) -> None:
+    mounted = mounter.mount(bucket.url("library"), env=bucket.env)
+    maps = Path(f"/proc/{mounted.worker_pid}/maps")
+    until(lambda: "_awscrt" in maps.read_text(), "the library for checksums")
+    assert mounted.status()["fuse"]["calls"].get("read", 0) == 0
+
+
 def test_systemd_hears_of_it_when_the_mount_answers_and_not_before(
     mounter: Mounter, faulty: InThread[S3Faults]
 ) -> None:

@@ -68,4 +68,4 @@ def test_a_reader_gets_the_bytes_of_its_version_or_an_error_with_a_reason(batch:
         print(f"readers' errors {dict(errors)}\nreplies {dict(replies)}\nevents {dict(events)}")
     elif not _SEED:
         assert reads > 100, "the runs do not read"
-        assert len(replies) > 10, "the network does not fail"
+        assert len(replies) > 8, "the network does not fail"
