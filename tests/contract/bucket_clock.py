@@ -1,4 +1,4 @@
-"""A wrong clock for the signers of S3 (in headers), OSS and OBS; the origin's own stays right."""
+"""A wrong clock for the signers of OSS and OBS; the origin's own stays right."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 from d7yfs.origins.rest_stores.hmac_sha1_signing import HmacSha1Signer
 from d7yfs.origins.rest_stores.oss_signing import OssSignerV4
-from d7yfs.origins.s3.signing import S3Signer
 
 
 @contextmanager
@@ -19,7 +18,7 @@ def signing_at(shift_s: float) -> Iterator[None]:
         return lambda *args: method(*args[:-times], *(moment + shift_s for moment in args[-times:]))
 
     with pytest.MonkeyPatch.context() as patch:
-        for signer in (OssSignerV4, HmacSha1Signer, S3Signer):
+        for signer in (OssSignerV4, HmacSha1Signer):
             patch.setattr(signer, "sign_headers", shifted(signer.sign_headers, 1))
             patch.setattr(signer, "sign_query", shifted(signer.sign_query, 2))
         yield

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Protocol
+
+import pytest
 
 from d7yfs.config.schema import StaticKeys
 from d7yfs.objects import SecretStr
 from d7yfs.origins.origin import Origin
 from d7yfs.origins.s3.origin import S3Origin
-from tests.contract.bucket_clock import signing_at
 from tests.origins.opening import opened_at
 from tests.servers.faults import status
 from tests.servers.http11 import Fault
@@ -127,8 +129,12 @@ class S3OnSeaweedFS:
     def unreachable(self) -> Origin:
         return self._origin(endpoint_url="http://127.0.0.1:1")
 
-    def signing_at(self, shift_s: float) -> AbstractContextManager[None]:
-        return signing_at(shift_s)
+    @contextmanager
+    def signing_at(self, shift_s: float) -> Iterator[None]:
+        moment = datetime.now(UTC) + timedelta(seconds=shift_s)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("botocore.auth.get_current_datetime", lambda: moment)
+            yield
 
     def close(self) -> None:
         self._client.close()

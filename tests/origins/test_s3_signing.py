@@ -6,7 +6,7 @@ import string
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
@@ -75,13 +75,9 @@ def opened(store: str, *, anonymous: bool = False) -> tuple[S3Client, str]:
     return client, options.get("bucket", "models")
 
 
-_now = 0.0
-"""The time of the origins, which `signing_as` sets."""
-
-
 @cache
 def origin_of(store: str, *, anonymous: bool = False, requester_pays: bool = False) -> S3Origin:
-    """An origin with the settings of `store`; each call of `sign` brings the keys, and `signing_as` the time."""
+    """An origin with the settings of `store`; each call of `sign` brings the keys."""
     options = STORES[store]
     repository = RepositoryConfig(
         url=RepositoryUrl.parse(f"s3://{options.get('bucket', 'models')}"),
@@ -91,7 +87,7 @@ def origin_of(store: str, *, anonymous: bool = False, requester_pays: bool = Fal
         requester_pays=requester_pays,
     )
     credentials: Credentials = Anonymous() if anonymous else StaticKeys("unused", SecretStr("unused"))
-    return S3Origin(repository, credentials, clock=lambda: _now)
+    return S3Origin(repository, credentials, clock=lambda: 0.0)
 
 
 def sign(
@@ -105,11 +101,10 @@ def sign(
 
 @contextmanager
 def signing_as(client: S3Client, credentials: ReadOnlyCredentials, moment: datetime) -> Iterator[None]:
-    """Make `client` sign with `credentials`, and botocore and origins at `moment`, inside the block."""
+    """Make `client` sign with `credentials`, and all of botocore at `moment`, inside the block."""
     held = client._request_signer._credentials  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("botocore.auth.get_current_datetime", lambda: moment)
-        patch.setitem(globals(), "_now", moment.replace(tzinfo=UTC).timestamp())
         patch.setattr(held, "get_frozen_credentials", lambda: credentials)
         yield
 

@@ -9,6 +9,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ from d7yfs.objects import ByteRange, ObjectVersion, SecretStr
 from d7yfs.origins import open_origin
 from d7yfs.origins.origin import Checksums, Origin
 from d7yfs.origins.s3.origin import S3Origin
-from tests.contract.bucket_clock import signing_at
 from tests.origins.opening import opened_at
 from tests.servers import faults
 from tests.servers.http11 import Answer, Exchange
@@ -161,11 +161,13 @@ async def test_the_region_is_found_by_a_stat_too(plain: VerifyingS3) -> None:
 # Signatures
 
 
-async def test_an_expired_signature_is_made_anew_once(plain: VerifyingS3) -> None:
+async def test_an_expired_signature_is_made_anew_once(plain: VerifyingS3, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock was an hour behind during signing."""
     async with mounted(plain) as origin:
         version = await listed(origin)
-        with signing_at(-3600):
+        with monkeypatch.context() as patch:
+            moment = datetime.now(UTC) - timedelta(hours=1)
+            patch.setattr("botocore.auth.get_current_datetime", lambda: moment)
             await origin.read_request(version, presigned=False)
         assert await read(origin, version) == BODY
     assert plain.refused == ["RequestTimeTooSkewed"]
