@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from d7yfs.errors import VersionGone
 from d7yfs.fs.filesystem import Filesystem
@@ -97,6 +97,7 @@ async def test_files_that_are_not_worth_it(tmp_path: Path, autojump_clock: MockC
         store.rate_bytes_s = len(LARGE) / (BOUND_S + 0.1)
         assert not filesystem.is_soon_whole(handle), "it would take too long"
         await filesystem.read(handle, 0, BLOCK_BYTES)
+        await wait_all_tasks_blocked()  # a reader has the first bytes before the cache does
         assert filesystem.is_soon_whole(handle), "the rest counts"
         cached = filesystem._handles[handle].cached
         assert cached is not None
