@@ -63,8 +63,11 @@ def memory(pid: int) -> Memory:
 
 def tree(pid: int) -> list[int]:
     """The process and its descendants; empty if it has ended."""
+    children: list[str] = []
     try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for thread in Path(f"/proc/{pid}/task").iterdir():  # a child is that of the thread which started it
+            with suppress(FileNotFoundError, ProcessLookupError):
+                children += (thread / "children").read_text().split()
     except (FileNotFoundError, ProcessLookupError):
         return []
     return [pid, *(descendant for child in children for descendant in tree(int(child)))]
