@@ -40,31 +40,32 @@ class Receiver:
         It may end early if a mover is lost or the disk refuses: then the rest needs another reply.
         Raises OriginUnavailable and BadReply with `name`.
         """
-        buffer = self._buffers.pop() if self._buffers else bytearray(BUFFER_BYTES)
-        view, surplus = memoryview(buffer), memoryview(bytearray(1))
-        stop = transfer.wanted.stop
-        try:
-            while transfer.position < stop:
-                if (ending := await self._move(response, transfer, on_bytes)) is Ending.DONE:
-                    continue
-                if ending is not Ending.NONE:
-                    return
-                count = await response.receive_into(view[: stop - transfer.position])
-                if not count:
-                    raise OriginUnavailable(f"{name}: cut off {stop - transfer.position} bytes before the end")
-                on_bytes()
-                if self._movers is not None and transfer.wanted.size >= LEAST_BYTES and response.rest_fd is not None:
-                    self._movers.count(count)  # of what a mover could have brought
-                if transfer.position + count == stop:
-                    await self._refuse_surplus(response, surplus, name)
-                await transfer.take(view[:count])
-        finally:
-            self._buffers.append(buffer)
+        while transfer.position < transfer.wanted.stop:
+            ending = await self._move(response, transfer, on_bytes)
+            if ending is Ending.NONE:
+                # A buffer is not held while a mover is at work.
+                buffer = self._buffers.pop() if self._buffers else bytearray(BUFFER_BYTES)
+                try:
+                    await self._receive(response, transfer, name, on_bytes, memoryview(buffer))
+                finally:
+                    self._buffers.append(buffer)
+            elif ending is not Ending.DONE:
+                return
 
-    @staticmethod
-    async def _refuse_surplus(response: Response, surplus: memoryview, name: str) -> None:
-        if await response.receive_into(surplus):
+    async def _receive(
+        self, response: Response, transfer: Transfer, name: str, on_bytes: Callable[[], None], buffer: memoryview
+    ) -> None:
+        """Bring the next bytes by way of `buffer`."""
+        missing_bytes = transfer.wanted.stop - transfer.position
+        count = await response.receive_into(buffer[:missing_bytes])
+        if not count:
+            raise OriginUnavailable(f"{name}: cut off {missing_bytes} bytes before the end")
+        on_bytes()
+        if self._movers is not None and transfer.wanted.size >= LEAST_BYTES and response.rest_fd is not None:
+            self._movers.count(count)  # of what a mover could have brought
+        if count == missing_bytes and await response.receive_into(memoryview(bytearray(1))):
             raise BadReply(f"{name}: more bytes than were asked for")
+        await transfer.take(buffer[:count])
 
     def _reserve(self, response: Response, transfer: Transfer) -> Reserved | None:
         """The range that a mover is to bring now; None if the next bytes are to be received here."""
