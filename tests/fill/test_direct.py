@@ -274,7 +274,7 @@ async def test_cancelled_transfers_end_with_an_error(
     server: ScriptedServer, fetcher: Fetcher, target: MemoryTarget, started: bool
 ) -> None:
     """Without one, readers would ask a filler again whose nursery is gone."""
-    server.script(faults.Hang(100), faults.Hang(), forever=True)
+    server.script(faults.Hang(10), faults.Hang(), forever=True)
     async with trio.open_nursery() as nursery:
         DirectFiller(target, fetcher, nursery).request(ByteRange(0, 1), ByteRange(18 * MB, SIZE))
         if started:
