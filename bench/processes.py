@@ -14,22 +14,22 @@ def cpu_s(pid: int) -> float:
     """Seconds of user and system time of the process and its descendants so far; ended ones count
     with the time left to their parent.
     """
-    ticks = 0
-    for each in tree(pid):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            # The second field is the program's name in parentheses, which may hold spaces.
-            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
-            ticks += sum(map(int, fields[11:15]))
-    return ticks * _CLOCK_TICK_S
+    return sum(sum(times_s) for times_s in _times_s(pid).values())
 
 
 def busy_s(pid: int) -> dict[int, float]:
     """Seconds of user and system time so far of the process and of each descendant, by pid."""
+    return {each: user_s + system_s for each, (user_s, system_s, *_) in _times_s(pid).items()}
+
+
+def _times_s(pid: int) -> dict[int, list[float]]:
+    """User and system time of the process and of each descendant, by pid, and of the ended children of each."""
     found = {}
     for each in tree(pid):
         with suppress(FileNotFoundError, ProcessLookupError):
+            # The second field is the program's name in parentheses, which may hold spaces.
             fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
-            found[each] = sum(map(int, fields[11:13])) * _CLOCK_TICK_S
+            found[each] = [int(ticks) * _CLOCK_TICK_S for ticks in fields[11:15]]
     return found
 
 

@@ -151,11 +151,11 @@ class _Mount:
         read_again: Callable[[], Settings],
         role: Role,
         movers: MoverPool,
-        succession: Succession | None = None,
-        keepers: TreeKeepers | None = None,
+        succession: Succession | None,
+        keepers: TreeKeepers,
     ) -> None:
         config = settings.config
-        self._keepers = keepers = keepers or TreeKeepers({})
+        self._keepers = keepers
         self._nursery = nursery
         self._mountpoint = mountpoint
         self._repositories = repositories
@@ -221,10 +221,9 @@ class _Mount:
     async def serve(self) -> None:
         """Mount, and serve to the end."""
         nursery = self._nursery
-        for run in (self._cache.run, self._invalidator.run, self._commands.movers.run):
+        refreshing = [each.run for each in self._filesystem.refreshers.values()]
+        for run in (self._cache.run, self._invalidator.run, self._commands.movers.run, *refreshing):
             nursery.start_soon(run)
-        for refresher in self._filesystem.refreshers.values():
-            nursery.start_soon(refresher.run)
         for repository, _ in self._repositories:
             if repository.config.name in self._late:
                 nursery.start_soon(self._await_latecomer, self._late[repository.config.name])

@@ -243,7 +243,7 @@ class VersionFiles:
     @property
     def has_link(self) -> bool:
         """True if dfdaemon's file may lie next to the data."""
-        return os.path.exists(f"{os.fspath(self.map_path).removesuffix('map')}linkmap")  # noqa: PTH110 - a Path costs more
+        return os.path.exists(_sibling(self.map_path, "linkmap"))  # noqa: PTH110 - see `_sibling`
 
     @property
     def link_path(self) -> Path:
@@ -327,8 +327,13 @@ def parse_header(stored: bytes) -> tuple[bytes, int, tuple[int, int]] | None:
 
 
 def data_path_of(map_path: Path) -> str:
-    """The path of the data that a map is about. A string: Paths take longer than the calls on them."""
-    return f"{os.fspath(map_path).removesuffix('map')}data"
+    """The path of the data that a map is about."""
+    return _sibling(map_path, "data")
+
+
+def _sibling(map_path: Path, suffix: str) -> str:
+    """The path of another file of a map's version. A string: Paths take longer than the calls on them."""
+    return f"{os.fspath(map_path).removesuffix('map')}{suffix}"
 
 
 def read_map(map_fd: int, data_path: Path | str, identity: bytes, size_bytes: int) -> Entries | None:
@@ -338,7 +343,7 @@ def read_map(map_fd: int, data_path: Path | str, identity: bytes, size_bytes: in
         return None
     header = os.pread(map_fd, HEADER_BYTES, 0)
     try:
-        data = os.stat(data_path)  # noqa: PTH116 - see `data_path_of`
+        data = os.stat(data_path)  # noqa: PTH116 - see `_sibling`
     except FileNotFoundError:
         return None
     if data.st_size != size_bytes or not header.startswith(map_header(data, identity, size_bytes)[:TIMES_OFFSET]):

@@ -248,8 +248,7 @@ class Transfer:
             self._writing = False
             self._expected_since = trio.current_time()  # more is wanted from now on
         self.position += len(data)
-        self._tail += data[-SEAM_BYTES:]
-        del self._tail[:-SEAM_BYTES]
+        self._note_last(data[-SEAM_BYTES:])
 
     def moved(self, position: int) -> None:
         """Note that another process has written up to `position`."""
@@ -262,7 +261,10 @@ class Transfer:
         compared is given back."""
         if last is None:
             self.retract()
-            return
+        else:
+            self._note_last(last)
+
+    def _note_last(self, last: bytes | memoryview) -> None:
         self._tail += last
         del self._tail[:-SEAM_BYTES]
 

@@ -20,6 +20,7 @@ from d7yfs.movers.pool import MoverPool
 from d7yfs.objects import ObjectVersion
 from d7yfs.repository.latecomer import Latecomer
 from d7yfs.repository.repository import open_repositories
+from d7yfs.repository.tree_keeper import TreeKeepers
 from d7yfs.supervisor.link import Role
 
 PROMISE = Path(__file__).with_name("snapshot.json")
@@ -64,6 +65,8 @@ async def told(directory: Path, nursery: trio.Nursery) -> dict[str, Any]:
         lambda: settings,
         Role(Readiness({}), no_takeover="--takeover off"),
         MoverPool(3),
+        None,
+        TreeKeepers({}),
     )
     use: Any = mount
     fetcher = llm.fetcher
