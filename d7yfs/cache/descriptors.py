@@ -48,6 +48,10 @@ class Descriptors:
     def add(self, use: VersionUse) -> None:
         """Note that a version is awake, and lay others to rest if there are too many."""
         self._awake[use] = None
+        self.settle()
+
+    def settle(self) -> None:
+        """Lay versions to rest if too many are awake."""
         if len(self._awake) > self._most_awake:
             self.lay_to_rest(len(self._awake) - self._most_awake)
 
@@ -118,6 +122,10 @@ class VersionUse:
 
     def end(self) -> None:
         self._users -= 1
+
+    def settle(self) -> None:
+        """Lay versions to rest, this one among them, if too many are awake: some were in use until now."""
+        self._descriptors.settle()
 
     def rest(self) -> bool:
         """Close the descriptors until they are needed again. False if they are in use."""

@@ -50,6 +50,7 @@ class OpenVersion:
 
     def end_work(self) -> None:
         self.use.end()
+        self.use.settle()
         self.drop()
 
     @property
@@ -65,7 +66,8 @@ class OpenVersion:
         try:
             await self.use.wake(self._deadline(trio.current_time()))
         finally:
-            self.end_work()
+            self.use.end()
+            self.drop()
 
     @property
     def is_complete(self) -> bool:

@@ -166,6 +166,20 @@ async def test_dfdaemons_file_rests_with_its_version(tmp_path: Path) -> None:
     _drop_all([cached, *opened])
 
 
+async def test_versions_that_were_in_use_together_rest_when_they_no_longer_are(tmp_path: Path) -> None:
+    cache = _cache(tmp_path)
+    opened = []
+    for file in FILES:
+        opened.append(at_once(cache.open(ORIGIN, file, ManualFiller)))
+        opened[-1].begin_work()
+    assert len(cache._descriptors._awake) == len(FILES)
+    for cached in opened:
+        cached.end_work()
+    assert len(cache._descriptors._awake) == MOST
+    _drop_all(opened)
+    assert _open_files(tmp_path) == 0
+
+
 async def test_a_version_that_is_in_use_stays_awake(tmp_path: Path) -> None:
     cache = _cache(tmp_path)
     first = at_once(cache.open(ORIGIN, version(5000, "first"), ManualFiller))

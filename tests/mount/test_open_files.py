@@ -98,7 +98,8 @@ def test_a_user_opens_thousands_of_small_files_with_few_descriptors(
         assert within(120, partial(_open_all, paths, NOBODY, opened)) == []
         for _ in range(2):
             assert within(120, lambda: [_read_anew(fd) for fd in opened]) == [*objects.values()]
-            assert _descriptors(mounted) < LIMIT // 2
+            # Neighbours that are still being fetched, and the connections for them, come beside.
+            until(lambda: _descriptors(mounted) < LIMIT // 2, "versions that nobody reads at rest")
         fuse = mounted.status()["fuse"]
         assert (fuse["open_files"], fuse["open_files_limit"]) == (FILES, 1 << 16)
 
