@@ -63,6 +63,8 @@ def main() -> int:
         parser.error(f"--cpus is a number up to {len(usable)}, or all")
     if arguments.plot and importlib.util.find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib, which the locked development dependencies contain: make setup")
+    if not arguments.scratch.is_dir():
+        parser.error(f"--scratch {arguments.scratch} is no directory")
     if os.geteuid() != 0:
         parser.error("a cold read needs an empty page cache, and only root can drop it")
     try:

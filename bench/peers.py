@@ -85,14 +85,18 @@ class Mount:
     def mount(self) -> None:
         mountpoint = self._setting.mountpoint
         start = time.monotonic()
+        command = self._peer.command(self._setting)
         with self._log.open("wb") as out:
-            process = subprocess.Popen(
-                self._peer.command(self._setting),
-                env=os.environ | self._peer.environment(self._setting),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-            )
+            try:
+                process = subprocess.Popen(
+                    command,
+                    env=os.environ | self._peer.environment(self._setting),
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                )
+            except FileNotFoundError as error:
+                raise PeerError(f"{command[0]} is not installed: `make bench` does that") from error
         self._process = process
         while not is_mounted(mountpoint):
             if process.poll() is not None or time.monotonic() > start + _PATIENCE_S:
