@@ -23,6 +23,8 @@ import trio
 from d7yfs.errors import BadReply, D7yfsError, OriginUnavailable, OriginUntrusted, ProxyUnavailable
 
 _TLS_RECEIVE_BYTES = 256 << 10
+_PEEK_BYTES = 4 << 10
+"""Most heads of replies whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,16 @@ class Connection:
         while (count := self._decrypt_into(buffer)) is None:
             await self._exchange_records()
         return count
+
+    async def receive_through(self, mark: bytes, buffer: memoryview) -> int:
+        """As `receive_into`, but what comes after the first `mark` is left where it is, if the
+        connection is a plain one and the mark is among the next bytes."""
+        if self._tls is None:
+            count = await self._socket.recv_into(buffer[:_PEEK_BYTES], 0, socket.MSG_PEEK)
+            end = bytes(buffer[:count]).find(mark)
+            if end >= 0:
+                buffer = buffer[: end + len(mark)]
+        return await self.receive_into(buffer)
 
     @property
     def plain_fd(self) -> int | None:

@@ -179,7 +179,7 @@ class Fetcher:
                     await permits.take(self._prefetches, self._all_prefetches)
             await permits.take(self._connections)
             for each in [wanted] if claim is None else claim():
-                transfer = Transfer(version, each, sink, reason=reason, small_too=proxied)
+                transfer = Transfer(version, each, sink, urgency=urgency, reason=reason, small_too=proxied)
                 transfer.on_task = on_task
                 try:
                     if proxied and self.proxy is not None:
@@ -350,7 +350,10 @@ class Fetcher:
             # To the end, so that dfdaemon sees that it is a stream.
             headers["Range"] = f"bytes={rest.start}-"
         sent_at = trio.current_time()
-        async with transport.get(url, headers, via=proxy.url if proxy else "") as response:
+        # What nobody waits for is a mover's from its first byte: to write into a file that a mover
+        # writes is to wait for it, and the loop with it.
+        head_alone = not transfer.urgency.urgent and self._receiver.is_for_mover(transfer)
+        async with transport.get(url, headers, via=proxy.url if proxy else "", head_alone=head_alone) as response:
             await self._check(response, version, rest, proxy, task)
             if origin is self.origin:
                 self.on_granted(version)

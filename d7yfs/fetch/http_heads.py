@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from urllib.parse import urlsplit
 
 import h11
@@ -21,6 +21,7 @@ from d7yfs.fetch.connection import Connection, Peer
 
 _LIMIT_BYTES = 64 << 10
 _RECEIVE_BYTES = 16 << 10
+_END = b"\r\n\r\n"
 _NAME = r"[-!#$%&'*+.^_`|~0-9A-Za-z]+"
 _FIELD = re.compile(rf"{_NAME}: (?:[!-~](?:[ -~\t]*[!-~])?)?")
 _TARGET = re.compile(r"[!-~]+")
@@ -75,20 +76,24 @@ class NoReply(Exception):
     """The connection ended before the first byte of a reply."""
 
 
-async def exchange_heads(connection: Connection, request: GetRequest, buffer: memoryview) -> ReplyHead:
-    """Send `request`, and receive the head of its reply by way of `buffer`. Raises NoReply,
-    OriginUnavailable, ProxyUnavailable and BadReply.
+async def exchange_heads(
+    connection: Connection, request: GetRequest, buffer: memoryview, *, head_alone: bool
+) -> ReplyHead:
+    """Send `request`, and receive the head of its reply by way of `buffer`. With `head_alone` the
+    body is left in the connection, as far as that is possible. Raises NoReply, OriginUnavailable,
+    ProxyUnavailable and BadReply.
     """
     received_bytes = 0
+    receive = partial(connection.receive_through, _END) if head_alone else connection.receive_into
     try:
         await connection.send(request.data)
         while received_bytes <= _LIMIT_BYTES:
-            count = await connection.receive_into(buffer[received_bytes:])
+            count = await receive(buffer[received_bytes:])
             if count == 0:
                 break
             received_bytes += count
             received = bytes(buffer[:received_bytes])
-            if (end := received.find(b"\r\n\r\n", max(0, received_bytes - count - 3))) >= 0:
+            if (end := received.find(_END, max(0, received_bytes - count - 3))) >= 0:
                 head = parse_plain(received, end + 4)
                 return head if head is not None else await _parse_others(connection, request, received)
         if received_bytes == 0:

@@ -1,8 +1,9 @@
 """The body of a reply → its transfer's sink: received here, or by a mover.
 
-The first bytes of a body are received here, as a process more would only delay them. So are bodies
-that come by TLS or in a coding, small ones, and those whose sink is no file. A mover gets the rest:
-it writes straight into the cache's file, and this process only hears how far it is.
+The first bytes of a body for which a reader waits are received here, as a process more would only
+delay them. So are bodies that come by TLS or in a coding, small ones, and those whose sink is no file.
+A mover gets the rest: it writes straight into the cache's file, and this process only hears how far
+it is.
 
 Owns the buffers. Called by `Fetcher`, which has accepted the head. Trio thread only.
 """
@@ -67,18 +68,26 @@ class Receiver:
             raise BadReply(f"{name}: more bytes than were asked for")
         await transfer.take(buffer[:count])
 
+    def is_for_mover(self, transfer: Transfer) -> bool:
+        """True if a mover would take what is left of `transfer`, from a connection that allows it."""
+        return (
+            self._movers is not None
+            and not transfer.is_for_engine
+            and self._movers.takes(transfer.wanted.stop - transfer.position)
+            and isinstance(transfer.sink, FileSink)
+        )
+
     def _reserve(self, response: Response, transfer: Transfer) -> Reserved | None:
         """The range that a mover is to bring now; None if the next bytes are to be received here."""
-        rest = ByteRange(transfer.position, min(transfer.wanted.stop, transfer.position + MAX_JOB_BYTES))
         if (
-            self._movers is None
-            or transfer.is_for_engine
-            or not self._movers.takes(rest.size)
+            not self.is_for_mover(transfer)
             or response.rest_fd is None
             or response.content_length != response.received_bytes + transfer.wanted.stop - transfer.position
-            or not isinstance(transfer.sink, FileSink)
         ):
             return None
+        assert self._movers is not None
+        assert isinstance(transfer.sink, FileSink)
+        rest = ByteRange(transfer.position, min(transfer.wanted.stop, transfer.position + MAX_JOB_BYTES))
         reserved = transfer.sink.reserve(rest)
         return reserved if reserved is not None and self._movers.takes(reserved.wanted.size) else None
 

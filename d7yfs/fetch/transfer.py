@@ -153,12 +153,14 @@ class Transfer:
         wanted: ByteRange,
         sink: Sink,
         *,
+        urgency: Urgency | None = None,
         reason: str = DIRECT,
         small_too: bool = False,
     ) -> None:
         self.version = version
         self.wanted = wanted
         self.sink = sink
+        self.urgency = urgency or Urgency(urgent=True)
         self.reason = reason
         """The reason under which bytes straight from the origin are counted."""
         self.small_too = small_too

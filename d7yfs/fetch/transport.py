@@ -225,14 +225,17 @@ class Transport:
         self._closed = False
 
     @asynccontextmanager
-    async def get(self, url: str, headers: Mapping[str, str], *, via: str = "") -> AsyncIterator[Response]:
+    async def get(
+        self, url: str, headers: Mapping[str, str], *, via: str = "", head_alone: bool = False
+    ) -> AsyncIterator[Response]:
         """GET `url` and yield the reply once its head has come, with any status; redirects are not
         followed.
 
         `url` goes out byte for byte as given (path and query are signed), so it must be
         percent-encoded. `headers` adds to Host and User-Agent, which are ours; Accept-Encoding is
         identity unless it says otherwise. With `via`, the base URL of a plain HTTP proxy, the
-        request goes there in absolute form (RFC 9112, 3.2.2); CONNECT is never used.
+        request goes there in absolute form (RFC 9112, 3.2.2); CONNECT is never used. With
+        `head_alone` the body is left in the connection for another process, where that is possible.
 
         A request on a reused connection that was closed before the first byte of a reply is
         repeated once on a new one.
@@ -241,7 +244,7 @@ class Transport:
         fails), OriginUntrusted, BadReply; ValueError for a URL or header that cannot be sent.
         """
         peer, request = make_request(url, headers, via, self._user_agent)
-        response, connection = await self._start(peer, request)
+        response, connection = await self._start(peer, request, head_alone=head_alone)
         reusable = False
         try:
             try:
@@ -269,15 +272,15 @@ class Transport:
         while self._idle:
             self._discard(self._idle.pop())
 
-    async def _start(self, peer: Peer, request: GetRequest) -> tuple[Response, Connection]:
+    async def _start(self, peer: Peer, request: GetRequest, *, head_alone: bool) -> tuple[Response, Connection]:
         if (connection := self._take_idle(peer)) is not None:
             try:
-                return await self._exchange(connection, request), connection
+                return await self._exchange(connection, request, head_alone=head_alone), connection
             except NoReply:
                 pass  # The peer closed it while it was idle, as it may; a GET can be repeated.
         connection = await self._connect(peer)
         try:
-            return await self._exchange(connection, request), connection
+            return await self._exchange(connection, request, head_alone=head_alone), connection
         except NoReply as closed:
             raise peer.failure(f"{peer} closed the connection without a reply") from closed.__cause__
 
@@ -286,13 +289,13 @@ class Transport:
         self._open.add(connection)
         return connection
 
-    async def _exchange(self, connection: Connection, request: GetRequest) -> Response:
+    async def _exchange(self, connection: Connection, request: GetRequest, *, head_alone: bool) -> Response:
         """Send `request` and receive the head of its reply. Any failure closes the connection."""
         peer = connection.peer
         buffer = self._buffers.pop() if self._buffers else bytearray(_FIRST_RECEIVE_BYTES)
         try:
             with trio.fail_after(self._first_byte_timeout_s):
-                head = await exchange_heads(connection, request, memoryview(buffer))
+                head = await exchange_heads(connection, request, memoryview(buffer), head_alone=head_alone)
             return Response(connection, head, self._idle_timeout_s)
         except trio.TooSlowError:
             self._discard(connection)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import socket
+from itertools import pairwise
+
 import h11
 import pytest
+import trio
+import trio.testing
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from d7yfs.fetch.connection import Peer
-from d7yfs.fetch.http_heads import Headers, make_request, parse_plain
+from d7yfs.fetch.connection import Connection, Peer
+from d7yfs.fetch.http_heads import Headers, exchange_heads, make_request, parse_plain
 
 NAMES = st.sampled_from([
     "Content-Length", "content-length", "ETag", "Connection", "Transfer-Encoding", "X-A", "Content-Range", "X A", "X-A ", "", "X\x01",
@@ -84,3 +89,37 @@ def test_a_request_is_what_h11_sends_or_refused_as_there(headers: dict[str, str]
         return
     assert request.data == expected
     assert peer == Peer("s.example", 81, tls=False)
+
+
+HEAD = b"HTTP/1.1 206 Partial Content\r\nContent-Length: 12\r\n"
+
+
+@pytest.mark.parametrize("long", [b"", b"X-Long: " + b"a" * 9000 + b"\r\n"], ids=["short", "long"])
+@pytest.mark.parametrize("parts", [0, 1, 2], ids=["at-once", "in-two", "in-three"])
+async def test_a_head_that_is_received_alone_leaves_the_body_where_it_is(long: bytes, parts: int) -> None:
+    body = b"\r\n\r\n and more"[:12]
+    said = HEAD + long + b"\r\n" + body
+    peer, request = make_request("http://store/key", {}, "", "d7yfs")
+    for cut in range(len(said) - len(body) - 5, len(said), 3) if parts else [0]:
+        cuts = [0, *([cut // 2] if parts == 2 else []), cut, len(said)] if parts else [0, len(said)]
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        connection = Connection(peer, trio.SocketStream(trio.socket.from_stdlib_socket(ours)), None)
+        heads: list[bytes] = []
+
+        async def exchange(connection: Connection = connection, heads: list[bytes] = heads) -> None:
+            head = await exchange_heads(connection, request, memoryview(bytearray(1 << 16)), head_alone=True)
+            heads.append(head.arrived)
+
+        with theirs:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(exchange)
+                for start, stop in pairwise(cuts):
+                    await trio.testing.wait_all_tasks_blocked()
+                    theirs.sendall(said[start:stop])
+            rest = bytearray(12)
+            count = await connection.receive_into(memoryview(rest)) if len(heads[0]) < 12 else 0
+            assert heads[0] + bytes(rest[:count]) == body
+            if not parts and not long:
+                assert heads[0] == b""
+        connection.close()

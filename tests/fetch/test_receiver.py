@@ -20,7 +20,7 @@ from d7yfs.errors import OriginUnavailable
 from d7yfs.fetch.dragonfly_proxy import Proxies, Proxy
 from d7yfs.fetch.dragonfly_task import TaskOptions
 from d7yfs.fetch.fetcher import Fetcher
-from d7yfs.fetch.transfer import SEAM_BYTES, Transfer
+from d7yfs.fetch.transfer import SEAM_BYTES, Transfer, Urgency
 from d7yfs.fetch.transport import Transport
 from d7yfs.movers import pool
 from d7yfs.movers.demand import Demand
@@ -173,6 +173,18 @@ async def test_a_mover_brings_a_body_and_the_connection_serves_again(
     assert sum(counted) == len(BODY)
     assert fetcher.bandwidth.connection_bytes_s > 0
     assert movers.jobs == 0
+
+
+async def test_what_nobody_waits_for_is_a_movers_from_its_first_byte(
+    server: ScriptedServer, fetcher: Fetcher, movers: MoverPool, sink: FileSink, version: ObjectVersion
+) -> None:
+    written: list[int] = []
+    sink.on_write = lambda: written.append(sink.position)
+    await fetcher.fetch(version, WHOLE, sink, urgency=Urgency(urgent=False))
+    assert sink.data == BODY
+    assert written == []
+    assert movers.moved_bytes == len(BODY)
+    assert server.connections == 1
 
 
 @pytest.mark.parametrize("fault", [faults.cut_after(5_000_000), faults.reset_after(5_000_000)], ids=["cut", "reset"])

@@ -398,7 +398,7 @@ async def test_a_connection_that_the_server_closed_meanwhile_is_noticed(
     await fetch(transport, server.url_of("models/small"))
     await wait_all_tasks_blocked()
     exchanges, exchange = itertools.count(), transport._exchange
-    monkeypatch.setattr(transport, "_exchange", lambda *used: (next(exchanges), exchange(*used))[1])
+    monkeypatch.setattr(transport, "_exchange", lambda *used, **how: (next(exchanges), exchange(*used, **how))[1])
     await expect_reused(transport, server, reused=False)
     assert next(exchanges) == len(transport._open) == 1, "noticed before a request was wasted on it"
 
