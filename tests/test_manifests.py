@@ -98,7 +98,7 @@ def test_what_is_run_exists() -> None:
                 " ".join([*container.get("command", ()), *container.get("args", ())]).rpartition("d7yfs ")[2].split()
             )
             command, *rest = words
-            shown = CliRunner().invoke(main, [command, "--help"])
+            shown = CliRunner().invoke(main, [command, "--help-all" if command == "mount" else "--help"])
             assert shown.exit_code == 0, path
             assert all(word.split("=")[0] in shown.output for word in rest if word.startswith("--")), path
 

@@ -8,6 +8,7 @@ for the rest. Anything else is a bug and shows its traceback.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,8 +37,12 @@ COMMANDS = {
     "upgrade": "Have the code that is installed now serve a mount, without an error for its readers.",
     "fuse-helper": "Run the privileged half of a mount whose daemon has no privilege.",
     "completion": "Print the completion script for a shell.",
+    "help": "Show the help of a command.",
 }
 """Each subcommand NAME (in the module d7yfs.cli.NAME, `_` for `-`) with its line in the help."""
+
+_OTHER_NAMES = {"version": "--version", "list": "ls", "info": "status", "prefetch": "warm", "mnt": "mount"}
+"""Names that other tools have, and ours."""
 
 _TOGETHER = {"health": "mounts", "log-level": "mounts", "reload": "mounts"} | dict.fromkeys(
     ("refresh", "stat", "warm"), "paths"
@@ -54,12 +59,28 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Import the command."""
+        if cmd_name == "unmount":
+            cmd_name = "umount"
+        if cmd_name == "help":
+            return show_help
         if cmd_name not in COMMANDS:
             return None
         name = cmd_name.replace("-", "_")
         module = importlib.import_module(f"d7yfs.cli.{_TOGETHER.get(cmd_name, name)}")
         command: click.Command = getattr(module, name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; a name that is none of ours gets the nearest one as a hint."""
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            close = difflib.get_close_matches(name, [*COMMANDS, *_OTHER_NAMES], 1)
+            meant = _OTHER_NAMES.get(close[0], close[0]) if close else ""
+            hint = f"did you mean `d7yfs {meant}`?" if meant else "`d7yfs --help` lists them"
+            raise UsageError(f"there is no command {name!r}", hint=hint)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """The list in `--help`, without importing anything."""
@@ -111,7 +132,7 @@ def _leaf(group: BaseExceptionGroup[D7yfsError]) -> D7yfsError:
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="d7yfs")
+@click.version_option(__version__, "-V", "--version", prog_name="d7yfs")
 def main() -> None:
     """Mount model repositories from object stores as a local, cached, read-only directory tree.
 
@@ -120,3 +141,17 @@ def main() -> None:
     d7yfs mount llm=s3://a/x vision=s3://b/y /mnt/models
     d7yfs check s3://models/triton --proxy http://127.0.0.1:4001
     """
+
+
+@click.command("help")
+@click.argument("command", required=False)
+@click.pass_context
+def show_help(ctx: click.Context, command: str | None) -> None:
+    """Show the help of a command, or of all."""
+    assert ctx.parent is not None
+    if command is None:
+        click.echo(ctx.parent.get_help())
+        return
+    _, found, _ = main.resolve_command(ctx.parent, [command])
+    assert found is not None
+    click.echo(found.get_help(click.Context(found, info_name=command, parent=ctx.parent)))

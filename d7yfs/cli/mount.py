@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from d7yfs.cli import exit_status, report, ungrouped
+from d7yfs.cli.mount_helper import translate_options
 from d7yfs.cli.options import Command, Given, settings_options
 from d7yfs.cli.terminal import say
 from d7yfs.config.sources import Settings
@@ -29,11 +30,31 @@ if TYPE_CHECKING:
     from d7yfs.supervisor.link import SupervisorLink
 
 
-@click.command(cls=Command)
+class MountCommand(Command):
+    """A command that takes the options of mount(8), too."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read `-o OPTION[,OPTION]…` as the flags that it stands for."""
+        end = args.index("--") if "--" in args else len(args)
+        spelled: list[str] = []
+        rest = iter(args[:end])
+        for each in rest:
+            if each.startswith("-o"):
+                spelled += translate_options([each[2:] or next(rest, "")])
+            else:
+                spelled.append(each)
+        return super().parse_args(ctx, spelled + args[end:])
+
+
+@click.command(cls=MountCommand)
 @click.argument("arguments", nargs=-1, metavar="[NAME=]URL... [MOUNTPOINT]")
+@click.option(
+    "-o", metavar="OPTION[,OPTION]…", expose_value=False, help="Settings as in fstab: ro,allow_other,proxy=URL."
+)
+@click.option("-v", "--verbose", is_flag=True, help="The same as --log-level debug.")
 @settings_options()
 @click.pass_context
-def mount(ctx: click.Context, arguments: tuple[str, ...], given: Given) -> None:
+def mount(ctx: click.Context, arguments: tuple[str, ...], verbose: bool, given: Given) -> None:
     """Mount model repositories as a directory.
 
     One URL becomes the directory itself; several, each as NAME=URL, become its top-level
@@ -50,6 +71,8 @@ def mount(ctx: click.Context, arguments: tuple[str, ...], given: Given) -> None:
     d7yfs mount llm=s3://a/x vision=s3://b/y /mnt/models
     d7yfs mount --config /etc/d7yfs/config.toml --foreground
     """
+    if verbose:
+        given = given._replace(flags={"log_level": "debug", **given.flags})
     handed = HandedSession.take(os.environ)
     link = _take_link(handed)
     readiness = link.readiness if link is not None else Readiness(os.environ)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import getopt
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from d7yfs.config.layers import spellings, suggestion
 from d7yfs.config.schema import OPTIONS
@@ -32,7 +32,9 @@ _OF_ALL_FILE_SYSTEMS = (
     "defaults ro rw auto noauto nofail _netdev user nouser users owner group "
     "suid nosuid dev nodev symfollow nosymfollow sync async dirsync silent loud mand nomand "
     "atime noatime relatime norelatime strictatime nostrictatime diratime nodiratime lazytime nolazytime "
-    "iversion noiversion comment"
+    "iversion noiversion comment "
+    # of FUSE file systems: what they ask for is so here, or the kernel does it unasked (mount.fuse3(8))
+    "default_permissions nonempty fsname subtype kernel_cache auto_cache big_writes async_read auto_unmount max_read"
 )
 _EXECUTABLE = {"exec": True, "noexec": False, "user": False, "users": False}
 """The options that say whether files may be executed; the last one counts (mount(8), "user")."""
@@ -42,6 +44,16 @@ _IGNORED = {*_OF_ALL_FILE_SYSTEMS.split(), *_EXECUTABLE}
 _REFUSED = {
     "remount": "unmount it, and mount it again",
     "bind": "a bind mount needs no file system type: mount --bind",
+    "umask": "file_mode=0444 and dir_mode=0555 say it",
+    "fmask": "file_mode=0444 says it",
+    "dmask": "dir_mode=0555 says it",
+    "allow_root": "allow_other lets all users read, and file_mode and gid say who of them",
+    "use_cache": "cache_dir=DIR",
+    "cache": "cache_dir=DIR",
+    "url": "endpoint_url=URL",
+    "endpoint": "endpoint_url=URL, or region=NAME",
+    "passwd_file": "profile=NAME, or the AWS_… variables: docs/operations.md, Credentials",
+    "iam_role": "nothing is to be said: an instance's role is used if there is one",
     "foreground": "use `d7yfs mount --foreground`: mount(8) waits until its helper returns",
 }
 
@@ -57,18 +69,22 @@ def translate(argv: Sequence[str]) -> list[str]:
     given = dict(switches)
     if "-N" in given:
         raise UsageError("-N is not supported", hint="run mount inside the namespace: nsenter --mount=FILE mount …")
-    arguments, executable = [], True
-    for text in (value for switch, value in switches if switch == "-o"):
-        for item in split_options(text):
-            executable = _EXECUTABLE.get(item.partition("=")[0].strip(), executable)
-            arguments += _argument(item, sloppy="-s" in given)
-    if not executable:
-        arguments.append("--noexec")
+    arguments = translate_options([value for switch, value in switches if switch == "-o"], sloppy="-s" in given)
     if "-v" in given and "--log-level" not in arguments:
         arguments += ["--log-level", "debug"]
     source, directory = operands
     sources = [] if source == "none" else split_sources(source)
     return [] if "-f" in given else ["mount", *arguments, "--", *sources, directory]
+
+
+def translate_options(texts: Iterable[str], *, sloppy: bool = False) -> list[str]:
+    """Flags of `d7yfs mount` for the values of `-o`; `sloppy`: unknown ones are left out. Raises
+    UsageError."""
+    arguments, executable = [], True
+    for item in (item for text in texts for item in split_options(text)):
+        executable = _EXECUTABLE.get(item.partition("=")[0].strip(), executable)
+        arguments += _argument(item, sloppy=sloppy)
+    return arguments if executable else [*arguments, "--noexec"]
 
 
 def split_options(text: str) -> Iterator[str]:

@@ -21,6 +21,14 @@ from d7yfs.config import kinds
 from d7yfs.config.schema import GROUPS, OPTIONS, Option
 from d7yfs.config.sources import CONFIG_VARIABLE, TORCHSERVE_VARIABLE, Settings, load_settings
 
+FIRST = (
+    *("endpoint_url", "region", "profile", "anonymous", "proxy", "cache_dir", "cache_size", "metadata_ttl"),
+    *("allow_other", "foreground", "log_level"),
+)
+"""The options that most mounts need: `--help` shows these, `--help-all` all."""
+_SHORT = {"foreground": "-f"}
+_SHOWS_ALL = "d7yfs.help-all"
+
 
 class Given(NamedTuple):
     """The part of the configuration that the command line gives."""
@@ -59,9 +67,10 @@ class Flag(click.Option):
             rest = f"[{option.variable}; default: {option.default}]"
         else:
             rest = f"[{option.variable}={'false' if option.on_by_default else 'true'}]"
+        short = [_SHORT[option.name]] if option.name in _SHORT else []
         super().__init__(
             # Otherwise click names the parameter after the longer of the two spellings.
-            [declaration, option.name],
+            [*short, declaration, option.name],
             type=None if option.off_flag else _click_type(option.kind),
             metavar=option.kind.metavar or None,
             default=None,
@@ -72,23 +81,46 @@ class Flag(click.Option):
         """The help of a pair of spellings: only the one that changes the default."""
         if self.option.on_by_default is None:
             return super().get_help_record(ctx)
-        return self.option.off_flag if self.option.on_by_default else self.option.flag, self.help or ""
+        spelling = self.option.off_flag if self.option.on_by_default else self.option.flag
+        short = _SHORT.get(self.option.name)
+        return f"{short}, {spelling}" if short else spelling, self.help or ""
 
 
 class Command(click.Command):
-    """A command whose help shows the schema's options under their groups."""
+    """A command whose help shows its own options, and those of the schema that come first;
+    `--help-all` shows all of them under their groups."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The command's own options first, then one section for each group."""
-        sections: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Options", *GROUPS)}
+        """One section for the command's own options, then the schema's."""
+        shows_all = ctx.meta.get(_SHOWS_ALL, False)
+        titles = GROUPS if shows_all else ("Settings",)
+        sections: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Options", *titles)}
+        hidden = 0
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record and isinstance(parameter, click.Option):
-                sections[parameter.option.group if isinstance(parameter, Flag) else "Options"].append(record)
+            if record is None or not isinstance(parameter, click.Option):
+                continue
+            if not isinstance(parameter, Flag):
+                sections["Options"].append(record)
+            elif shows_all or parameter.option.name in FIRST:
+                sections[parameter.option.group if shows_all else "Settings"].append(record)
+            else:
+                hidden += 1
         for title, records in sections.items():
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
+        if hidden:
+            groups = {each.option.group: None for each in self.get_params(ctx) if isinstance(each, Flag)}
+            formatter.write_paragraph()
+            formatter.write_text(f"{hidden} more settings ({', '.join(groups)}): --help-all shows them.")
+
+
+def _show_all(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        ctx.meta[_SHOWS_ALL] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
 
 
 def settings_options(*groups: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -112,6 +144,14 @@ def settings_options(*groups: str) -> Callable[[Callable[..., Any]], Callable[..
             metavar="FILE",
             help="File of an earlier TorchServe plugin (S3 or Dragonfly endpoint): where the models are, and with which keys and "
             f"proxy to read them. [{TORCHSERVE_VARIABLE}]",
+        ),
+        click.Option(
+            ["--help-all"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_all,
+            help="Show all settings, and exit.",
         ),
     ]
 

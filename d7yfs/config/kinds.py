@@ -25,16 +25,21 @@ from d7yfs.config.url import normal_endpoint
 SIZE_ALLOWED = (
     "bytes, or a number with K, M, G or T (powers of 1024; KiB, MiB, GiB, TiB mean the same), such as 50GiB or 500M"
 )
-DURATION_ALLOWED = "seconds, or a number with ms, s, m, h or d, such as 30s or 5m"
+DURATION_ALLOWED = "seconds, or numbers with ms, s, m, h, d or w, such as 30s, 5min or 1h30m"
 FOREVER = "forever"
 PERCENT_ALLOWED = "a number from 0 to 100, with or without %, such as 0.4%"
 
 _NUMBER = r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*"
 _SIZE = re.compile(_NUMBER + r"(?:([KMGT])i?)?B?", re.IGNORECASE)
-_DURATION = re.compile(_NUMBER + r"(ms|s|m|h|d)?", re.IGNORECASE)
+_DURATION_PART = re.compile(_NUMBER + r"(ms|s|m|h|d|w)?[a-z]*\s*", re.IGNORECASE)
+_DURATION = re.compile(
+    _NUMBER + rf"|(?:{_NUMBER}(?:ms|msec|s|secs?|seconds?|m|mins?|minutes?|h|hours?|d|days?|w|weeks?)\s*)+",
+    re.IGNORECASE,
+)
+"""systemd.time(7) has these units, too."""
 _PERCENT = re.compile(_NUMBER + "%?")
 _SIZE_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_DURATION_MS = {"ms": 1, "": 1000, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION_MS = {"ms": 1, "": 1000, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _MAX_SIZE_BYTES = 1 << 62
 _MAX_DURATION_S = 10 * 365 * 86400
 _MOST_OPEN_WAIT_S = 10.0
@@ -70,8 +75,9 @@ def parse_size(value: object) -> int:
 
 def parse_duration(value: object) -> float:
     """Seconds in a number or in text such as `5m`. Raises ValueError."""
-    match = _measure(_DURATION, value, f"a duration; allowed: {DURATION_ALLOWED}")
-    duration_s = float(Decimal(match[1]) * _DURATION_MS[(match[2] or "").lower()] / 1000)
+    text = _measure(_DURATION, value, f"a duration; allowed: {DURATION_ALLOWED}")[0]
+    parts = (Decimal(part[1]) * _DURATION_MS[(part[2] or "").lower()] for part in _DURATION_PART.finditer(text))
+    duration_s = float(sum(parts) / 1000)
     if duration_s > _MAX_DURATION_S:
         raise ValueError("is longer than ten years; allowed: up to 3650d")
     return duration_s

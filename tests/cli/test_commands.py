@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from d7yfs.cli import COMMANDS, main, ungrouped
 from d7yfs.cli.daemons import UntouchedPath
 from d7yfs.cli.mount import split_arguments
+from d7yfs.cli.options import FIRST
 from d7yfs.cli.status import show_size_roughly
 from d7yfs.config.schema import OPTIONS
 from d7yfs.control import control_socket
@@ -65,17 +66,67 @@ def test_every_command_has_help(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mount", "check"])
 def test_help_shows_every_option_with_its_variable(name: str) -> None:
-    shown = d7yfs(name, "--help").output
+    shown = d7yfs(name, "--help-all").output
     for option in OPTIONS.values():
         assert option.variable in shown, option.name
     assert "--config" in shown
 
 
-def test_version() -> None:
-    assert re.fullmatch(r"d7yfs, version \d+\.\d+\.\d+\S*\n", d7yfs("--version").output)
+def test_help_begins_with_the_dozen_that_most_mounts_need() -> None:
+    shown = d7yfs("mount", "--help").output
+    assert [name for name, option in OPTIONS.items() if f"[{option.variable}" in shown] == [
+        name for name in OPTIONS if name in FIRST
+    ]
+    assert len(FIRST) == 11
+    assert f"{len(OPTIONS) - 11} more settings" in shown
+    assert len(shown.splitlines()) < 80
 
 
-@pytest.mark.parametrize("arguments", [["mont"], ["mount", "--cash-size", "1"], ["ls"], ["completion", "tcsh"]])
+def test_help_of_a_command_by_the_command_help() -> None:
+    assert d7yfs("help").output == d7yfs("--help").output
+    assert d7yfs("help", "warm").output == d7yfs("warm", "--help").output
+    assert d7yfs("help", "wram").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"), [("mont", "mount"), ("stats", "status"), ("list", "ls"), ("version", "--version")]
+)
+def test_a_command_that_is_none_names_the_nearest(said: str, meant: str) -> None:
+    done = d7yfs(said)
+    assert done.exit_code == 2
+    assert done.output == f"d7yfs: error: there is no command {said!r}\nhint: did you mean `d7yfs {meant}`?\n"
+
+
+def test_a_command_that_is_like_none_names_the_list() -> None:
+    assert "`d7yfs --help` lists them" in d7yfs("frobnicate").output
+
+
+def test_unmount_is_umount() -> None:
+    assert d7yfs("unmount", "/nowhere").output == d7yfs("umount", "/nowhere").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-o", "ro,umask=022"], "hint: file_mode=0444 and dir_mode=0555 say it"),
+        (["-o", "use_cache=/x"], "hint: cache_dir=DIR"),
+        (["-oallow_othr"], "did you mean allow_other?"),
+        (["-o", "cache_size=much"], "--cache-size 'much' is not a size"),
+        (["-o", "ro,nonempty,default_permissions,fsname=x", "-v", "-f", "--cache-size=much"], "is not a size"),
+    ],
+)
+def test_mount_takes_the_options_of_fstab(arguments: list[str], words: str) -> None:
+    done = d7yfs("mount", *arguments, "s3://bucket", "/nowhere/m")
+    assert done.exit_code == 2
+    assert words in done.output
+
+
+@pytest.mark.parametrize("flag", ["--version", "-V"])
+def test_version(flag: str) -> None:
+    assert re.fullmatch(r"d7yfs, version \d+\.\d+\.\d+\S*\n", d7yfs(flag).output)
+
+
+@pytest.mark.parametrize("arguments", [["mount", "--cash-size", "1"], ["ls"], ["completion", "tcsh"]])
 def test_usage_errors_are_status_2(arguments: list[str]) -> None:
     done = d7yfs(*arguments)
     assert done.exit_code == 2

@@ -59,6 +59,12 @@ def test_no_size(text: object) -> None:
         (0.5, 0.5),
         ("100ms", 0.1),
         ("1.5 M", 90),
+        ("5min", 300),
+        ("1h30m", 5400),
+        ("1h 30 minutes", 5400),
+        ("1w", 604_800),
+        ("2 weeks", 1_209_600),
+        ("1m 500ms", 60.5),
     ],
 )
 def test_duration(text: object, duration_s: float) -> None:
@@ -66,7 +72,24 @@ def test_duration(text: object, duration_s: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "-1s", -1, "5y", "inf", True, None, float("nan"), float("inf"), "9999999999"]
+    "text",
+    [
+        "",
+        "x",
+        "-1s",
+        -1,
+        "5y",
+        "1h30",
+        "1h30x",
+        "2 months",
+        "ms",
+        "inf",
+        True,
+        None,
+        float("nan"),
+        float("inf"),
+        "9999999999",
+    ],
 )
 def test_no_duration(text: object) -> None:
     with pytest.raises(ValueError, match="allowed: "):
