@@ -42,16 +42,10 @@ def names(point: Path) -> list[str]:
     ],
 )
 def test_only_both_descriptors_of_this_mount_are_taken(pid: str, passed: list[str], point: Path, said: str) -> None:
-    def place() -> None:
-        for fd in (3, 4):
-            os.dup2(os.open(os.devnull, os.O_RDWR), fd)
-
     listening = {"LISTEN_PID": pid, "LISTEN_FDS": str(len(passed)), "LISTEN_FDNAMES": ":".join(passed)}
     done = subprocess.run(
-        [sys.executable, "-c", _TAKE, str(point)],
+        ["sh", "-c", 'exec "$@" 3<>/dev/null 4<>/dev/null', "sh", sys.executable, "-c", _TAKE, str(point)],
         env=os.environ | listening,
-        preexec_fn=place,
-        pass_fds=(3, 4),
         capture_output=True,
         text=True,
         timeout=60,

@@ -25,10 +25,19 @@ pytestmark = [pytest.mark.mount, pytest.mark.store]
 
 _LAUNCHER = """
 import os, sys
-count, *command = sys.argv[1:]
+passed, *command = sys.argv[1:]
+fds = [int(fd) for fd in passed.split()]
+high = [os.dup2(fd, 100 + number) for number, fd in enumerate(fds)]
+for fd in fds:
+    os.close(fd)
+for number, fd in enumerate(high):
+    os.dup2(fd, 3 + number)
+    os.close(fd)
 os.environ["LISTEN_PID"] = str(os.getpid())
 os.execvp(command[0], command)
 """
+"""Puts descriptors where systemd does, in a process of its own: a `preexec_fn` would fork this one, and
+gRPC's handlers of fork(2) run threads in the child that lose their descriptors to it."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,24 +62,27 @@ class ServiceManager:
         names = list(self.store)
         passed = [os.dup(self.store[name]) for name in names]
 
-        def place() -> None:
-            high = [os.dup2(fd, 100 + number) for number, fd in enumerate(passed)]
-            for number, fd in enumerate(high):
-                os.dup2(fd, 3 + number)
-
         directory = self._mounter.directory
         cache_dir, log_file = directory / "cache", directory / "log"
         listening = {"LISTEN_FDS": str(len(names)), "LISTEN_FDNAMES": ":".join(names)} if names else {}
         process = subprocess.Popen(
             [
-                *(sys.executable, "-c", _LAUNCHER, str(len(names)), *D7YFS, "mount", "--foreground", *arguments),
+                *(
+                    sys.executable,
+                    "-c",
+                    _LAUNCHER,
+                    " ".join(map(str, passed)),
+                    *D7YFS,
+                    "mount",
+                    "--foreground",
+                    *arguments,
+                ),
                 *("--cache-dir", str(cache_dir), "--log-file", str(log_file), "--metrics-listen", "none"),
                 str(self.point),
             ],
             env=os.environ | env | listening | {"NOTIFY_SOCKET": str(self._path)},
             stdin=subprocess.DEVNULL,
-            preexec_fn=place,
-            pass_fds=range(3, 3 + len(names)),
+            pass_fds=passed,
             text=True,
         )
         for fd in passed:
