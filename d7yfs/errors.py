@@ -117,6 +117,10 @@ class OriginUntrusted(OriginUnavailable):
     transient = False
 
 
+class MoverLost(OriginUnavailable):
+    """A process of ours that had the connection has ended, which says nothing of the origin."""
+
+
 class BadReply(D7yfsError):
     """A reply breaks HTTP or contradicts the request (range, total, encoding); it is not used."""
 

@@ -102,6 +102,20 @@ MUTANTS = (
         "elif False:",
         "fetch/test_receiver.py",
     ),
+    Mutant(
+        "a mover's job loses the bytes that the engine has left in the pair",
+        "movers",
+        "                return self._pair.recv_into(buffer[:limit_bytes], 0, socket.MSG_DONTWAIT)",
+        "                raise BlockingIOError",
+        "movers/test_tunnel.py",
+    ),
+    Mutant(
+        "TLS that a mover ends, and that is cut off, is believed to have ended",
+        "fetch",
+        "if word.state is not TunnelState.CLOSED:",
+        "if False:",
+        "fetch/test_transport.py",
+    ),
     # --- a range by HTTP ---
     Mutant(
         "a reply with another version's ETag is used",

@@ -157,6 +157,7 @@ def describe_movers(movers: MoversStatus) -> str:
     """The processes that receive file data, in one line."""
     said = f"{movers.processes} of {movers.processes_limit} processes, {movers.jobs} jobs"
     said += f", {show_size_roughly(movers.received_bytes)} received"
+    said += f", {movers.tls_connections} TLS connections" * bool(movers.tls_connections)
     return said + f", {movers.lost} lost" * bool(movers.lost)
 
 

@@ -3,9 +3,8 @@ are safe to show.
 
 Owns the socket and, for https, the TLS state. Knows no HTTP. The transport is its only caller.
 
-Over TCP the kernel writes straight into the caller's buffer. Over TLS the records pass through a
-memory BIO, and OpenSSL decrypts them into that buffer. That is one copy more, and the only way to
-see whether decrypted bytes are left over: then the connection may not carry another request.
+Over TCP the kernel writes straight into the caller's buffer. TLS ends in a mover if one is ready: the
+socket is then one end of a pair, which has the plain bytes. Else it ends here (`d7yfs.tls`).
 """
 
 from __future__ import annotations
@@ -16,13 +15,15 @@ import select
 import socket
 import ssl
 from dataclasses import dataclass
-from typing import cast
 
 import trio
 
-from d7yfs.errors import BadReply, D7yfsError, OriginUnavailable, OriginUntrusted, ProxyUnavailable
+from d7yfs.errors import BadReply, D7yfsError, MoverLost, OriginUnavailable, OriginUntrusted, ProxyUnavailable
+from d7yfs.movers.pool import MoverPool
+from d7yfs.movers.protocol import TunnelState, TunnelWord
+from d7yfs.movers.tunnel_end import TunnelEnd
+from d7yfs.tls import RECORDS_BYTES, TlsSession, Trust
 
-_TLS_RECEIVE_BYTES = 256 << 10
 _PEEK_BYTES = 4 << 10
 """Most heads of replies whole."""
 
@@ -55,32 +56,33 @@ class Connection:
     A cancelled `send` leaves the connection in an unknown state; close it then.
     """
 
-    def __init__(self, peer: Peer, stream: trio.SocketStream, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, peer: Peer, connected: trio.socket.SocketType) -> None:
         self.peer = peer
         self.idle_since = 0.0
         """trio.current_time() when the pool took it back; 0 before its first request is done."""
-        self._socket = stream.socket
-        self._tls: ssl.SSLObject | None = None
-        if tls is not None:
-            self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-            self._tls = tls.wrap_bio(self._incoming, self._outgoing, server_hostname=peer.host)
+        self.tunnel: TunnelEnd | None = None
+        """The mover's work on it; None for a connection of this process alone."""
+        self._socket = connected
+        self._tls: TlsSession | None = None
 
     @classmethod
-    async def open(cls, peer: Peer, tls: ssl.SSLContext | None, *, timeout_s: float) -> Connection:
-        """Resolve, connect and, with `tls`, shake hands, in `timeout_s` altogether.
+    async def open(
+        cls, peer: Peer, trust: Trust | None, *, timeout_s: float, movers: MoverPool | None = None
+    ) -> Connection:
+        """Resolve, connect and, with `trust`, shake hands, in `timeout_s` altogether.
 
-        IPv6 and IPv4 race (RFC 8305), with TCP_NODELAY. Raises the error of `Peer.failure`, or
-        OriginUntrusted.
+        IPv6 and IPv4 race (RFC 8305), with TCP_NODELAY. TLS ends in one of `movers` if it takes it.
+        Raises the error of `Peer.failure`, or OriginUntrusted.
         """
         try:
             with trio.fail_after(timeout_s):
-                connection = cls(peer, await trio.open_tcp_stream(peer.host, peer.port), tls)
-                if tls is not None:
-                    try:
-                        await connection._shake_hands()
-                    except BaseException:
-                        connection.close()
-                        raise
+                connection = cls(peer, (await trio.open_tcp_stream(peer.host, peer.port)).socket)
+                try:
+                    if trust is not None and not (movers and await connection._tunnelled(movers, trust)):
+                        await connection._shake_hands(trust)
+                except BaseException:
+                    connection.close()
+                    raise
                 return connection
         except trio.TooSlowError:
             raise peer.failure(
@@ -108,47 +110,73 @@ class Connection:
 
     async def send(self, data: bytes) -> None:
         """Send all of `data`."""
-        if self._tls is not None:
-            self._tls.write(data)
-            data = self._outgoing.read()
-        await self._send(data)
+        try:
+            await self._send(data if self._tls is None else self._tls.encrypt(data))
+        except OSError:
+            await self._check_tunnel()
+            raise
 
     async def receive_into(self, buffer: memoryview) -> int:
-        """Receive 1 to `len(buffer)` (> 0) bytes; 0 when the peer has closed its side."""
+        """Receive 1 to `len(buffer)` (> 0) bytes; 0 when the peer has closed its side.
+
+        Raises MoverLost if it was the end of a mover, which says nothing of the peer."""
         if self._tls is None:
-            return await self._socket.recv_into(buffer)
-        while (count := self._decrypt_into(buffer)) is None:
-            await self._exchange_records()
-        return count
+            return await self._receive(buffer)
+        while (decrypted := self._tls.decrypt_into(buffer)) is None:
+            await self._exchange_records(self._tls)
+        return decrypted
 
     async def receive_through(self, mark: bytes, buffer: memoryview) -> int:
-        """As `receive_into`, but what comes after the first `mark` is left where it is, if the
-        connection is a plain one and the mark is among the next bytes."""
+        """As `receive_into`, but what comes after the first `mark` is left where it is, if TLS does
+        not end here and the mark is among the next bytes."""
         if self._tls is None:
-            count = await self._socket.recv_into(buffer[:_PEEK_BYTES], 0, socket.MSG_PEEK)
+            count = await self._receive(buffer[:_PEEK_BYTES], socket.MSG_PEEK)
             end = bytes(buffer[:count]).find(mark)
             if end >= 0:
                 buffer = buffer[: end + len(mark)]
         return await self.receive_into(buffer)
 
+    async def _receive(self, buffer: memoryview, flags: int = 0) -> int:
+        try:
+            count = await self._socket.recv_into(buffer, 0, flags)
+        except OSError:
+            await self._check_tunnel()
+            raise
+        if not count:
+            await self._check_tunnel()
+        return count
+
     @property
     def plain_fd(self) -> int | None:
-        """The descriptor of a connection whose bytes are the body's own; None with TLS."""
+        """The descriptor of a connection whose bytes are the body's own; None where TLS ends here."""
         return self._socket.fileno() if self._tls is None else None
 
     def has_unread(self) -> bool:
         """True if anything came that was not read: bytes, the end of the stream, or an error."""
-        if self._tls is not None and (self._incoming.pending or self._tls.pending()):
+        if self._tls is not None and self._tls.has_rest():
             return True
         poll = select.poll()
         poll.register(self._socket.fileno(), select.POLLIN)
         return bool(poll.poll(0))
+
+    def work(self) -> None:
+        """Be in use from now on, as it was at first."""
+        if self.tunnel is not None:
+            self.tunnel.in_use = True
+
+    def rest(self) -> None:
+        """Be idle from now on."""
+        self.idle_since = trio.current_time()
+        if self.tunnel is not None:
+            self.tunnel.in_use = False
 
     def close(self) -> None:
         """Close at once, without close_notify: HTTP's framing tells if a body was whole (RFC 9112,
         9.8).
         """
         self._socket.close()
+        if self.tunnel is not None:
+            self.tunnel.close()
 
     async def _send(self, data: bytes) -> None:
         try:  # a request fits into the socket's buffer
@@ -158,39 +186,60 @@ class Connection:
         while rest:
             rest = rest[await self._socket.send(rest) :]
 
-    async def _shake_hands(self) -> None:
-        assert self._tls is not None
-        while True:
-            try:
-                self._tls.do_handshake()
-            except ssl.SSLWantReadError:
-                await self._exchange_records()
-            else:
-                await self._send(self._outgoing.read())
-                return
+    async def _tunnelled(self, movers: MoverPool, trust: Trust) -> bool:
+        """Have a mover end the TLS of this connection. Returns False if it is to end here: then the
+        connection is a new one, if the mover has had the old one.
 
-    async def _exchange_records(self) -> None:
+        Raises what a handshake here raises."""
+        peer = self.peer
+        self.tunnel = movers.open_tunnel(self._socket.fileno(), peer.host, trust)
+        if self.tunnel is None:
+            return False
+        self._socket.close()
+        self._socket = trio.socket.from_stdlib_socket(self.tunnel.socket)
+        word = await self.tunnel.opened()
+        if word.state is TunnelState.OPEN:
+            return True
+        if word.state not in (TunnelState.LOST, TunnelState.UNABLE):
+            raise _error_of(word)
+        self.close()
+        self.tunnel = None
+        self._socket = (await trio.open_tcp_stream(peer.host, peer.port)).socket
+        return False
+
+    async def _check_tunnel(self) -> None:
+        """At the end of a tunnel: raise unless its peer has closed it in good order."""
+        if self.tunnel is None:
+            return
+        word = await self.tunnel.ended()
+        if word.state is TunnelState.LOST:
+            raise MoverLost(f"the process that had the connection to {self.peer} has ended")
+        if word.state is not TunnelState.CLOSED:
+            raise _error_of(word)
+
+    async def _shake_hands(self, trust: Trust) -> None:
+        tls = self._tls = TlsSession(trust.context(), self.peer.host)
+        while not tls.shake_hands():
+            await self._exchange_records(tls)
+        await self._send(tls.take_outgoing())
+
+    async def _exchange_records(self, tls: TlsSession) -> None:
         """Send the records of TLS (handshake, key update) and receive until there are more."""
-        await self._send(self._outgoing.read())
-        if records := await self._socket.recv(_TLS_RECEIVE_BYTES):
-            self._incoming.write(records)
-        else:
-            self._incoming.write_eof()
+        await self._send(tls.take_outgoing())
+        tls.feed(await self._socket.recv(RECORDS_BYTES))
 
-    def _decrypt_into(self, buffer: memoryview) -> int | None:
-        """Decrypt many records at once; None when TLS needs more, 0 at the peer's close_notify."""
-        assert self._tls is not None
-        filled = 0
-        try:
-            while filled < len(buffer):
-                # With a buffer, read() returns a count; typeshed knows only the form without.
-                count = cast("int", self._tls.read(len(buffer) - filled, buffer[filled:]))
-                if not count:
-                    break
-                filled += count
-        except ssl.SSLWantReadError:
-            return filled or None
-        return filled
+
+def _error_of(word: TunnelWord) -> OSError:
+    """The error as it is where TLS ends here."""
+    if word.state is TunnelState.UNTRUSTED:
+        untrusted = ssl.SSLCertVerificationError()
+        untrusted.verify_message = word.reason
+        return untrusted
+    if word.state is TunnelState.REFUSED:
+        refused = ssl.SSLError()
+        refused.reason = word.reason
+        return refused
+    return OSError(word.error or errno.ECONNRESET, os.strerror(word.error or errno.ECONNRESET))
 
 
 def _reason(error: OSError) -> str:

@@ -22,6 +22,7 @@ from d7yfs.errors import (
     AccessDenied,
     BadReply,
     D7yfsError,
+    MoverLost,
     ObjectArchived,
     OriginUnavailable,
     ProxyUnavailable,
@@ -39,7 +40,7 @@ from d7yfs.fetch.reply import check_head, error_of, proves
 from d7yfs.fetch.transfer import DIRECT, FALLBACK, Bandwidth, Permits, Sink, Transfer, Urgency, pause_before_retry_s
 from d7yfs.fetch.transport import Response, Transport
 from d7yfs.logs import fields, fields_of
-from d7yfs.movers.pool import MoverPool
+from d7yfs.movers.pool import LEAST_BYTES, MoverPool
 from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.origins.origin import Origin
 from d7yfs.stats.models import Models
@@ -288,6 +289,9 @@ class Fetcher:
                 if transfer.position > reached:
                     attempt = doubtful = 0
                     resigned = False
+                if isinstance(error, MoverLost):
+                    log.info("%s; asking again", error.message, extra=fields_of(error))
+                    continue
                 fresh = isinstance(error, AccessDenied) and not isinstance(error, ObjectArchived) and not resigned
                 if fresh:
                     resigned = True
@@ -350,10 +354,12 @@ class Fetcher:
             # To the end, so that dfdaemon sees that it is a stream.
             headers["Range"] = f"bytes={rest.start}-"
         sent_at = trio.current_time()
+        for_mover = rest.size >= LEAST_BYTES and not transfer.is_for_engine
         # What nobody waits for is a mover's from its first byte: to write into a file that a mover
         # writes is to wait for it, and the loop with it.
         head_alone = not transfer.urgency.urgent and self._receiver.is_for_mover(transfer)
-        async with transport.get(url, headers, via=proxy.url if proxy else "", head_alone=head_alone) as response:
+        via = proxy.url if proxy else ""
+        async with transport.get(url, headers, via=via, for_mover=for_mover, head_alone=head_alone) as response:
             await self._check(response, version, rest, proxy, task)
             if origin is self.origin:
                 self.on_granted(version)

@@ -1,9 +1,9 @@
 """The body of a reply → its transfer's sink: received here, or by a mover.
 
 The first bytes of a body for which a reader waits are received here, as a process more would only
-delay them. So are bodies that come by TLS or in a coding, small ones, and those whose sink is no file.
-A mover gets the rest: it writes straight into the cache's file, and this process only hears how far
-it is.
+delay them. So are bodies that come in a coding, or by TLS that ends here, small ones, and those whose
+sink is no file. A mover gets the rest: it writes straight into the cache's file, and this process only
+hears how far it is.
 
 Owns the buffers. Called by `Fetcher`, which has accepted the head. Trio thread only.
 """
@@ -19,6 +19,7 @@ from d7yfs.fetch.transfer import SEAM_BYTES, FileSink, Reserved, Transfer
 from d7yfs.fetch.transport import Response
 from d7yfs.movers.pool import LEAST_BYTES, MoverPool
 from d7yfs.movers.protocol import MAX_JOB_BYTES, Ending, Word
+from d7yfs.movers.tunnel_end import TunnelEnd
 from d7yfs.objects import ByteRange
 
 BUFFER_BYTES = 1 << 20
@@ -62,25 +63,26 @@ class Receiver:
         if not count:
             raise OriginUnavailable(f"{name}: cut off {missing_bytes} bytes before the end")
         on_bytes()
-        if self._movers is not None and transfer.wanted.size >= LEAST_BYTES and response.rest_fd is not None:
+        if self._movers is not None and transfer.wanted.size >= LEAST_BYTES and response.content_length is not None:
             self._movers.count(count)  # of what a mover could have brought
         if count == missing_bytes and await response.receive_into(memoryview(bytearray(1))):
             raise BadReply(f"{name}: more bytes than were asked for")
         await transfer.take(buffer[:count])
 
-    def is_for_mover(self, transfer: Transfer) -> bool:
-        """True if a mover would take what is left of `transfer`, from a connection that allows it."""
+    def is_for_mover(self, transfer: Transfer, tunnel: TunnelEnd | None = None) -> bool:
+        """True if a mover would take what is left of `transfer`, from a connection that allows it; the
+        one of `tunnel` if there is one."""
         return (
             self._movers is not None
             and not transfer.is_for_engine
-            and self._movers.takes(transfer.wanted.stop - transfer.position)
+            and self._movers.takes(transfer.wanted.stop - transfer.position, tunnel)
             and isinstance(transfer.sink, FileSink)
         )
 
     def _reserve(self, response: Response, transfer: Transfer) -> Reserved | None:
         """The range that a mover is to bring now; None if the next bytes are to be received here."""
         if (
-            not self.is_for_mover(transfer)
+            not self.is_for_mover(transfer, response.tunnel)
             or response.rest_fd is None
             or response.content_length != response.received_bytes + transfer.wanted.stop - transfer.position
         ):
@@ -89,7 +91,7 @@ class Receiver:
         assert isinstance(transfer.sink, FileSink)
         rest = ByteRange(transfer.position, min(transfer.wanted.stop, transfer.position + MAX_JOB_BYTES))
         reserved = transfer.sink.reserve(rest)
-        return reserved if reserved is not None and self._movers.takes(reserved.wanted.size) else None
+        return reserved if reserved is not None and self._movers.takes(reserved.wanted.size, response.tunnel) else None
 
     async def _move(self, response: Response, transfer: Transfer, on_bytes: Callable[[], None]) -> Ending:
         """Have a mover bring what it can now. Returns NONE if there is nothing for a mover, DONE if
@@ -118,6 +120,7 @@ class Receiver:
             crc=reserved.crc,
             idle_timeout_s=response.idle_timeout_s,
             on_word=hear,
+            tunnel=response.tunnel,
         )
         if moving is None:
             return Ending.NONE

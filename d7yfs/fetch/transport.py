@@ -20,17 +20,19 @@ Invariants:
 
 from __future__ import annotations
 
-import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import h11
 import trio
 
-from d7yfs.errors import D7yfsError
+from d7yfs.errors import D7yfsError, MoverLost
 from d7yfs.fetch.connection import Connection, Peer
 from d7yfs.fetch.http_heads import GetRequest, NoReply, ReplyHead, exchange_heads, make_request
+from d7yfs.movers.pool import MoverPool
 from d7yfs.movers.protocol import Ending
+from d7yfs.movers.tunnel_end import TunnelEnd
+from d7yfs.tls import Trust
 
 _FIRST_RECEIVE_BYTES = 136 << 10
 """Bytes to receive with a head: most small objects whole."""
@@ -94,10 +96,15 @@ class Response:
     @property
     def rest_fd(self) -> int | None:
         """The descriptor of the connection from which another process may receive the rest of the
-        body; None while some of it is here, or where it comes in a coding or by TLS."""
+        body; None while some of it is here, or where it comes in a coding or by TLS that ends here."""
         if self.content_length is None or self._early:
             return None
         return self._connection.plain_fd
+
+    @property
+    def tunnel(self) -> TunnelEnd | None:
+        """The tunnel by which the body comes, if it does."""
+        return self._connection.tunnel
 
     @property
     def idle_timeout_s(self) -> float:
@@ -203,19 +210,21 @@ class Transport:
         first_byte_timeout_s: float = 30.0,
         idle_timeout_s: float = 30.0,
         max_idle_connections: int = 16,
-        ssl_context: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+        trust: Trust | None = None,
+        movers: MoverPool | None = None,
         user_agent: str = "d7yfs",
     ) -> None:
         """`connect_timeout_s` bounds name lookup, TCP and TLS together; `first_byte_timeout_s` the
         request and the whole reply head; `idle_timeout_s` the time between two arrivals of a body.
-        `ssl_context` (default: the system's CAs) is called for the first connection with TLS.
+        `trust` (default: the system's CAs) is for connections with TLS, which end in one of `movers`
+        while one takes them.
         """
         self._connect_timeout_s = connect_timeout_s
         self._first_byte_timeout_s = first_byte_timeout_s
         self._idle_timeout_s = idle_timeout_s
         self._max_idle_connections = max_idle_connections
-        self._load_ssl_context = ssl_context
-        self._ssl_context: ssl.SSLContext | None = None
+        self._trust = trust or Trust()
+        self._movers = movers
         self._user_agent = user_agent
         self._open: set[Connection] = set()
         self._idle: list[Connection] = []
@@ -226,7 +235,13 @@ class Transport:
 
     @asynccontextmanager
     async def get(
-        self, url: str, headers: Mapping[str, str], *, via: str = "", head_alone: bool = False
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        via: str = "",
+        for_mover: bool = False,
+        head_alone: bool = False,
     ) -> AsyncIterator[Response]:
         """GET `url` and yield the reply once its head has come, with any status; redirects are not
         followed.
@@ -234,8 +249,9 @@ class Transport:
         `url` goes out byte for byte as given (path and query are signed), so it must be
         percent-encoded. `headers` adds to Host and User-Agent, which are ours; Accept-Encoding is
         identity unless it says otherwise. With `via`, the base URL of a plain HTTP proxy, the
-        request goes there in absolute form (RFC 9112, 3.2.2); CONNECT is never used. With
-        `head_alone` the body is left in the connection for another process, where that is possible.
+        request goes there in absolute form (RFC 9112, 3.2.2); CONNECT is never used. `for_mover` says
+        that the body is worth a mover: then it comes by a connection that is one's, if it can. With
+        `head_alone` the body is left there, where that is possible.
 
         A request on a reused connection that was closed before the first byte of a reply is
         repeated once on a new one.
@@ -244,7 +260,7 @@ class Transport:
         fails), OriginUntrusted, BadReply; ValueError for a URL or header that cannot be sent.
         """
         peer, request = make_request(url, headers, via, self._user_agent)
-        response, connection = await self._start(peer, request, head_alone=head_alone)
+        response, connection = await self._start(peer, request, for_mover=for_mover, head_alone=head_alone)
         reusable = False
         try:
             try:
@@ -272,11 +288,13 @@ class Transport:
         while self._idle:
             self._discard(self._idle.pop())
 
-    async def _start(self, peer: Peer, request: GetRequest, *, head_alone: bool) -> tuple[Response, Connection]:
-        if (connection := self._take_idle(peer)) is not None:
+    async def _start(
+        self, peer: Peer, request: GetRequest, *, for_mover: bool, head_alone: bool
+    ) -> tuple[Response, Connection]:
+        if (connection := self._take_idle(peer, for_mover=for_mover)) is not None:
             try:
                 return await self._exchange(connection, request, head_alone=head_alone), connection
-            except NoReply:
+            except (NoReply, MoverLost):
                 pass  # The peer closed it while it was idle, as it may; a GET can be repeated.
         connection = await self._connect(peer)
         try:
@@ -285,7 +303,9 @@ class Transport:
             raise peer.failure(f"{peer} closed the connection without a reply") from closed.__cause__
 
     async def _connect(self, peer: Peer) -> Connection:
-        connection = await Connection.open(peer, self._tls() if peer.tls else None, timeout_s=self._connect_timeout_s)
+        connection = await Connection.open(
+            peer, self._trust if peer.tls else None, timeout_s=self._connect_timeout_s, movers=self._movers
+        )
         self._open.add(connection)
         return connection
 
@@ -309,26 +329,21 @@ class Transport:
             if len(self._buffers) < _KEPT_BUFFERS:
                 self._buffers.append(buffer)
 
-    def _tls(self) -> ssl.SSLContext:
-        # Late: loading the system's CAs takes tens of milliseconds that plain http saves.
-        if self._ssl_context is None:
-            self._ssl_context = self._load_ssl_context()
-            self._ssl_context.set_alpn_protocols(["http/1.1"])
-        return self._ssl_context
-
-    def _take_idle(self, peer: Peer) -> Connection | None:
+    def _take_idle(self, peer: Peer, *, for_mover: bool) -> Connection | None:
         """Take the most recently used idle connection to `peer` on which nothing happened since."""
         self._expire_idle()
         for index in reversed(range(len(self._idle))):
             if self._idle[index].peer == peer:
                 connection = self._idle.pop(index)
-                if not connection.has_unread():
+                unsuitable = for_mover and peer.tls and self._movers and not self._movers.suits(connection.tunnel)
+                if not unsuitable and not connection.has_unread():
+                    connection.work()
                     return connection
-                self._discard(connection)  # the peer has closed it, or sent bytes on it
+                self._discard(connection)  # or the peer has closed it, or sent bytes on it
         return None
 
     def _put_idle(self, connection: Connection) -> None:
-        connection.idle_since = trio.current_time()
+        connection.rest()
         self._idle.append(connection)
         self._expire_idle()
 

@@ -50,6 +50,7 @@ gauge d7yfs_movers_ready movers.ready: Those that take jobs
 gauge d7yfs_mover_jobs movers.jobs: Bodies of replies that they receive now
 counter d7yfs_mover_received_bytes_total movers.received_bytes: Bytes that they have brought
 counter d7yfs_movers_lost_total movers.lost: Those that died, or hung, with jobs
+gauge d7yfs_mover_tls_connections movers.tls_connections: Connections whose TLS they end
 counter d7yfs_kernel_notices_total kernel_notices.notices: Entries that the kernel was told to forget
 counter d7yfs_kernel_notices_known_total kernel_notices.known: Of these, those that it had
 counter d7yfs_kernel_notices_overflow_total kernel_notices.overflow: Entries that it was not told of because too many

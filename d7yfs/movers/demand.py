@@ -12,7 +12,9 @@ _FIRST_BYTES_S = 100e6
 _EACH_BYTES_S = 600e6
 """… and the rate that each one carries before there is another."""
 IDLE_S = 10.0
-"""Seconds without a job after which a mover ends."""
+"""Seconds without a job after which a mover ends, …"""
+TUNNEL_IDLE_S = 60.0
+"""… and with connections that wait for another request: as long as they are kept."""
 
 
 class Demand:

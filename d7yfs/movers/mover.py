@@ -1,12 +1,15 @@
-"""The program of a mover: receives bodies from connections, and writes them into files of the cache.
+"""The program of a mover: receives bodies from connections, writes them into files of the cache, and
+ends TLS (`tunnel`).
 
-A process of one thread that knows neither names, versions nor credentials: a job is two descriptors
-and a range (`protocol`). It ends when its engine does, as the channel closes then. A disk that stalls
+A process of one thread that knows neither names nor versions: a job is two descriptors and a range
+(`protocol`). Where it ends TLS, requests with their signatures pass through its memory, so it forbids
+others to look there. It ends when its engine does, as the channel closes then. A disk that stalls
 holds up this process alone; the engine sees that it says nothing, and does without it.
 
     python -m d7yfs.movers.mover FD        FD: its end of a socket pair of packets
 
-Started by `pool`. Imports no event loop and no SDK, so that it starts quickly and stays small.
+Started by `pool`. Imports no event loop and no SDK, and TLS with its first tunnel, so that it starts
+quickly and stays small.
 """
 
 from __future__ import annotations
@@ -18,25 +21,61 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
 
 from d7yfs import checksum
 from d7yfs.checksum import crc32c
-from d7yfs.movers.protocol import ALIVE, ALIVE_S, PACKET_BYTES, TAIL_BYTES, Ending, Job, Word
+from d7yfs.errors import ConfigError
+from d7yfs.host.process import forbid_core_dumps
+from d7yfs.movers.protocol import (
+    ALIVE,
+    ALIVE_S,
+    PACKET_BYTES,
+    TAIL_BYTES,
+    Ending,
+    Job,
+    TunnelOrder,
+    TunnelState,
+    TunnelWord,
+    Word,
+    decode_order,
+)
 from d7yfs.objects import BLOCK_BYTES
+
+if TYPE_CHECKING:
+    from d7yfs.movers.tunnel import Tunnel, TunnelSource
 
 _BUFFER_BYTES = 1 << 20
 _SAY_S = 0.001
 """Bytes that have come are told after this time at the latest."""
 
 
+class _Connection:
+    """The bytes of a job from a connection of its own."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.has_rest = False
+        """True if something is here that is not on the socket."""
+
+    def receive_into(self, buffer: memoryview, limit_bytes: int) -> int:
+        """Raises BlockingIOError while nothing is there, and OSError."""
+        return self.socket.recv_into(buffer[:limit_bytes], 0, socket.MSG_DONTWAIT)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
 class _Body:
     """A job under way."""
 
-    __slots__ = ("_crc", "_crcs", "_file_fd", "_said_to", "_tail", "due", "heard_at", "job", "position", "socket")
+    __slots__ = ("_crc", "_crcs", "_file_fd", "_said_to", "_tail", "due", "heard_at", "job", "position", "source")
 
-    def __init__(self, job: Job, connection: socket.socket, file_fd: int, now: float) -> None:
+    def __init__(self, job: Job, source: _Connection | TunnelSource, file_fd: int, now: float) -> None:
         self.job = job
-        self.socket = connection
+        self.source = source
         self.position = self._said_to = job.start
         self.heard_at = now
         self.due = 0.0
@@ -49,7 +88,7 @@ class _Body:
     def step(self, buffer: memoryview, now: float) -> Word | None:
         """Receive once, and write; returns what is to be said now."""
         try:
-            count = self.socket.recv_into(buffer[: self.job.stop - self.position], 0, socket.MSG_DONTWAIT)
+            count = self.source.receive_into(buffer, min(self.job.stop - self.position, len(buffer)))
         except (BlockingIOError, InterruptedError):
             return self._tell_silence(now)
         except OSError as error:
@@ -94,79 +133,167 @@ class _Body:
         return Word(self.job.number, self.position, tuple(crcs), ending, error, self._tail)
 
     def close(self) -> None:
-        self.socket.close()
+        self.source.close()
         os.close(self._file_fd)
 
 
 class Mover:
-    """The jobs of one mover, and the channel to its engine."""
+    """The jobs and tunnels of one mover, and the channel to its engine."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
         self._bodies: dict[int, _Body] = {}
-        """Indexed by the descriptor of their connection."""
+        """Indexed by the number of their job."""
+        self._tunnels: dict[int, Tunnel] = {}
+        """Indexed by their number."""
+        self._watched: dict[int, tuple[int, Callable[[float, int], None]]] = {}
+        """Indexed by descriptor: the events to wait for, and what is called with the time and what came."""
         self._poll = select.epoll()
-        self._poll.register(channel.fileno(), select.EPOLLIN)
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._said_at = 0.0
+        self._is_over = False
+        """True once the engine has closed the channel."""
 
     def run(self) -> None:
-        """Do jobs until the engine closes the channel. Each body in turn is received from once."""
+        """Do jobs until the engine closes the channel. Each descriptor in turn gets one step."""
+        self._watch(self._channel.fileno(), select.EPOLLIN, self._take_orders)
         self._send(ALIVE)  # from now on it takes jobs
-        while True:
+        while not self._is_over:
             due = any(body.due for body in self._bodies.values())
-            for fd, _ in self._poll.poll(_SAY_S if due else ALIVE_S / 2):
+            for fd, came in self._poll.poll(_SAY_S if due else ALIVE_S / 2):
                 now = time.monotonic()
-                if fd == self._channel.fileno():
-                    if not self._take_jobs(now):
-                        return
-                elif (body := self._bodies.get(fd)) is not None:
-                    self._say(body, body.step(self._buffer, now))
+                if (watched := self._watched.get(fd)) is not None:
+                    watched[1](now, came)
                 self._say_what_is_due(now)
             self._say_what_is_due(time.monotonic())
+
+    def _watch(self, fd: int, events: int, step: Callable[[float, int], None]) -> None:
+        """Have `step` called at these events of a descriptor, at its end, and at errors."""
+        if fd not in self._watched:
+            self._poll.register(fd, events)
+        elif self._watched[fd][0] != events:
+            self._poll.modify(fd, events)
+        self._watched[fd] = events, step
+
+    def _unwatch(self, fd: int) -> None:
+        if self._watched.pop(fd, None) is not None:
+            self._poll.unregister(fd)
 
     def _say_what_is_due(self, now: float) -> None:
         for body in list(self._bodies.values()):
             if body.due and now >= body.due:
                 self._say(body, body.tell())
             elif now - body.heard_at >= body.job.idle_timeout_s:
-                self._say(body, body.step(self._buffer, now))  # it may have come just now
+                self._step(body, now)  # it may have come just now
         if now - self._said_at >= ALIVE_S:
             self._send(ALIVE)
 
-    def _take_jobs(self, now: float) -> bool:
-        """Take what the engine has sent; False once it has closed the channel."""
+    def _take_orders(self, now: float, _came: int) -> None:
+        """Take what the engine has sent."""
         while True:
             try:
                 packet, fds, _, _ = socket.recv_fds(self._channel, PACKET_BYTES, 2)
             except BlockingIOError:
-                return True
+                return
             except ConnectionError:
-                return False
+                packet = b""
             if not packet:
-                return False
-            job = Job.decode(packet)
-            if not job.cancels:
-                connection, file_fd = fds
-                body = _Body(job, socket.socket(fileno=connection), file_fd, now)
-                self._bodies[connection] = body
-                self._poll.register(connection, select.EPOLLIN)
-                continue
-            for body in list(self._bodies.values()):
-                if body.job.number == job.number:
-                    self._say(body, body.tell(Ending.CANCELLED))
+                self._is_over = True
+                return
+            order = decode_order(packet)
+            if isinstance(order, TunnelOrder):
+                self._open_tunnel(order, fds)
+            elif not order.cancels:
+                self._begin(order, fds, now)
+            elif (body := self._bodies.get(order.number)) is not None:
+                self._say(body, body.tell(Ending.CANCELLED))
+
+    def _begin(self, job: Job, fds: list[int], now: float) -> None:
+        connection, file_fd = socket.socket(fileno=fds[0]), fds[1]
+        if (tunnel := self._tunnels.get(job.tunnel)) is None:
+            body = self._bodies[job.number] = _Body(job, _Connection(connection), file_fd, now)
+            self._watch(connection.fileno(), select.EPOLLIN, partial(self._step, body))
+            return
+        self._bodies[job.number] = _Body(job, tunnel.lend(job.number, connection), file_fd, now)
+        self._work(tunnel, now)
+
+    def _step(self, body: _Body, now: float, _came: int = 0) -> None:
+        self._say(body, body.step(self._buffer, now))
 
     def _say(self, body: _Body, word: Word | None) -> None:
         if word is None:
             return
         if word.ending is not Ending.NONE:
-            fd = body.socket.fileno()
-            self._poll.unregister(fd)
-            del self._bodies[fd]
+            del self._bodies[body.job.number]
+            if isinstance(body.source, _Connection):
+                self._unwatch(body.source.socket.fileno())
             body.close()
+            if (tunnel := self._tunnels.get(body.job.tunnel)) is not None and not tunnel.is_over:
+                self._carry(tunnel)  # what came beyond the job is in the pair before its word
         self._send(word)
 
-    def _send(self, word: Word) -> None:
+    def _open_tunnel(self, order: TunnelOrder, fds: list[int]) -> None:
+        from d7yfs.movers.tunnel import Tunnel
+
+        store, engine = (socket.socket(fileno=fd) for fd in fds)
+        try:
+            tunnel = self._tunnels[order.number] = Tunnel(order, store, engine)
+        except ConfigError:
+            self._send(TunnelWord(order.number, TunnelState.UNABLE))
+            store.close()
+            engine.close()
+        else:
+            self._carry(tunnel)
+
+    def _carry(self, tunnel: Tunnel) -> None:
+        """Carry what a tunnel has."""
+        word = tunnel.step(self._buffer)
+        if word is not None:
+            self._send(word)
+        if tunnel.is_over:
+            self._close_tunnel(tunnel)
+        else:
+            self._watch_tunnel(tunnel)
+
+    def _watch_tunnel(self, tunnel: Tunnel) -> None:
+        if tunnel.store_events:
+            self._watch(tunnel.store.fileno(), tunnel.store_events, partial(self._hear_store, tunnel))
+        else:  # or an end that it must not have yet would be told again and again
+            self._unwatch(tunnel.store.fileno())
+        self._watch(tunnel.engine.fileno(), tunnel.engine_events, partial(self._hear_engine, tunnel))
+
+    def _hear_store(self, tunnel: Tunnel, now: float, came: int) -> None:
+        if tunnel.job and came != select.EPOLLOUT:
+            self._work(tunnel, now)
+        else:
+            self._carry(tunnel)
+
+    def _work(self, tunnel: Tunnel, now: float) -> None:
+        """Take a step in a tunnel's job, and more while no event would tell of what is here."""
+        body = self._bodies[tunnel.job]
+        self._step(body, now)
+        while tunnel.job and body.source.has_rest:
+            self._step(body, now)
+        if not tunnel.is_over:
+            self._watch_tunnel(tunnel)
+
+    def _hear_engine(self, tunnel: Tunnel, _now: float, came: int) -> None:
+        if came & select.EPOLLHUP:
+            self._close_tunnel(tunnel)  # nobody wants any more
+        else:
+            self._carry(tunnel)
+
+    def _close_tunnel(self, tunnel: Tunnel) -> None:
+        """Close both sides, and end the job that is at work there."""
+        del self._tunnels[tunnel.number]
+        self._unwatch(tunnel.store.fileno())
+        self._unwatch(tunnel.engine.fileno())
+        tunnel.close()
+        if tunnel.job:
+            body = self._bodies[tunnel.job]
+            self._say(body, body.tell(Ending.CANCELLED))
+
+    def _send(self, word: Word | TunnelWord) -> None:
         self._said_at = time.monotonic()
         while True:
             try:
@@ -182,6 +309,7 @@ def main() -> None:
     # The engine ends its movers itself; a terminal and systemd signal all processes of a mount.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    forbid_core_dumps()
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.setblocking(False)
     checksum.load()  # no job should wait for it

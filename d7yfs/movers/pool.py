@@ -1,8 +1,8 @@
 """The movers of one engine: started when bytes come fast, ended when they have nothing to do.
 
 Owns the processes and their channels. A mover that dies, hangs or is stopped costs its jobs an
-ending (`Ending.LOST`) and nothing else: the caller goes on at the last position that was told. A
-mover that cannot even be killed, as its disk hangs, may write later: `Ending.STUCK`.
+ending (`Ending.LOST`), its tunnels another (`TunnelState.LOST`), and nothing else: the caller goes on
+at the last position that was told, or asks again. A mover that cannot even be killed, as its disk hangs, may write later: `Ending.STUCK`.
 
 Called by the fetchers; run by `daemon`. Trio thread only.
 """
@@ -19,10 +19,23 @@ from collections.abc import Callable
 import trio
 
 from d7yfs.host.process import processors
-from d7yfs.movers.demand import IDLE_S, Demand
-from d7yfs.movers.protocol import ALIVE_S, PACKET_BYTES, VERSION, Ending, Job, Word
+from d7yfs.movers.demand import IDLE_S, TUNNEL_IDLE_S, Demand
+from d7yfs.movers.protocol import (
+    ALIVE_S,
+    PACKET_BYTES,
+    VERSION,
+    Ending,
+    Job,
+    TunnelOrder,
+    TunnelState,
+    TunnelWord,
+    Word,
+    decode_word,
+)
+from d7yfs.movers.tunnel_end import TunnelEnd
 from d7yfs.objects import ByteRange
 from d7yfs.stats.status import MoversStatus
+from d7yfs.tls import Trust
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +51,8 @@ _PAUSE_S = 30.0
 """The time without new movers after one that hung, or ended by itself."""
 MAX_JOBS = 64
 """Jobs of one mover at a time; what is more is received in the engine."""
+MAX_TUNNELS = 128
+"""Tunnels of one mover at a time, idle ones with them; TLS of what is more ends in the engine."""
 LEAST_BYTES = 1 << 20
 """A rest of a body that is smaller is received in the engine: handing it over costs as much."""
 
@@ -97,21 +112,27 @@ class Moving:
 
 
 class _Mover:
-    """One process, its channel, and the jobs that it has."""
+    """One process, its channel, the jobs and the tunnels that it has."""
 
     def __init__(self, process: trio.Process, channel: socket.socket) -> None:
         self.process = process
         self.channel = channel
         self.jobs: dict[int, Moving] = {}
+        self.tunnels: dict[int, TunnelEnd] = {}
         self.is_ready = False
         """True once it has said a word: its start takes longer than a job."""
         self.heard_at = self.busy_at = trio.current_time()
-        """Times of its last word, and of the last one at which it had jobs."""
+        """Times of its last word, and of the last one at which it had something to do."""
 
-    def send(self, job: Job, fds: list[int]) -> bool:
-        """Hand a job over; False if the mover takes none now."""
+    @property
+    def is_busy(self) -> bool:
+        """True if it has something to do, be it to wait for a reply."""
+        return bool(self.jobs) or any(tunnel.in_use for tunnel in self.tunnels.values())
+
+    def send(self, order: Job | TunnelOrder, fds: list[int]) -> bool:
+        """Hand an order over; False if the mover takes none now."""
         try:
-            socket.send_fds(self.channel, [job.encode()], fds)
+            socket.send_fds(self.channel, [order.encode()], fds)
         except OSError:
             return False
         return True
@@ -128,7 +149,7 @@ class MoverPool:
         self.moved_bytes = 0
         """Bytes that movers have brought."""
         self.lost = 0
-        """Movers that ended, or were ended, with jobs."""
+        """Movers that ended, or were ended, with something to do."""
         self._movers: list[_Mover] = []
         self._starting = 0
         self._paused_until = float("-inf")
@@ -159,6 +180,7 @@ class MoverPool:
             jobs=self.jobs,
             received_bytes=self.moved_bytes,
             lost=self.lost,
+            tls_connections=sum(len(mover.tunnels) for mover in self._movers),
         )
 
     async def run(self) -> None:
@@ -180,9 +202,45 @@ class MoverPool:
             self._starting += 1
             self._nursery.start_soon(self._live)
 
-    def takes(self, size_bytes: int) -> bool:
-        """True if a body of which so many bytes are to come may be handed over now."""
-        return size_bytes >= LEAST_BYTES and bool(self.ready)
+    def takes(self, size_bytes: int, tunnel: TunnelEnd | None = None) -> bool:
+        """True if a body of which so many bytes are to come, by `tunnel` if there is one, may be handed
+        over now."""
+        return size_bytes >= LEAST_BYTES and self._best(tunnel) is not None
+
+    def _best(self, tunnel: TunnelEnd | None) -> _Mover | None:
+        """The mover for a job: its tunnel's, or else the one with the fewest."""
+        if tunnel is not None:
+            return tunnel.mover if tunnel.mover in self.ready else None
+        return min(self.ready, key=lambda each: len(each.jobs), default=None)
+
+    def open_tunnel(self, connection: int, server_name: str, trust: Trust) -> TunnelEnd | None:
+        """Have the mover with the fewest tunnels end the TLS of a connection that is made; None if none
+        takes it now. `opened` tells the outcome."""
+        if (mover := self._freest) is None:
+            return None
+        self._numbers += 1
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        order = TunnelOrder(self._numbers, server_name, trust.ca_file, trust.verify)
+        with theirs:
+            if not mover.send(order, [connection, theirs.fileno()]):
+                ours.close()
+                return None
+        tunnel = mover.tunnels[order.number] = TunnelEnd(order.number, mover, ours)
+        return tunnel
+
+    def suits(self, tunnel: TunnelEnd | None) -> bool:
+        """True if no new connection with TLS were better for a large body than this one, as it ends in
+        the engine (None), or its mover has more of them than another."""
+        if (freest := self._freest) is None:
+            return True
+        return tunnel is not None and len(tunnel.mover.tunnels) <= len(freest.tunnels) + 1
+
+    @property
+    def _freest(self) -> _Mover | None:
+        """The mover for the next tunnel."""
+        able = [mover for mover in self._movers if mover.is_ready and len(mover.tunnels) < MAX_TUNNELS]
+        return min(able, key=lambda each: len(each.tunnels), default=None)
 
     def hand_over(
         self,
@@ -193,14 +251,15 @@ class MoverPool:
         crc: int,
         idle_timeout_s: float,
         on_word: Callable[[Word], None],
+        tunnel: TunnelEnd | None = None,
     ) -> Moving | None:
-        """Have the mover with the fewest jobs receive `wanted` from a connection and write it into a
-        file; None if none takes it now.
+        """Have the mover with the fewest jobs, or that of `tunnel`, receive `wanted` from a connection
+        and write it into a file; None if none takes it now.
 
         `on_word` is told of each word, up to the one with an ending."""
         self._numbers += 1
-        job = Job(self._numbers, wanted.start, wanted.stop, crc, idle_timeout_s)
-        mover = min(self.ready, key=lambda each: len(each.jobs), default=None)
+        job = Job(self._numbers, wanted.start, wanted.stop, crc, idle_timeout_s, tunnel.number if tunnel else 0)
+        mover = self._best(tunnel)
         if mover is None or not mover.send(job, [connection, file_fd]):
             return None
         moving = mover.jobs[job.number] = Moving(job, mover, on_word)
@@ -226,11 +285,13 @@ class MoverPool:
                 log.warning("a process that receives data %s (pid %d): going on without it", trouble, mover.process.pid)
         finally:
             self._movers.remove(mover)
-            self.lost += bool(mover.jobs)
+            self.lost += mover.is_busy
             trio.lowlevel.notify_closing(mover.channel)
             mover.channel.close()
             if mover.jobs or trouble:
                 mover.process.kill()
+            for tunnel in list(mover.tunnels.values()):
+                tunnel.hear(TunnelWord(tunnel.number, TunnelState.LOST))
             with trio.move_on_after(_CANCEL_S, shield=True):
                 await mover.process.wait()
             # Once it is dead it writes no more. While its disk hangs not even a kill ends it.
@@ -273,10 +334,14 @@ class MoverPool:
             if not packet:
                 return "has ended"
             try:
-                word = Word.decode(packet)
-                if not word.number and word.position != VERSION:
+                word = decode_word(packet)
+                if isinstance(word, TunnelWord):
+                    if (tunnel := mover.tunnels.get(word.number)) is not None:  # or its caller has left
+                        tunnel.hear(word)
+                elif not word.number and word.position != VERSION:
                     return "is of another release (d7yfs upgrade replaces the daemon, too)"
-                self._apply(mover, word)
+                else:
+                    self._apply(mover, word)
             except ValueError:
                 return "talks nonsense"
             heard = True
@@ -284,10 +349,10 @@ class MoverPool:
         if not heard:
             return "hangs"
         mover.heard_at = now
-        if mover.jobs:
+        if mover.is_busy:
             mover.busy_at = now
             return None
-        return "" if now - mover.busy_at >= IDLE_S else None
+        return "" if now - mover.busy_at >= (TUNNEL_IDLE_S if mover.tunnels else IDLE_S) else None
 
     def _apply(self, mover: _Mover, word: Word) -> None:
         """Take a word. Raises ValueError for one that its job cannot have."""

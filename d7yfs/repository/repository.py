@@ -38,7 +38,7 @@ from d7yfs.origins.rest import ask_again
 from d7yfs.origins.survey import Empty, SingleObject, survey
 from d7yfs.repository.visible import VisibleListings
 from d7yfs.stats.models import Models
-from d7yfs.tls import ssl_context
+from d7yfs.tls import Trust
 from d7yfs.tree.listing import DirectoryListing
 from d7yfs.tree.visibility import Visibility
 
@@ -211,7 +211,8 @@ def open_repositories(settings: Settings, movers: MoverPool | None = None) -> li
             first_byte_timeout_s=_silence_s(config.read_timeout_s),
             idle_timeout_s=_silence_s(config.read_timeout_s),
             max_idle_connections=config.max_connections,
-            ssl_context=partial(ssl_context, repository.ca_bundle, verify=repository.verify_tls),
+            trust=Trust(repository.ca_bundle, verify=repository.verify_tls),
+            movers=movers,
             user_agent=USER_AGENT,
         )
         fetcher = Fetcher(

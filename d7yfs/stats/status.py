@@ -299,6 +299,8 @@ class MoversStatus:
     """Bytes that they have brought."""
     lost: int = 0
     """Processes that died, or hung, with jobs: the daemon went on by itself."""
+    tls_connections: int = 0
+    """Connections whose TLS they end, idle ones with them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,7 +104,7 @@ async def test_a_head_that_is_received_alone_leaves_the_body_where_it_is(long: b
         cuts = [0, *([cut // 2] if parts == 2 else []), cut, len(said)] if parts else [0, len(said)]
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        connection = Connection(peer, trio.SocketStream(trio.socket.from_stdlib_socket(ours)), None)
+        connection = Connection(peer, trio.socket.from_stdlib_socket(ours))
         heads: list[bytes] = []
 
         async def exchange(connection: Connection = connection, heads: list[bytes] = heads) -> None:

@@ -7,6 +7,8 @@ import os
 import signal
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -23,10 +25,10 @@ from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.transfer import SEAM_BYTES, Transfer, Urgency
 from d7yfs.fetch.transport import Transport
 from d7yfs.movers import pool
-from d7yfs.movers.demand import Demand
 from d7yfs.movers.pool import MoverPool
 from d7yfs.movers.protocol import ALIVE_S
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
+from d7yfs.tls import Trust
 from tests.fetch.doubles import FakeOrigin
 from tests.servers import faults
 from tests.servers.dfdaemon import FakeDfdaemon
@@ -93,7 +95,7 @@ class FileSink:
 
     def reserve(self, wanted: ByteRange) -> Landing | None:
         assert wanted.start == self.position
-        if self.refused:
+        if self.refused or not self.job_bytes:
             return None
         landing = Landing(self, ByteRange(wanted.start, min(wanted.stop, wanted.start + self.job_bytes)))
         if self.read_only:
@@ -405,26 +407,198 @@ async def test_without_movers_the_engine_receives(
     assert sink.moved_bytes == 0
 
 
-async def test_what_comes_by_tls_is_received_in_the_engine_and_is_worth_no_mover(
-    movers: MoverPool, sink: FileSink
-) -> None:
-    ca, trusting = trustme.CA(), ssl.create_default_context()
-    ca.configure_trust(trusting)
+@dataclass
+class TlsStore:
+    """A store with TLS, and the trust in it."""
+
+    server: ScriptedServer
+    trust: Trust
+
+
+@pytest.fixture
+async def tls_store(tmp_path: Path) -> AsyncIterator[TlsStore]:
+    ca = trustme.CA()
+    ca.cert_pem.write_to_path(tmp_path / "ca.pem")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ca.issue_cert("127.0.0.1").configure_cert(context)
-    movers.demand = Demand(2)
     async with ScriptedServer({KEY: BODY}, ssl_context=context).running() as server:
-        origin = FakeOrigin(server)
-        transport = Transport(idle_timeout_s=5, ssl_context=lambda: trusting)
-        fetcher = Fetcher(
-            origin, transport, proxy=None, read_timeout_s=READ_TIMEOUT_S, max_connections=4, movers=movers
-        )
-        await fetcher.fetch(origin.version(KEY), WHOLE, sink)
-        await transport.aclose()
+        yield TlsStore(server, Trust(tmp_path / "ca.pem"))
+
+
+@asynccontextmanager
+async def tls_fetcher(store: TlsStore, movers: MoverPool) -> AsyncIterator[Fetcher]:
+    transport = Transport(connect_timeout_s=10, idle_timeout_s=5, trust=store.trust, movers=movers)
+    yield Fetcher(
+        FakeOrigin(store.server),
+        transport,
+        proxy=None,
+        read_timeout_s=READ_TIMEOUT_S,
+        max_connections=4,
+        movers=movers,
+    )
+    await transport.aclose()
+    assert not transport._open
+    assert not any(mover.tunnels for mover in movers._movers)
+
+
+async def test_tls_ends_in_movers_and_its_connections_serve_again(
+    tls_store: TlsStore, movers: MoverPool, sink: FileSink
+) -> None:
+    async with tls_fetcher(tls_store, movers) as fetcher:
+        version = FakeOrigin(tls_store.server).version(KEY)
+        await fetcher.fetch(version, ByteRange(0, 2_500_000), sink)
+        await fetcher.fetch(version, ByteRange(2_500_000, len(BODY)), sink)
+        assert sink.data == BODY
+        assert movers.moved_bytes > len(BODY) // 2
+        assert tls_store.server.connections == 1
+        assert fetcher.counters.direct_bytes_by_reason == {"direct": len(BODY)}
+
+
+async def test_tls_ends_here_while_there_is_no_mover_and_counts_for_one(tls_store: TlsStore, sink: FileSink) -> None:
+    movers = MoverPool(2)
+    async with tls_fetcher(tls_store, movers) as fetcher:
+        await fetcher.fetch(FakeOrigin(tls_store.server).version(KEY), WHOLE, sink)
     assert sink.data == BODY
     assert movers.moved_bytes == 0
-    assert not movers.demand._bytes
-    assert not movers.demand.movers
+    assert movers.demand.movers or movers.demand._bytes
+
+
+async def test_a_large_body_leaves_a_connection_whose_tls_ends_here(
+    tls_store: TlsStore, movers: MoverPool, sink: FileSink
+) -> None:
+    async with tls_fetcher(tls_store, movers) as fetcher:
+        version = FakeOrigin(tls_store.server).version(KEY)
+        for mover in movers._movers:
+            mover.is_ready = False
+        await fetcher.fetch(version, ByteRange(0, 2_500_000), sink)
+        assert movers.moved_bytes == 0
+        await until(lambda: len(movers.ready) == 2)  # they have said another word
+        await fetcher.fetch(version, ByteRange(2_500_000, len(BODY)), sink)
+        assert sink.data == BODY
+        assert movers.moved_bytes > BLOCK_BYTES
+        assert tls_store.server.connections == 2
+
+
+@pytest.mark.parametrize("fault", [faults.cut_after(5_000_000), faults.reset_after(5_000_000)], ids=["cut", "reset"])
+async def test_a_body_by_tls_that_is_cut_off_goes_on_behind_the_seam(
+    tls_store: TlsStore, movers: MoverPool, sink: FileSink, fault: Fault
+) -> None:
+    tls_store.server.script(fault)
+    async with tls_fetcher(tls_store, movers) as fetcher:
+        await fetcher.fetch(FakeOrigin(tls_store.server).version(KEY), WHOLE, sink)
+        assert sink.data == BODY
+        assert not sink.retracted
+        assert fetcher.counters.direct_requests == 2
+        assert sum(fetcher.counters.retries.values()) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("has_job", [True, False], ids=["with a job", "read by the engine"])
+async def test_a_mover_that_ends_or_hangs_with_a_connection_is_no_failure_of_the_store(
+    tls_store: TlsStore, movers: MoverPool, sink: FileSink, number: signal.Signals, *, has_job: bool
+) -> None:
+    movers.patience_s = 1.0
+    stuck = faults.Hang(5_000_000)
+    tls_store.server.script(stuck)
+    if not has_job:
+        sink.job_bytes = 0
+    async with tls_fetcher(tls_store, movers) as fetcher, trio.open_nursery() as nursery:
+        nursery.start_soon(fetcher.fetch, FakeOrigin(tls_store.server).version(KEY), WHOLE, sink)
+        await stuck.reached.wait()
+        (busy,) = [mover.process.pid for mover in movers.ready if mover.is_busy]
+        os.kill(busy, number)
+    assert sink.data == BODY
+    assert not sink.refused
+    assert movers.lost == 1
+    assert fetcher.counters.direct_requests == 2
+    assert not fetcher.counters.retries
+
+
+async def test_a_mover_that_ends_while_its_connection_is_idle_costs_a_new_connection(
+    tls_store: TlsStore, movers: MoverPool, sink: FileSink
+) -> None:
+    async with tls_fetcher(tls_store, movers) as fetcher:
+        version = FakeOrigin(tls_store.server).version(KEY)
+        await fetcher.fetch(version, ByteRange(0, 2_500_000), sink)
+        (idle,) = [mover.process.pid for mover in movers.ready if mover.tunnels]
+        os.kill(idle, signal.SIGKILL)
+        await fetcher.fetch(version, ByteRange(2_500_000, len(BODY)), sink)
+        assert sink.data == BODY
+        assert not fetcher.counters.retries
+        assert tls_store.server.connections == 2
+
+
+async def test_a_mover_with_idle_connections_lives_as_long_as_they_are_kept(
+    tls_store: TlsStore, movers: MoverPool, sink: FileSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with tls_fetcher(tls_store, movers) as fetcher:
+        version = FakeOrigin(tls_store.server).version(KEY)
+        await fetcher.fetch(version, ByteRange(0, 2_500_000), sink)
+        (idle,) = [mover for mover in movers.ready if mover.tunnels]
+        assert not idle.is_busy
+        monkeypatch.setattr(pool, "IDLE_S", 0.0)
+        await until(lambda: len(movers.processes) == 1)
+        assert movers._movers == [idle]
+        monkeypatch.setattr(pool, "TUNNEL_IDLE_S", 0.0)
+        await until(lambda: not movers.processes)
+        assert movers.lost == 0
+        await fetcher.fetch(version, ByteRange(2_500_000, len(BODY)), sink)
+        assert sink.data == BODY
+        assert not fetcher.counters.retries
+
+
+async def test_a_mover_waits_for_a_reply_however_long_it_takes(
+    tls_store: TlsStore, movers: MoverPool, sink: FileSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = faults.Hang(0)
+    tls_store.server.script(stuck)
+    monkeypatch.setattr(pool, "IDLE_S", 0.0)
+    monkeypatch.setattr(pool, "TUNNEL_IDLE_S", 0.0)
+    async with tls_fetcher(tls_store, movers) as fetcher, trio.open_nursery() as nursery:
+        nursery.start_soon(fetcher.fetch, FakeOrigin(tls_store.server).version(KEY), WHOLE, sink)
+        await stuck.reached.wait()
+        await until(lambda: len(movers.processes) == 1)
+        stuck.resume.set()
+    assert sink.data == BODY
+    assert not fetcher.counters.retries
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_mover_that_ends_or_hangs_in_a_handshake_leaves_it_to_the_engine(
+    tls_store: TlsStore, movers: MoverPool, sink: FileSink, number: signal.Signals
+) -> None:
+    movers.patience_s = 1.0
+    for mover in movers.ready:
+        os.kill(mover.process.pid, signal.SIGSTOP)
+
+    async def kill() -> None:
+        await until(lambda: any(mover.tunnels for mover in movers._movers))
+        if number is signal.SIGKILL:
+            for pid in movers.processes:
+                os.kill(pid, number)
+
+    async with tls_fetcher(tls_store, movers) as fetcher, trio.open_nursery() as nursery:
+        nursery.start_soon(kill)
+        await fetcher.fetch(FakeOrigin(tls_store.server).version(KEY), WHOLE, sink)
+        assert not fetcher.counters.retries
+    assert sink.data == BODY
+
+
+async def test_connections_go_to_the_mover_with_the_fewest(
+    tls_store: TlsStore, movers: MoverPool, tmp_path: Path
+) -> None:
+    async with tls_fetcher(tls_store, movers) as fetcher:
+        version = FakeOrigin(tls_store.server).version(KEY)
+        one, other = movers._movers
+        for is_alone in (True, False):
+            await until(lambda: len(movers.ready) == 2)
+            other.is_ready = not is_alone
+            sinks = [FileSink(tmp_path / f"{is_alone} {number}") for number in range(4)]
+            async with trio.open_nursery() as nursery:
+                for each in sinks:
+                    nursery.start_soon(partial(fetcher.fetch, version, WHOLE, each))
+            assert all(each.data == BODY for each in sinks)
+        assert abs(len(one.tunnels) - len(other.tunnels)) <= 1
 
 
 async def test_a_silent_origin_is_named(

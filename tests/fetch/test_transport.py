@@ -21,6 +21,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from d7yfs.errors import BadReply, NotFound, OriginUnavailable, OriginUntrusted, ProxyUnavailable
 from d7yfs.fetch.http_heads import Headers
 from d7yfs.fetch.transport import Transport
+from d7yfs.movers.pool import MoverPool
+from d7yfs.tls import Trust
+from tests.movers.test_pool import running
 from tests.servers import faults
 from tests.servers.http11 import Answer, Exchange, Fault
 from tests.servers.scripted import ScriptedServer
@@ -634,13 +637,32 @@ async def tls_server(ca: trustme.CA) -> AsyncIterator[ScriptedServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def trust(ca: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Trust:
+    path = tmp_path_factory.mktemp("ca") / "ca.pem"
+    ca.cert_pem.write_to_path(path)
+    return Trust(path)
+
+
+@pytest.fixture(params=["engine", "mover"])
+async def tls_movers(request: pytest.FixtureRequest) -> AsyncIterator[MoverPool | None]:
+    """Where TLS ends: None is here."""
+    if request.param == "engine":
+        yield None
+        return
+    async with running() as movers:
+        yield movers
+
+
 @pytest.fixture
-async def tls_transport(ca: trustme.CA) -> AsyncIterator[Transport]:
-    context = ssl.create_default_context()
-    ca.configure_trust(context)
-    transport = Transport(ssl_context=lambda: context)
+async def tls_transport(trust: Trust, tls_movers: MoverPool | None) -> AsyncIterator[Transport]:
+    transport = Transport(trust=trust, movers=tls_movers)
     yield transport
     await transport.aclose()
+    assert not transport._open
+    if tls_movers is not None:
+        assert tls_movers._numbers, "no mover has had a connection"
+        assert tls_movers.ready, "a mover has died"
 
 
 @pytest.mark.parametrize("fault", [faults.honest, faults.chunked])
@@ -694,7 +716,10 @@ async def test_tls_bodies_that_end_with_the_connection_in_good_order(ca: trustme
         nursery.cancel_scope.cancel()
 
 
-async def test_an_unknown_ca_is_refused_in_words_and_for_good(tls_server: ScriptedServer, transport: Transport) -> None:
+async def test_an_unknown_ca_is_refused_in_words_and_for_good(
+    tls_server: ScriptedServer, tls_movers: MoverPool | None
+) -> None:
+    transport = Transport(movers=tls_movers)
     with pytest.raises(OriginUntrusted, match=f"certificate of 127.0.0.1:{tls_server.port} does not verify") as caught:
         await fetch(transport, f"{tls_server.url_of(KEY)}?{SECRET}")
     assert not caught.value.transient
@@ -709,7 +734,7 @@ async def test_a_certificate_for_another_name_is_refused(ca: trustme.CA, tls_tra
         assert not server.requests
 
 
-async def test_https_to_a_plain_server(transport: Transport) -> None:
+async def test_https_to_a_plain_server(tls_transport: Transport) -> None:
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
 
     async def speak_plainly(stream: trio.SocketStream) -> None:
@@ -719,7 +744,7 @@ async def test_https_to_a_plain_server(transport: Transport) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.serve_listeners, speak_plainly, [listener])
         with pytest.raises(OriginUnavailable, match="no TLS with") as caught:
-            await fetch(transport, f"https://127.0.0.1:{listener.socket.getsockname()[1]}/k")
+            await fetch(tls_transport, f"https://127.0.0.1:{listener.socket.getsockname()[1]}/k")
         assert "https" in caught.value.hint
         nursery.cancel_scope.cancel()
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import pytest
+import trustme
 
 from tests.mount.conftest import MIB, bytes_of, faulty_url
 from tests.mount.mounted import D7YFS, Mounted, Mounter, ended, in_background, movers_of, run, until
@@ -152,3 +156,66 @@ def test_none_are_started(mounter: Mounter, store: InThread[S3Faults], alone: tu
     assert mounted.read("file") == BODY
     assert mounted.status()["movers"]["processes_limit"] == 0
     assert movers_of(mounted.worker_pid) == []
+
+
+@pytest.fixture
+def tls_store(tmp_path: Path) -> Iterator[TlsStore]:
+    ca, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.cert_pem.write_to_path(tmp_path / "ca.pem")
+    ca.issue_cert("127.0.0.1").configure_cert(context)
+    with InThread(S3Faults(ssl_context=context)) as running:
+        for name, body in (("file", BODY), ("one", ONE_REQUEST), ("first", FIRST)):
+            running.do(running.server.put, f"b/{name}", body)
+        yield TlsStore(running, tmp_path / "ca.pem")
+
+
+@dataclass
+class TlsStore:
+    """A store by https, and the file of its authority."""
+
+    running: InThread[S3Faults]
+    ca_file: Path
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        url = f"s3://https://127.0.0.1:{self.running.server.port}/b"
+        return url, "--anonymous", "--ca-bundle", str(self.ca_file)
+
+
+def test_tls_ends_in_movers_and_status_tells(mounter: Mounter, tls_store: TlsStore) -> None:
+    mounted = mounter.mount(*tls_store.arguments, "--movers", "2")
+    start_movers(mounted, 2)
+    assert mounted.status()["movers"]["received_bytes"] == 0, "the first request waits for no mover"
+    assert mounted.read("file") == BODY
+    told = mounted.status()["movers"]
+    assert told["received_bytes"] > len(BODY) / 2
+    assert told["tls_connections"] > 0
+    assert told["lost"] == 0
+    assert "TLS connections" in run("status", mounted.point).stdout
+    assert mounted.read_anew("file") == BODY
+    assert tls_store.running.server.sent_bytes["b/file"] == len(BODY), "each byte is fetched once"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_mover_that_ends_tls_and_is_killed_or_stopped_is_not_seen(
+    mounter: Mounter, tls_store: TlsStore, number: signal.Signals
+) -> None:
+    mounted = mounter.mount(*tls_store.arguments, "--movers", "1")
+    (mover,) = start_movers(mounted, 1)
+    half = Half(mounted, tls_store.running)
+    os.kill(mover, number)
+    assert half.reader.result(ANSWER_S) == BODY
+    until(lambda: ended(mover), "the end of a mover that is of no use")
+    status = mounted.status()
+    assert status["movers"]["lost"] == 1
+    assert status["repositories"][0]["fetched"]["retries"] == {}, "that was no failure of the store"
+    assert mounted.read_anew("file") == BODY
+
+
+def test_connections_of_movers_end_with_a_worker_that_is_killed(mounter: Mounter, tls_store: TlsStore) -> None:
+    mounted = mounter.mount(*tls_store.arguments, "--movers", "2")
+    first = start_movers(mounted, 2)
+    half = Half(mounted, tls_store.running)
+    os.kill(mounted.worker_pid, signal.SIGKILL)
+    until(lambda: all(map(ended, first)), "the end of the killed worker's movers")
+    assert half.reader.result(ANSWER_S) == BODY

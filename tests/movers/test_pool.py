@@ -213,8 +213,10 @@ NONSENSE = [
     "Word(1, 1000, ()).encode()",
     "Word(1, 1000, (7, 8)).encode()",
     "Word(1, 5, (7,), Ending.DONE).encode()",
-    "struct.pack('=QQBiH', 1, 0, 99, 0, 0)",
+    "struct.pack('=QQBiH', 1, 0, 9, 0, 0)",
     "struct.pack('=QQBiH', 1, 0, 0, 0, 9)",
+    "struct.pack('=QQBiH', 1, 0, 99, 0, 0)",
+    "struct.pack('=QQBiH', 1, 0, 64, 0, 9)",
 ]
 
 
@@ -277,6 +279,7 @@ async def test_it_has_no_descriptor_variable_or_library_that_it_does_not_need(
             ends = {target.partition(":")[0] for fd, target in found.items() if int(fd) > 2}
             assert ends == {"socket", "anon_inode"}  # its channel, and epoll
             assert {found["0"], found["1"]} == {"/dev/null"}
+            assert f"Max core file size{'0':>9}" in (process / "limits").read_text()
             mapped = (process / "maps").read_text()
             assert not [name for name in ("_ssl.", "libfuse", "pyfuse3", "libcrypto") if name in mapped]
 

@@ -29,6 +29,7 @@ from d7yfs.objects import ByteRange, ObjectVersion, SecretStr
 from d7yfs.origins import open_origin
 from d7yfs.origins.origin import Checksums, Origin
 from d7yfs.origins.s3.origin import S3Origin
+from d7yfs.tls import Trust
 from tests.origins.opening import opened_at
 from tests.servers import faults
 from tests.servers.http11 import Answer, Exchange
@@ -97,9 +98,8 @@ async def listed(origin: Origin) -> ObjectVersion:
 
 async def read(origin: Origin, version: ObjectVersion, ca_file: Path | None = None) -> bytes:
     """Read with the product's own fetcher."""
-    context = partial(ssl.create_default_context, cafile=ca_file)
     async with AsyncExitStack() as stack:
-        transport = await stack.enter_async_context(aclosing(Transport(ssl_context=context)))
+        transport = await stack.enter_async_context(aclosing(Transport(trust=Trust(ca_file))))
         fetcher = Fetcher(origin, transport, proxy=None, read_timeout_s=20, max_connections=4)
         sink = Sink()
         await fetcher.fetch(version, version.whole, sink)

@@ -8,6 +8,7 @@ bucket for its listings.
 
 from __future__ import annotations
 
+import ssl
 from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,8 +26,10 @@ _NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 class S3Faults(ScriptedServer):
     """A fake S3 store; `archive` puts an object into an archive storage class."""
 
-    def __init__(self, objects: Mapping[str, bytes] | None = None) -> None:
-        super().__init__(objects)
+    def __init__(
+        self, objects: Mapping[str, bytes] | None = None, *, ssl_context: ssl.SSLContext | None = None
+    ) -> None:
+        super().__init__(objects, ssl_context=ssl_context)
         self._storage_classes: dict[str, str] = {}
         self._etags: dict[str, tuple[bytes, str]] = {}
         self._checksums: dict[str, dict[str, str]] = {}

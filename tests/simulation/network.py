@@ -230,7 +230,7 @@ def connection_in(network: Network) -> type:
             self._closed = False
 
         @classmethod
-        async def open(cls, peer: Peer, tls: object, *, timeout_s: float) -> SimulatedConnection:
+        async def open(cls, peer: Peer, trust: object, *, timeout_s: float, movers: object) -> SimulatedConnection:
             chance = network.chance
             await trio.sleep(chance.choice((0.0, 0.001, 0.02)))
             if (peer.proxy and network.refuses_proxy) or (network.faults and chance.random() < network.faults / 4):
@@ -270,6 +270,12 @@ def connection_in(network: Network) -> type:
             buffer[:count] = self._sent.data[self._position : self._position + count]
             self._position += count
             return count
+
+        def work(self) -> None:
+            pass
+
+        def rest(self) -> None:
+            self.idle_since = trio.current_time()
 
         def has_unread(self) -> bool:
             # Only bytes that have arrived by now count.
