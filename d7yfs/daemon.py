@@ -112,6 +112,7 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings], role: R
     process.spare_collector()
     if link is not None:
         await link.wait_for_turn()
+    directory.join()
     succession = None
     try:
         if handed is not None:
@@ -228,9 +229,8 @@ class _Mount:
             if repository.config.name in self._late:
                 nursery.start_soon(self._await_latecomer, self._late[repository.config.name])
             else:
-                nursery.start_soon(repository.fetcher.prepare)
-        path = control_socket.socket_path(self._mountpoint)
-        control = self._link.control if self._link is not None else None
+                nursery.start_soon(repository.fetcher.stay_prepared)
+        path, control = control_socket.socket_path(self._mountpoint), self._link.control if self._link else None
         await nursery.start(server.serve, path, self._commands.handlers(), control)
         if self._succession is not None:
             if self._link is not None and not self._succession.follows:
@@ -282,7 +282,7 @@ class _Mount:
         name = late.repository.config.name
         await late.wait(self._filesystem.listers[name].relocate, partial(self._distrust, name, names=True))
         self._note_tops()
-        await late.repository.fetcher.prepare()
+        await late.repository.fetcher.stay_prepared()
 
     def _note_tops(self) -> None:
         if self._succession is not None:

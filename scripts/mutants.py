@@ -320,14 +320,14 @@ MUTANTS = (
     Mutant(
         "a lease is not released",
         "cache",
-        "_set_lock(self.files.map_fd, fcntl.F_UNLCK, *extent_of_entries(wanted))",
+        "_set_lock(self._files.map_fd, fcntl.F_UNLCK, *extent_of_entries(wanted))",
         "extent_of_entries(wanted)",
         "cache/test_leases.py",
     ),
     Mutant(
         "a stream's lease is not released",
         "cache",
-        "_set_lock(self.files.map_fd, fcntl.F_UNLCK, 0, 1)",
+        "_set_lock(self._files.map_fd, fcntl.F_UNLCK, 0, 1)",
         "pass",
         "cache/test_leases.py",
     ),

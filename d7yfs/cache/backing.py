@@ -45,6 +45,10 @@ from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 log = logging.getLogger(__name__)
 
 
+def _never() -> bool:
+    return False
+
+
 class BackingFile(BlockReader):
     """The bytes of `version`, in `files` on disk or, where that has no room for a block, in memory.
 
@@ -78,6 +82,8 @@ class BackingFile(BlockReader):
         """True if dfdaemon's file had other bytes than before: it is not linked again."""
         self._disk_is_wrong = False
         """True if the disk has blocks of other bytes that could not be struck out."""
+        self.is_absent = _never
+        """True while it is known that there is no file yet: the first bytes that come have one made."""
         self._files: VersionFiles | None = None
         self._resting: VersionFiles | None = None
         """Files of which the map alone is open, and with it the lock."""
@@ -86,6 +92,7 @@ class BackingFile(BlockReader):
     def use(self, files: VersionFiles | None) -> None:
         """Believe these `files` from now on: present are the blocks that they have."""
         self.close()
+        self.is_absent = _never
         self._files = files
         self._disk_refused = False
         size_bytes = self.version.size_bytes
@@ -96,7 +103,7 @@ class BackingFile(BlockReader):
     @property
     def keeps(self) -> bool:
         """True if bytes that no reader waits for are kept (the disk has room)."""
-        return self._files is not None and not self._disk_refused and self._room_left()
+        return (self._files is not None or self.is_absent()) and not self._disk_refused and self._room_left()
 
     def missing(self, wanted: ByteRange) -> list[ByteRange]:
         """The runs of `Presence.missing`, less the blocks that another daemon has written since.

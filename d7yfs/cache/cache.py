@@ -118,8 +118,14 @@ class Cache:
                 self._opening.pop(key).set()
         return cached
 
-    def open_at_once(self, store: StoreIdentity, version: ObjectVersion, new_filler: NewFiller) -> CachedVersion | None:
-        """`open`, if it waits for nothing: the version is open, or the disk has just taken a write."""
+    def open_at_once(
+        self, store: StoreIdentity, version: ObjectVersion, new_filler: NewFiller, *, blank: bool = False
+    ) -> CachedVersion | None:
+        """`open`, if it waits for nothing: the version is open, or the disk has just taken a write.
+
+        With `blank` also a large one that is known to be absent: its files are made when its first bytes
+        come, which need not wait for that. Other daemons see no lease until then, so it is for the only one.
+        """
         key = (store, *version.identity)
         cached = self._open.get(key, {}).get(new_filler)
         if cached is None and self._disk.is_prompt and key not in self._opening:
@@ -129,9 +135,23 @@ class Cache:
                 cached = self._admit(key, version, files, new_filler)
             except (OSError, TooManyOpenFiles):
                 return None  # locked, or a failure that `open` tells of
+        elif cached is None and blank and self._may_be_blank(key, version):
+            cached = self._make(key, version, None, new_filler)
+            cached.use.is_asleep = True
+            cached.backing.is_absent = partial(self._directory.is_absent, store, version)
+            self._open.setdefault(key, {})[new_filler] = cached
         if cached is not None:
             cached.hold()
         return cached
+
+    def _may_be_blank(self, key: _Key, version: ObjectVersion) -> bool:
+        return (
+            version.size_bytes > BLOCK_BYTES
+            and not self._disk.stalled_s
+            and key not in self._open
+            and key not in self._opening
+            and self._directory.is_absent(key[0], version)
+        )
 
     async def _open_new(self, key: _Key, version: ObjectVersion, new_filler: NewFiller) -> None:
         self._admit(key, version, await self._open_files(key[0], version), new_filler)
@@ -185,7 +205,8 @@ class Cache:
     async def _reopen(self, store: StoreIdentity, cached: CachedVersion) -> None:
         files = await self._open_files(store, cached.version, again=True)
         cached.backing.use(files)
-        cached.leases.files = files
+        cached.leases.use(files)
+        cached.grants.use(files)
         cached.proof.use(files)
 
     def digest(self, principal: str) -> str:
@@ -256,7 +277,7 @@ class Cache:
 
     def _take(self, files: VersionFiles) -> None:
         """Take account of a pair that was opened."""
-        self._directory.take(files.made_bytes)
+        self._directory.note_opened(files)
         if not files.made_bytes:
             # Not waited for: a frozen file system opens what it has, and can be read.
             self._disk.run_soon(partial(self._disk.prove_with, files.touch))

@@ -42,6 +42,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from d7yfs.cache import private_directory
+from d7yfs.cache.census import Census
 from d7yfs.cache.grants import KEY_BYTES, load_key
 from d7yfs.cache.kept_names import NAMES, PART, KeptNames
 from d7yfs.cache.pair import (
@@ -112,6 +113,7 @@ class CacheDirectory:
         self._root = path / FORMAT
         self._on_tmpfs = False
         self.names = KeptNames(path / FORMAT / NAMES)
+        self._census = Census()
         self.grant_key = secrets.token_bytes(KEY_BYTES)
         """The key of `grants.digest`; of this process alone until `take_grant_key`."""
 
@@ -141,6 +143,14 @@ class CacheDirectory:
         # On a disk that is full, records of this process count for it alone.
         with contextlib.suppress(OSError):
             self.grant_key = load_key(self._root / "grants.key")
+
+    def join(self) -> None:
+        """Let other daemons know of this one, from now on. After `prepare`."""
+        self._census.join(self._root / "daemons")
+
+    def is_absent(self, store: StoreIdentity, version: ObjectVersion) -> bool:
+        """True if `version` is known to have no files; False before `join` and the first scan."""
+        return self._census.is_absent(self._map_path(identity_of(store, version)).stem)
 
     def open(self, store: StoreIdentity, version: ObjectVersion, *, tries: int = TRIES) -> VersionFiles:
         """Open the pair of `version`, made anew when it is absent or damaged.
@@ -240,6 +250,11 @@ class CacheDirectory:
         found_bytes, taken_bytes = self._scan
         return found_bytes + self.earlier_bytes + self._taken_bytes - taken_bytes
 
+    def note_opened(self, files: VersionFiles) -> None:
+        """Note that a version has files, and account for those that were made."""
+        self._census.note(files.map_path.stem)
+        self.take(files.made_bytes)
+
     def take(self, size_bytes: int) -> None:
         """Account for `size_bytes` of one file that are about to be written."""
         self._taken_bytes += -(-size_bytes // _DISK_UNIT_BYTES) * _DISK_UNIT_BYTES
@@ -290,7 +305,7 @@ class CacheDirectory:
         Returns bytes freed. Runs in a worker thread: it walks the whole directory. Versions that
         any process has open are passed over.
         """
-        taken_bytes = self._taken_bytes
+        taken_bytes, began_at = self._taken_bytes, self._census.now()
         candidates: list[tuple[float, int, str]] = []
         used = self.names.tidy(self.names_limit_bytes)
         for map_path in self._root.glob("*/*.map"):
@@ -301,6 +316,7 @@ class CacheDirectory:
                 continue
             used += size
             candidates.append((status.st_mtime, size, str(map_path)))
+        self._census.take((Path(name).stem for _, _, name in candidates), began_at)
         delete_orphans(self._root)
         # Links that were never taken from INCOMING.
         drop_forgotten((self._root / INCOMING).glob("*"))

@@ -71,6 +71,14 @@ class RecordedGrants:
         self._disk = disk
         self._known = dict(files.grants) if files is not None else {}
 
+    def use(self, files: VersionFiles | None) -> None:
+        """Go by the records of `files`, which have been opened since, and add those made meanwhile."""
+        if files is not None and self._map_path is None:
+            made, self._known = self._known, dict(files.grants)
+            self._map_path = files.map_path
+            for grantee, granted_at in made.items():
+                self.record(grantee, granted_at)
+
     def recorded_at(self, grantee: str) -> float | None:
         """time.time() of the last grant to a digest; None without one."""
         return self._known.get(grantee)

@@ -56,7 +56,7 @@ class OpenVersion:
     @property
     def is_asleep(self) -> bool:
         """True if its files are closed, and `wake` must come before anything is read."""
-        return self.use.is_asleep
+        return self.use.is_asleep and not self.backing.is_absent()
 
     async def wake(self) -> None:
         """Open its files again. It stays awake for as long as the caller does not await.

@@ -43,7 +43,7 @@ _WATCHED_BYTES = 64 << 20
 """How much of a version that is filled whole is watched at a time: each relevant write looks
 through it."""
 
-_NOTHING = ByteRange(0, 0)
+_NOTHING = memoryview(b"")
 
 
 class CachedVersion(OpenVersion):
@@ -67,8 +67,8 @@ class CachedVersion(OpenVersion):
         self._wanted_whole = False
         self._fills = 0
         """Callers of `fill_whole` that wait now."""
-        self._arrived = _NOTHING
-        """Bytes that were handed on, and are being stored: no filler need bring them."""
+        self._arrived_at, self._arrived = 0, _NOTHING
+        """Bytes that were handed on, and are being stored, and their offset: no filler need bring them."""
         self._filler: Filler = new_filler(self)
         self.leases: Leases
         """Set by `Cache.open`, as `backing` is: it needs this object's methods."""
@@ -152,7 +152,7 @@ class CachedVersion(OpenVersion):
         ReadTimeout when nothing of this version has come for the read timeout."""
         self.begin_work()
         try:
-            if self.use.is_asleep:
+            if self.is_asleep:
                 await self.wake()
             readable = self.has(wanted)
             if not readable:
@@ -208,6 +208,8 @@ class CachedVersion(OpenVersion):
                 needs = self.backing.presence.first_unreadable(wanted)
             if needs is None:
                 served = self.backing.begin_read(wanted)
+            elif 0 <= wanted.start - self._arrived_at <= len(self._arrived) - wanted.size:
+                return bytearray(self._arrived[wanted.start - self._arrived_at :][: wanted.size])
             elif (answer := await self._wait_for(Waiter(wanted, needs), ahead, asked_at)) is not None:
                 served = answer
             else:
@@ -236,7 +238,7 @@ class CachedVersion(OpenVersion):
         must be asked again."""
         self._waiters.add(waiter)
         try:
-            if not self._arrived.start <= waiter.needs < self._arrived.stop:
+            if not 0 <= waiter.needs - self._arrived_at < len(self._arrived):
                 self._filler.request(waiter.wanted, ahead)
             elif ahead:
                 self._filler.prefetch(ahead)
@@ -296,9 +298,11 @@ class CachedVersion(OpenVersion):
         handed_on = not self._last_progress and self._hand_on(offset, data)
         try:
             if handed_on:
-                self._arrived = ByteRange(offset, offset + len(data))
+                self._arrived_at, self._arrived = offset, data
                 for _ in range(2):  # the readers' tasks run in the second turn at the latest
                     await trio.lowlevel.checkpoint()
+            if self.use.is_asleep:
+                await self.wake()
             landings = self.backing.begin_write(offset, data)
             if landings:
                 await self._store(landings)

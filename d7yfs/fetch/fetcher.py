@@ -128,15 +128,20 @@ class Fetcher:
         """Look for credentials anew, as after a refusal. Raises the origin's errors of signing."""
         await self.origin.read_request(_ANY_VERSION, presigned=self.proxy is not None, fresh=True)
 
-    async def prepare(self) -> None:
+    async def stay_prepared(self) -> None:
+        """Prepare the first read, and have a connection for any later one. Runs until cancelled."""
+        if url := await self.prepare():
+            await self._transport.stay_connected(url)
+
+    async def prepare(self) -> str:
         """Prepare the first read: signing key, connection, buffer. A failure is that read's to
-        tell."""
+        tell. Returns a URL of the store if reads go there."""
         self._receiver.prepare()
         try:
             request = await self.origin.read_request(_ANY_VERSION, presigned=self.proxy is not None)
             if self.proxy is None:
                 await self._transport.connect(request.url)
-                return
+                return request.url
             self.tokens.note(request, trio.current_time())
             for proxy in self.proxy.all:
                 await proxy.learn_health()
@@ -145,6 +150,7 @@ class Fetcher:
             log.debug("%s: nothing is prepared for the first read: %s", self.origin.url, error.message)
         except Exception:  # no failure is a reason to end the mount
             log.exception("%s: preparing the first read failed unexpectedly", self.origin.url)
+        return ""
 
     async def fetch(
         self,

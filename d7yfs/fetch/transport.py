@@ -45,6 +45,10 @@ _DRAIN_TIMEOUT_S = 0.25
 _IDLE_LIMIT_S = 60.0
 """Longer than a pause between two reads of a loading model, shorter than NAT gateways take to
 forget a flow in silence."""
+_READY_S = 20.0
+"""Interval in seconds at which a connection is made ready, …"""
+_LONGEST_PAUSE_S = 600.0
+"""… and the longest one while the peer cannot be reached."""
 
 
 class Response:
@@ -276,11 +280,27 @@ class Transport:
             else:
                 self._discard(connection)
 
-    async def connect(self, url: str, *, via: str = "") -> None:
-        """Have an idle connection ready for the first `get` of a similar `url`. Raises as `get`."""
+    async def connect(self, url: str, *, via: str = "", for_s: float = 0.0) -> None:
+        """Have an idle connection ready for the next `get` of a similar `url`, within `for_s` seconds.
+        Raises as `get`."""
         peer, _ = make_request(url, {}, via, self._user_agent)
-        if not self._closed and all(connection.peer != peer for connection in self._idle):
+        since = trio.current_time() + for_s - _IDLE_LIMIT_S
+        for idle in [each for each in self._idle if each.peer == peer and each.has_unread()]:
+            self._idle.remove(idle)
+            self._discard(idle)
+        if not self._closed and not any(each.peer == peer and each.idle_since >= since for each in self._idle):
             self._put_idle(await self._connect(peer))
+
+    async def stay_connected(self, url: str) -> None:
+        """Have an idle connection ready for a similar `url` after any pause. Runs until cancelled."""
+        pause_s = _READY_S
+        while True:
+            await trio.sleep(pause_s)
+            try:
+                await self.connect(url, for_s=_READY_S)
+                pause_s = _READY_S
+            except D7yfsError:  # the next request will tell
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def aclose(self) -> None:
         """Close idle connections now, and those in use when their replies are done."""

@@ -25,6 +25,8 @@ class RepositoryBackend:
     """The store's part of every cache key."""
     listings: ListingSource
     new_filler: NewFiller
+    fills_blank: bool = False
+    """True if its fillers may begin before a version has files in the cache."""
     listing: ListingMode = ListingMode.AUTO
     listing_limit: int = LIMIT
     revalidates: Callable[[str], bool] | None = None

@@ -100,7 +100,9 @@ class OpenFiles:
         backend = self._backends[node.repository]
         cached = None
         if node.size_bytes:
-            cached = self._cache.open_at_once(backend.identity, node.version, backend.new_filler)
+            cached = self._cache.open_at_once(
+                backend.identity, node.version, backend.new_filler, blank=backend.fills_blank
+            )
             if cached is None:
                 return None
             if cached.is_asleep or (backend.admit is not None and cached.proof.value is not None):

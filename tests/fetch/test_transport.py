@@ -19,6 +19,7 @@ import trustme
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from d7yfs.errors import BadReply, NotFound, OriginUnavailable, OriginUntrusted, ProxyUnavailable
+from d7yfs.fetch.connection import Connection
 from d7yfs.fetch.http_heads import Headers
 from d7yfs.fetch.transport import Transport
 from d7yfs.movers.pool import MoverPool
@@ -388,6 +389,36 @@ async def test_old_idle_connections_are_not_reused(
     await expect_reused(transport, server, reused=True)
     mock_clock.jump(61)
     await expect_reused(transport, server, reused=False)
+
+
+async def test_a_connection_is_ready_after_any_pause(
+    server: ScriptedServer, transport: Transport, nursery: trio.Nursery, mock_clock: MockClock
+) -> None:
+    small = server.url_of("models/small")
+    await transport.connect(small)
+    nursery.start_soon(transport.stay_connected, small)
+    for _ in range(30):
+        known = server.connections
+        mock_clock.jump(20)
+        await wait_all_tasks_blocked(0.01)
+    assert known <= 16, "one lasts for 40 s and more"
+    assert len(transport._open) == len(transport._idle) <= 2
+    await expect_reused(transport, server, reused=True)
+
+
+async def test_a_peer_that_is_down_is_left_alone_for_longer_each_time(
+    server: ScriptedServer, transport: Transport, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    tried = list[float]()
+
+    async def refused(_: object) -> Connection:
+        tried.append(trio.current_time())
+        raise OriginUnavailable("it is down")
+
+    transport._connect = refused  # type: ignore[method-assign, assignment]
+    nursery.start_soon(transport.stay_connected, server.url_of("models/small"))
+    await trio.sleep(3600)
+    assert 5 < len(tried) <= 10
 
 
 async def test_a_connection_that_the_server_closed_meanwhile_is_noticed(
