@@ -14,6 +14,8 @@ import os
 import select
 import socket
 import ssl
+from collections.abc import Awaitable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import trio
@@ -121,7 +123,7 @@ class Connection:
 
         Raises MoverLost if it was the end of a mover, which says nothing of the peer."""
         if self._tls is None:
-            return await self._receive(buffer)
+            return await self._checked(self._read(buffer))
         while (decrypted := self._tls.decrypt_into(buffer)) is None:
             await self._exchange_records(self._tls)
         return decrypted
@@ -130,15 +132,22 @@ class Connection:
         """As `receive_into`, but what comes after the first `mark` is left where it is, if TLS does
         not end here and the mark is among the next bytes."""
         if self._tls is None:
-            count = await self._receive(buffer[:_PEEK_BYTES], socket.MSG_PEEK)
+            count = await self._checked(self._socket.recv_into(buffer[:_PEEK_BYTES], 0, socket.MSG_PEEK))
             end = bytes(buffer[:count]).find(mark)
             if end >= 0:
                 buffer = buffer[: end + len(mark)]
         return await self.receive_into(buffer)
 
-    async def _receive(self, buffer: memoryview, flags: int = 0) -> int:
+    async def _read(self, buffer: memoryview) -> int:
+        while True:  # what is asked for has hardly ever come: so wait first
+            await trio.lowlevel.wait_readable(self._socket.fileno())
+            with suppress(BlockingIOError):
+                return os.readv(self._socket.fileno(), [buffer])
+
+    async def _checked(self, receiving: Awaitable[int]) -> int:
+        """The count of bytes that `receiving` brings. Raises MoverLost if they end with a mover."""
         try:
-            count = await self._socket.recv_into(buffer, 0, flags)
+            count = await receiving
         except OSError:
             await self._check_tunnel()
             raise

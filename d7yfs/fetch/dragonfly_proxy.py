@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 
 import trio
 
-from d7yfs.errors import D7yfsError, ProxyUnavailable
-from d7yfs.fetch.dragonfly_task import TaskOptions
+from d7yfs.errors import D7yfsError, ProxyUnavailable, VersionUnbound
+from d7yfs.fetch.dragonfly_task import Task, TaskOptions
 from d7yfs.fetch.silence import HEDGE_AFTER_S
 from d7yfs.fetch.transport import Transport
 
@@ -143,6 +143,21 @@ class Proxy:
             self.record_failure()
             return False
         return True
+
+    def unbound(self, name: str, task: Task) -> D7yfsError:
+        """The error for a reply that did not come for a version's `task`; the next task may have
+        another form."""
+        what = f"{name}: the proxy {self.url} did not answer for this version's task"
+        if not task.content_id:
+            # Nothing is left to name the version to it.
+            return ProxyUnavailable(what)
+        if self.binds_content_ids:
+            self.binds_content_ids = False
+            log.warning(
+                "the proxy %s ignores content ids (an old dfdaemon, or none): from now on tags carry the versions",
+                self.url,
+            )
+        return VersionUnbound(what)
 
     def record_success(self) -> None:
         """Record that a byte has come through it."""

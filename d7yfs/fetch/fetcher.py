@@ -400,21 +400,8 @@ class Fetcher:
                 if said is None and not proves(headers, version):
                     raise ProxyUnavailable(f"{name}: something else than dfdaemon has answered at {proxy.url}")
                 self.counters.unbound += 1
-                raise self._unbound(name, proxy, task)
+                raise proxy.unbound(name, task)
         check_head(status, headers, version=version, wanted=rest, name=name, error_body=body)
-
-    def _unbound(self, name: str, proxy: Proxy, task: dragonfly_task.Task) -> D7yfsError:
-        what = f"{name}: the proxy {proxy.url} did not answer for this version's task"
-        if not task.content_id:
-            # Nothing is left to name the version to it.
-            return ProxyUnavailable(what)
-        if proxy.binds_content_ids:
-            proxy.binds_content_ids = False
-            log.warning(
-                "the proxy %s ignores content ids (an old dfdaemon, or none): from now on tags carry the versions",
-                proxy.url,
-            )
-        return VersionUnbound(what)
 
     async def _receive(self, response: Response, transfer: Transfer, proxy: Proxy | None) -> None:
         name, seam_bytes = self.name(transfer.version), len(transfer.seam)

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 from urllib.parse import urlsplit
 
 import h11
@@ -43,6 +44,10 @@ class Headers(Mapping[str, str]):
     def __getitem__(self, name: str) -> str:
         return self._values[name.lower()]
 
+    def get(self, name: str, default: Any = None) -> Any:
+        """As of any mapping, in a fifth of the time where there is none."""
+        return self._values.get(name.lower(), default)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
 
@@ -66,7 +71,8 @@ class ReplyHead:
     status: int
     headers: Headers
     content_length: int | None
-    arrived: bytes
+    arrived: memoryview
+    """It lies in the caller's buffer if the head is plain."""
     keep_alive: bool
     http: h11.Connection | None = None
     """The state of a reply that is not plain: it takes the transfer coding off."""
@@ -77,41 +83,43 @@ class NoReply(Exception):
 
 
 async def exchange_heads(
-    connection: Connection, request: GetRequest, buffer: memoryview, *, head_alone: bool
+    connection: Connection, request: GetRequest, buffer: bytearray, *, head_alone: bool
 ) -> ReplyHead:
     """Send `request`, and receive the head of its reply by way of `buffer`. With `head_alone` the
     body is left in the connection, as far as that is possible. Raises NoReply, OriginUnavailable,
     ProxyUnavailable and BadReply.
     """
     received_bytes = 0
+    received = memoryview(buffer)
     receive = partial(connection.receive_through, _END) if head_alone else connection.receive_into
     try:
         await connection.send(request.data)
         while received_bytes <= _LIMIT_BYTES:
-            count = await receive(buffer[received_bytes:])
+            count = await receive(received[received_bytes:])
             if count == 0:
                 break
             received_bytes += count
-            received = bytes(buffer[:received_bytes])
-            if (end := received.find(_END, max(0, received_bytes - count - 3))) >= 0:
-                head = parse_plain(received, end + 4)
-                return head if head is not None else await _parse_others(connection, request, received)
+            if (end := buffer.find(_END, max(0, received_bytes - count - 3), received_bytes)) >= 0:
+                head = parse_plain(received[:received_bytes], end + 4)
+                if head is None:
+                    head = await _parse_others(connection, request, bytes(received[:received_bytes]))
+                return head
         if received_bytes == 0:
             raise NoReply
     except OSError as error:
         if received_bytes == 0:
             raise NoReply from error
         raise connection.peer.failure(f"{connection.peer} broke the connection in the reply head") from error
-    return await _parse_others(connection, request, bytes(buffer[:received_bytes]))
+    return await _parse_others(connection, request, bytes(received[:received_bytes]))
 
 
-def parse_plain(received: bytes, stop: int) -> ReplyHead | None:
+def parse_plain(received: memoryview, stop: int) -> ReplyHead | None:
     """The head in the first `stop` bytes, with its empty line; None unless it is that of a plain
     reply. What is None here is for h11 to judge.
     """
     if stop > _LIMIT_BYTES or not _PLAIN_HEAD.fullmatch(received, 0, stop):
         return None
-    lines = received[: stop - 4].split(b"\r\n")
+    lines = bytes(received[: stop - 4]).split(b"\r\n")
     fields = (line.partition(b":") for line in lines[1:])
     headers = Headers((name, value.strip(b" \t")) for name, _, value in fields)
     length = headers.get("content-length", "")
@@ -155,7 +163,7 @@ async def _parse_others(connection: Connection, request: GetRequest, received: b
         http.receive_data(rest)
     headers = Headers(event.headers)
     length = _content_length(event.status_code, headers)
-    arrived = bytes(http.trailing_data[0]) if length is not None else b""
+    arrived = memoryview(http.trailing_data[0] if length is not None else b"")
     # h11 leaves DONE for MUST_CLOSE when the reply says `Connection: close` or speaks HTTP/1.0.
     return ReplyHead(event.status_code, headers, length, arrived, http.our_state is h11.DONE, http)
 

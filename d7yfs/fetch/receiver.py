@@ -59,15 +59,16 @@ class Receiver:
     ) -> None:
         """Bring the next bytes by way of `buffer`."""
         missing_bytes = transfer.wanted.stop - transfer.position
-        count = await response.receive_into(buffer[:missing_bytes])
+        received = await response.receive(buffer[:missing_bytes])
+        count = len(received)
         if not count:
             raise OriginUnavailable(f"{name}: cut off {missing_bytes} bytes before the end")
         on_bytes()
         if self._movers is not None and transfer.wanted.size >= LEAST_BYTES and response.content_length is not None:
             self._movers.count(count)  # of what a mover could have brought
-        if count == missing_bytes and await response.receive_into(memoryview(bytearray(1))):
+        if count == missing_bytes and await response.receive(memoryview(bytearray(1))):
             raise BadReply(f"{name}: more bytes than were asked for")
-        await transfer.take(buffer[:count])
+        await transfer.take(received)
 
     def is_for_mover(self, transfer: Transfer, tunnel: TunnelEnd | None = None) -> bool:
         """True if a mover would take what is left of `transfer`, from a connection that allows it; the

@@ -20,8 +20,9 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 
 import h11
 import trio
@@ -52,9 +53,12 @@ _LONGEST_PAUSE_S = 600.0
 
 
 class Response:
-    """A reply whose head has come; `receive_into` reads its body, inside its `async with`."""
+    """A reply whose head has come; `receive` reads its body, inside its `async with`."""
 
-    def __init__(self, connection: Connection, head: ReplyHead, idle_timeout_s: float) -> None:
+    def __init__(
+        self, connection: Connection, head: ReplyHead, idle_timeout_s: float, give_back: Callable[[], None]
+    ) -> None:
+        """The first bytes of the body may lie in memory that is lent until `give_back` is called."""
         self.status = head.status
         self.headers = head.headers
         self.content_length = head.content_length
@@ -66,36 +70,52 @@ class Response:
         self._http = head.http
         self._idle_timeout_s = idle_timeout_s
         self._ended = False
+        self._give_back: Callable[[], None] | None = give_back
         self._early = memoryview(b"")
         self._keep_alive = head.keep_alive
         if self.content_length is not None:
-            self._early = memoryview(head.arrived)[: self.content_length]
+            self._early = head.arrived[: self.content_length]
             self._keep_alive &= len(head.arrived) <= self.content_length
 
-    async def receive_into(self, buffer: memoryview) -> int:
-        """Receive at most `len(buffer)` bytes of the body; 0 when it has ended, never before.
+    async def receive(self, buffer: memoryview) -> memoryview:
+        """Receive at most `len(buffer)` bytes of the body; none when it has ended, never before.
 
-        `buffer` must not be empty. Raises OriginUnavailable or ProxyUnavailable when nothing comes
-        for the idle timeout or the body is cut off, BadReply when the chunked coding is broken.
+        They lie in `buffer`, or where they came with the head: then until more is received, or the
+        reply is left. `buffer` must not be empty. Raises OriginUnavailable or ProxyUnavailable when
+        nothing comes for the idle timeout or the body is cut off, BadReply when the chunked coding
+        is broken.
         """
         if not buffer:
-            raise ValueError("receive_into needs room for at least one byte")
+            raise ValueError("there must be room for at least one byte")
         if self.content_length is not None:
             buffer = buffer[: self.content_length - self.received_bytes]
         elif not self._early:
             await self._parse()
         if not buffer or (self._ended and not self._early):
-            return 0
+            return buffer[:0]
         if self._early:
-            count = min(len(buffer), len(self._early))
-            buffer[:count] = self._early[:count]
-            self._early = self._early[count:]
+            received = self._early[: len(buffer)]
+            self._early = self._early[len(buffer) :]
         else:
-            count = await self._receive_into(buffer)
-            if count == 0:
+            self.give_back()
+            received = buffer[: await self._receive_into(buffer)]
+            if not received:
                 raise self._cut_off("closed the connection")
-        self.received_bytes += count
-        return count
+        self.received_bytes += len(received)
+        return received
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        """`receive`, into `buffer` in any case; returns how many bytes."""
+        received = await self.receive(buffer)
+        if received.obj is not buffer.obj:
+            buffer[: len(received)] = received
+        return len(received)
+
+    def give_back(self) -> None:
+        """Give back the memory that was lent for what came with the head."""
+        if self._give_back is not None:
+            self._give_back()
+            self._give_back = None
 
     @property
     def rest_fd(self) -> int | None:
@@ -116,6 +136,7 @@ class Response:
 
     def moved(self, size_bytes: int) -> None:
         """Note that another process has received so many bytes of the body."""
+        self.give_back()
         self.received_bytes += size_bytes
 
     def abandon(self) -> None:
@@ -234,7 +255,7 @@ class Transport:
         self._idle: list[Connection] = []
         """Most recently used last, all peers together."""
         self._buffers: list[bytearray] = []
-        """Memory for heads, and for what comes with them."""
+        """Memory for heads, and for what comes with them: written from there to its file."""
         self._closed = False
 
     @asynccontextmanager
@@ -275,6 +296,7 @@ class Transport:
                 raise
             reusable = await response.finish()
         finally:
+            response.give_back()
             if reusable:
                 self._put_idle(connection)
             else:
@@ -335,8 +357,8 @@ class Transport:
         buffer = self._buffers.pop() if self._buffers else bytearray(_FIRST_RECEIVE_BYTES)
         try:
             with trio.fail_after(self._first_byte_timeout_s):
-                head = await exchange_heads(connection, request, memoryview(buffer), head_alone=head_alone)
-            return Response(connection, head, self._idle_timeout_s)
+                head = await exchange_heads(connection, request, buffer, head_alone=head_alone)
+            return Response(connection, head, self._idle_timeout_s, partial(self._take_back, buffer))
         except trio.TooSlowError:
             self._discard(connection)
             raise peer.failure(
@@ -345,9 +367,10 @@ class Transport:
         except BaseException:
             self._discard(connection)
             raise
-        finally:
-            if len(self._buffers) < _KEPT_BUFFERS:
-                self._buffers.append(buffer)
+
+    def _take_back(self, buffer: bytearray) -> None:
+        if len(self._buffers) < _KEPT_BUFFERS:
+            self._buffers.append(buffer)
 
     def _take_idle(self, peer: Peer, *, for_mover: bool) -> Connection | None:
         """Take the most recently used idle connection to `peer` on which nothing happened since."""

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING
 
 from d7yfs import checksum
 from d7yfs.checksum import crc32c
-from d7yfs.errors import ConfigError
 from d7yfs.host.process import forbid_core_dumps
 from d7yfs.movers.protocol import (
     ALIVE,
@@ -233,6 +232,7 @@ class Mover:
         self._send(word)
 
     def _open_tunnel(self, order: TunnelOrder, fds: list[int]) -> None:
+        from d7yfs.errors import ConfigError  # with TLS, and not before
         from d7yfs.movers.tunnel import Tunnel
 
         store, engine = (socket.socket(fileno=fd) for fd in fds)

@@ -208,6 +208,20 @@ async def test_an_empty_buffer_is_a_bug_not_an_end(server: ScriptedServer, trans
             await reply.receive_into(memoryview(b""))
 
 
+async def test_bytes_that_came_with_the_head_stay_until_the_reply_is_left(
+    server: ScriptedServer, transport: Transport
+) -> None:
+    buffer = memoryview(bytearray(len(BODY)))
+    for _ in range(2):  # with the memory of the replies before
+        async with transport.get(server.url_of(KEY), {"Range": "bytes=0-999"}) as first:
+            async with transport.get(server.url_of(KEY), {"Range": "bytes=1000-1999"}) as second:
+                assert await second.receive(buffer) == BODY[1000:2000]
+            async with transport.get(server.url_of(KEY), {"Range": "bytes=2000-2999"}) as third:
+                assert await first.receive(buffer) == BODY[:1000]
+                assert not await first.receive(buffer)
+                assert await third.receive(buffer) == BODY[2000:3000]
+
+
 async def test_a_slow_body_arrives_as_it_comes(server: ScriptedServer, transport: Transport) -> None:
     tap = faults.Tap(1000)
     server.script(tap)

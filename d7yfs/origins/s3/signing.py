@@ -12,13 +12,20 @@ from __future__ import annotations
 
 from urllib.parse import unquote
 
-from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth
+from botocore.auth import EMPTY_SHA256_HASH, S3SigV4Auth, S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import ReadOnlyCredentials
 
 from d7yfs.errors import ConfigError
 from d7yfs.origins.access_keys import AccessKeys, BucketRequest
 from d7yfs.origins.bucket import SIGNATURE_LIFE_S, Address
+
+
+class _BodylessAuth(S3SigV4Auth):
+    """S3's signature of a request without a body, which botocore would look for at a fifth of its time."""
+
+    def payload(self, request: AWSRequest) -> str:  # noqa: ARG002 - botocore's method
+        return EMPTY_SHA256_HASH
 
 
 class S3Signer:
@@ -41,7 +48,7 @@ class S3Signer:
 
     def sign_headers(self, request: BucketRequest, keys: AccessKeys, now: float) -> dict[str, str]:  # noqa: ARG002 - botocore has a clock
         signed = self._request(request)
-        S3SigV4Auth(_frozen(keys), self.service, self.region).add_auth(signed)
+        _BodylessAuth(_frozen(keys), self.service, self.region).add_auth(signed)
         del signed.headers["Host"]  # the transport's own
         return dict(signed.headers)
 
