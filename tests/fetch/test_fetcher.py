@@ -422,7 +422,7 @@ async def test_a_page_that_stays_is_an_error_in_the_end(
     began = trio.current_time()
     with pytest.raises((OriginUnavailable, BadReply), match=KEY):
         await fetcher.fetch(version, version.whole, sink)
-    assert trio.current_time() - began >= READ_TIMEOUT_S
+    assert trio.current_time() - began > READ_TIMEOUT_S - 0.01, "no pause of a millisecond is worth a try"
     assert not sink.data
 
 
