@@ -209,6 +209,8 @@ class CachedVersion(OpenVersion):
             if needs is None:
                 served = self.backing.begin_read(wanted)
             elif 0 <= wanted.start - self._arrived_at <= len(self._arrived) - wanted.size:
+                if ahead:  # the filler has to hear of a reader in order
+                    self._filler.prefetch(ahead)
                 return bytearray(self._arrived[wanted.start - self._arrived_at :][: wanted.size])
             elif (answer := await self._wait_for(Waiter(wanted, needs), ahead, asked_at)) is not None:
                 served = answer

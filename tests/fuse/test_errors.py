@@ -44,6 +44,7 @@ ERRNOS = {
     "IsADirectory": errno.EISDIR,
     "AccessDenied": errno.EACCES,
     "CacheStalled": errno.EIO,
+    "MoverLost": errno.EIO,
     "ObjectArchived": errno.EACCES,
     "VersionGone": errno.ESTALE,
     "OriginUnavailable": errno.EIO,

@@ -36,6 +36,8 @@ def main_until(death: Path) -> None:
 
     def reading(fd: int, buffers: Sequence[bytearray]) -> int:
         count = readv(fd, buffers)
+        if str(Path(f"/proc/self/fd/{fd}").readlink()) != "/dev/fuse":
+            return count  # of a connection to the store
         _, opcode, unique, nodeid, *_ = wire.IN_HEADER.unpack_from(buffers[0])
         opcodes[unique] = opcode
         if opcode == Opcode.READ and death.exists() and death.read_text() == "READ telling":
