@@ -223,6 +223,7 @@ def connection_in(network: Network) -> type:
         def __init__(self, peer: Peer) -> None:
             self.peer = peer
             self.idle_since = 0.0
+            self.tunnel = None
             self._http = h11.Connection(h11.SERVER)
             self._request: h11.Request | None = None
             self._sent = Sent(b"")
