@@ -28,7 +28,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from io import TextIOWrapper
 from pathlib import Path
@@ -59,6 +60,68 @@ def fields(values: Mapping[str, object]) -> dict[str, object]:
 def fields_of(error: D7yfsError, **more: str) -> dict[str, object]:
     """The same for an expected failure: its kind, the reader's errno, its subject, and `more`."""
     return fields({"error": type(error).__name__, "errno": errno.errorcode[error.errno], **error.facts, **more})
+
+
+class Trace:
+    """The trace: a line for each request of the kernel, each request to a store or proxy, and each
+    decision to fetch. No line holds a secret. Trio thread only.
+
+    On while the log's level is debug, or somebody listens. Else it costs its callers one look at
+    `is_on`.
+    """
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._is_logged = False
+        self._hearers: list[Callable[[Mapping[str, object]], None]] = []
+
+    def tell(self, message: str, **facts: object) -> None:
+        """Add a line, with its facts for programs."""
+        if self._is_logged:
+            logging.getLogger(__name__).debug("%s", message, extra=fields(facts))
+        if self._hearers:
+            line = {"at": time.time(), "request": REQUEST.get(), "message": printable(message), **facts}
+            for hear in self._hearers:
+                hear(line)
+
+    def tell_request(
+        self,
+        method: str,
+        subject: str,
+        outcome: str,
+        began_at: float,
+        *,
+        way: str,
+        request_id: str,
+        range_said: str = "",
+        **facts: object,
+    ) -> None:
+        """Add the line of a request to a store or proxy, which began at `began_at` (perf_counter).
+        `request_id` is the store's; `way` the part of the mount that asked, and whom."""
+        ms = round((time.perf_counter() - began_at) * 1000, 3)
+        about = f"{subject} {range_said}".strip()
+        named = f", request {request_id}" if request_id else ""
+        facts |= {"kind": "store", "method": method, "object": subject, "way": way, "request_id": request_id}
+        self.tell(f"{method} {about}: {outcome}, {ms:g} ms, {way}{named}", **facts, outcome=outcome, ms=ms)
+
+    @contextmanager
+    def heard_by(self, hear: Callable[[Mapping[str, object]], None]) -> Iterator[None]:
+        """Give `hear` each line meanwhile."""
+        self._hearers.append(hear)
+        self.is_on = True
+        try:
+            yield
+        finally:
+            self._hearers.remove(hear)
+            self.is_on = self._is_logged or bool(self._hearers)
+
+    def follow_level(self) -> None:
+        """Take up the log's level."""
+        self._is_logged = logging.getLogger(__name__).isEnabledFor(logging.DEBUG)
+        self.is_on = self._is_logged or bool(self._hearers)
+
+
+TRACE = Trace()
 
 
 class JsonFormatter(logging.Formatter):
@@ -250,6 +313,7 @@ def _is_journal(fd: int) -> bool:
 def set_level(level: str) -> None:
     """Log lines of `level` and above: debug, info, warning, error."""
     logging.getLogger("d7yfs").setLevel(level.upper())
+    TRACE.follow_level()
 
 
 def level() -> str:

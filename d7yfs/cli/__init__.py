@@ -32,6 +32,7 @@ COMMANDS = {
     "stat": "Show ETag, version, cached bytes and route of a file in a mount.",
     "cache": "List, verify and drop cached files, with or without a daemon.",
     "torchserve": "Register the models of a mount with a running TorchServe.",
+    "trace": "Show each request of a running mount, live.",
     "log-level": "Show or change the log level of running mounts.",
     "reload": "Make running mounts read their settings and credentials again.",
     "upgrade": "Have the code that is installed now serve a mount, without an error for its readers.",

@@ -1,5 +1,5 @@
 """The commands that a running mount answers on its control socket: status, health, stat, warm,
-refresh, reload, drop, log level, end.
+refresh, reload, drop, log level, trace, end.
 
 Owns no state of its own: `Commands` asks the parts of the mount that `daemon` built. `snapshot`
 never waits, because scrapes and systemd's watchdog rest on it. No reply holds a secret. Expected
@@ -29,6 +29,7 @@ from d7yfs.config.schema import OPTIONS
 from d7yfs.control import control_socket, server
 from d7yfs.control.refresh import Refreshes
 from d7yfs.control.reload import Reloader
+from d7yfs.control.tracing import follow_trace
 from d7yfs.control.warm import WarmUps
 from d7yfs.errors import Stopped, UsageError
 from d7yfs.fs.filesystem import Filesystem
@@ -102,6 +103,7 @@ class Commands:
             "upgrade": self._upgrade,
             "end-by-force": self._end_by_force,
             "log-level": self._log_level,
+            "trace": follow_trace,
         }
 
     def _to_its_end(self, handle: Callable[[Mapping[str, Any]], Awaitable[control_socket.Reply]]) -> server.Handler:

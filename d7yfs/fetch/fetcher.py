@@ -37,6 +37,7 @@ from d7yfs.fetch.journal import Journal
 from d7yfs.fetch.proxy_outage import FallbackLimiter
 from d7yfs.fetch.receiver import Receiver
 from d7yfs.fetch.reply import check_head, error_of, proves
+from d7yfs.fetch.tracing import traced
 from d7yfs.fetch.transfer import DIRECT, FALLBACK, Bandwidth, Permits, Sink, Transfer, Urgency, pause_before_retry_s
 from d7yfs.fetch.transport import Response, Transport
 from d7yfs.logs import fields, fields_of
@@ -286,7 +287,7 @@ class Fetcher:
         while transfer.position < transfer.wanted.stop:
             reached = transfer.position
             try:
-                await self._attempt(transfer, proxy, fresh=fresh)
+                await traced(self._attempt(transfer, proxy, fresh=fresh), self.name(transfer.version), transfer)
                 continue
             except D7yfsError as failure:
                 error = self._name(failure, transfer.version)
@@ -366,6 +367,7 @@ class Fetcher:
         head_alone = not transfer.urgency.urgent and self._receiver.is_for_mover(transfer)
         via = proxy.url if proxy else ""
         async with transport.get(url, headers, via=via, for_mover=for_mover, head_alone=head_alone) as response:
+            transfer.reply = response
             await self._check(response, version, rest, proxy, task)
             if origin is self.origin:
                 self.on_granted(version)

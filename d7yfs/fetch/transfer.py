@@ -170,6 +170,8 @@ class Transfer:
         """Where bytes straight from the origin are counted."""
         self.proxy: Proxy | None = None
         """The proxy that was asked last."""
+        self.reply: Response | None = None
+        """The last reply, if its head has come."""
         self.registration: Registration | None = None
         """Its slot at the scheduler, if it goes through a proxy; given back at the first byte."""
         self.is_for_engine = False

@@ -27,6 +27,7 @@ from d7yfs.errors import D7yfsError, Stopped
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.journal import COMPLETE
 from d7yfs.fetch.transfer import DIRECT, Urgency
+from d7yfs.logs import TRACE
 from d7yfs.objects import BLOCK_BYTES, PART_BYTES, ByteRange
 
 log = logging.getLogger(__name__)
@@ -168,7 +169,18 @@ class DirectFiller:
                     self._nursery.start_soon(self._bring, piece, urgency, proxied, reason or self._reason)
                     self._in_flight.update(dict.fromkeys(blocks_of(piece), urgency))
                     self._target.begin_work()
-        return self._asked_bytes - before_bytes
+        asked_bytes = self._asked_bytes - before_bytes
+        if TRACE.is_on and asked_bytes:
+            self._trace(wanted, asked_bytes, "for a reader" if urgent else "ahead", proxied=proxied)
+        return asked_bytes
+
+    def _trace(self, wanted: ByteRange, asked_bytes: int, why: str, *, proxied: bool) -> None:
+        name, way = (
+            self._fetcher.name(self._target.version),
+            "by ranges through the proxy" if proxied else "from the store",
+        )
+        facts = {"kind": "fetch", "object": name, "start": wanted.start, "stop": wanted.stop, "bytes": asked_bytes}
+        TRACE.tell(f"fetch {name} {wanted}: {asked_bytes} bytes are asked for, {why}, {way}", **facts, why=why, way=way)
 
     def brings(self, wanted: ByteRange) -> bool:
         """True if all of `wanted` is under way."""

@@ -39,7 +39,7 @@ from d7yfs.fill.direct import DirectFiller
 from d7yfs.fill.handover import Handover
 from d7yfs.fill.p2p_budget import Policy
 from d7yfs.fill.route import PATIENCE_S, SILENCE_S, Reason, Step, Stream, plan, ranged
-from d7yfs.logs import fields_of
+from d7yfs.logs import TRACE, fields_of
 from d7yfs.objects import PART_BYTES, ByteRange
 from d7yfs.stats.model_files import MODEL_SUFFIXES
 
@@ -146,6 +146,10 @@ class StreamFiller:
 
     def _start(self, wanted: ByteRange) -> None:
         self._running = _Running(wanted)
+        if TRACE.is_on:
+            name = self._fetcher.name(self._target.version)
+            facts = {"kind": "fetch", "object": name, "start": wanted.start, "stop": wanted.stop}
+            TRACE.tell(f"fetch {name} {wanted}: a stream begins, through Dragonfly", **facts, way="stream")
         self._nursery.start_soon(self._stream, self._running)
         self._target.begin_work()
 

@@ -12,6 +12,7 @@ from d7yfs.errors import CacheStalled, D7yfsError
 from d7yfs.fs.backend import RepositoryBackend
 from d7yfs.objects import ObjectVersion, StoreIdentity
 from d7yfs.tree.nodes import Directory, File, Node
+from d7yfs.tree.tree import Tree
 
 log = logging.getLogger(__name__)
 
@@ -78,3 +79,16 @@ class NodeDescriber:
         except D7yfsError as error:
             log.info("which task %s is cannot be told: %s", node.version.key, error)
             return ""
+
+
+def path_of(tree: Tree, inode: int) -> str:
+    """The path of a node relative to the mount; its number if it is not known any more."""
+    node = tree.nodes.get(inode)
+    if node is None:
+        return f"inode {inode}"
+    if node.repository is None:
+        return "."
+    key = node.prefix if isinstance(node, Directory) else node.version.key
+    top = tree.top(node.repository)
+    name = key.rpartition("/")[2] if top.is_lone else key.removeprefix(top.prefix).rstrip("/")
+    return "/".join(filter(None, (node.repository, name))) or "."

@@ -355,6 +355,10 @@ class OpenFiles:
         """The inodes of the files that are open."""
         return {handle.node.inode for handle in self._handles.values()}
 
+    def inode_of_file(self, handle: int) -> int:
+        """The inode of an open file."""
+        return self._handles[handle].node.inode
+
     def _name(self, node: File) -> str:
         return f"{self._backends[node.repository].url}/{node.version.key}"
 

@@ -22,14 +22,16 @@ from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestC
 from pyfuse3._pyfuse3 import FileHandleT, FileNameT, FlagT, InodeT, ModeT, XAttrNameT
 
 from d7yfs.errors import D7yfsError, MountError, TooManyOpenFiles
+from d7yfs.fs.description import path_of
 from d7yfs.fs.filesystem import Filesystem
 from d7yfs.fuse import nameonly_entries, parallel_dirops
 from d7yfs.fuse.appearance import BLOCK_SIZE, UNSEEN_INODES, Appearance
 from d7yfs.fuse.notices import Invalidator
 from d7yfs.fuse.parallel_dirops import Handshake
-from d7yfs.fuse.request_guard import OPERATIONS, RequestGuard, RequestRefused
+from d7yfs.fuse.request_guard import OPERATIONS, RequestGuard, RequestRefused, Subject
 from d7yfs.fuse.succession import Succession
 from d7yfs.host.fuse_device import MountFlags
+from d7yfs.objects import ByteRange
 from d7yfs.tree.huge_directory import Unseen
 from d7yfs.tree.nodes import Absent, Node
 
@@ -56,7 +58,7 @@ def _answered(
     @functools.wraps(method)
     async def answered(self: Adapter, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return await self.guard.answer(operation, functools.partial(method, self, *args, **kwargs))
+            return await self.guard.answer(operation, functools.partial(method, self, **kwargs), *args)
         except RequestRefused as refused:
             raise FUSEError(refused.number) from None
 
@@ -80,10 +82,25 @@ class Adapter(pyfuse3.Operations):
     ) -> None:
         super().__init__()
         self.guard = RequestGuard("pyfuse3", deadline_s=deadline_s)
+        self.guard.subject_of = self._subject_of
+        self.guard.is_absent = lambda answer: getattr(answer, "st_ino", 1) == 0
         self._handshake: Handshake | None = None
         self._filesystem = filesystem
         self._invalidator = invalidator
         self._appearance = appearance
+
+    def _subject_of(self, operation: str, subject: int, *rest: Any) -> Subject:
+        """The path, and the bytes, that a request is about: for the trace."""
+        if operation in ("read", "release", "fsync"):
+            inode = self._filesystem.inode_of_file(subject)
+        elif operation in ("readdir", "releasedir", "fsyncdir"):
+            inode = self._filesystem.inode_of_handle(subject)
+        else:
+            inode = subject
+        path = path_of(self._filesystem.tree, inode)
+        if operation == "lookup":
+            return os.path.normpath(f"{path}/{os.fsdecode(rest[0])}"), None
+        return path, ByteRange(rest[0], rest[0] + rest[1]) if operation == "read" else None
 
     # --- the session ---
 

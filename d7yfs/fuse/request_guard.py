@@ -13,17 +13,18 @@ from __future__ import annotations
 import errno
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sized
+from contextlib import AbstractContextManager, contextmanager, suppress
 from time import perf_counter
-from typing import TypeVar, TypeVarTuple, Unpack
+from typing import TypeVar, TypeVarTuple, Unpack, cast
 
 import trio
 
 from d7yfs.errors import D7yfsError, TooManyReads
 from d7yfs.fuse.openers import openers_of_directories, openers_of_files
 from d7yfs.host.process import descriptor_limit
-from d7yfs.logs import REQUEST, fields, fields_of
+from d7yfs.logs import REQUEST, TRACE, fields, fields_of
+from d7yfs.objects import ByteRange
 from d7yfs.stats.kernel import OperationCounters
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ OPERATIONS = (
 READ = "read"
 """The operation with a deadline of its own, counted from the last byte that came."""
 
+Subject = tuple[str, ByteRange | None]
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -77,50 +79,94 @@ class RequestGuard:
             open_directories_limit=self.directories.limit,
         )
         self.deadline_s = deadline_s
+        self.subject_of: Callable[..., Subject] = lambda *_: ("?", None)
+        """The path and the bytes that a request is about, by its operation and arguments; set by the
+        engine."""
+        self.is_absent: Callable[[object], bool] = lambda _: False
+        """True if the answer to a lookup says that there is no such name; set by the engine."""
         self._numbers = itertools.count(1)
         self._waiting: set[trio.CancelScope] = set()
         self._ending = False
 
-    async def answer(self, operation: str, request: Callable[[], Awaitable[T]]) -> T:
+    async def answer(self, operation: str, request: Callable[[Unpack[Ts]], Awaitable[T]], *args: *Ts) -> T:
         """The answer of `request`. Raises RequestRefused for every failure."""
-        with self._counting(operation):
+        with self._counting(operation) as began_at:
             try:
                 if operation == READ:
-                    return await request()
-                with trio.fail_after(self.deadline_s) as scope:
-                    self._waiting.add(scope)
-                    try:
-                        return await request()
-                    finally:
-                        self._waiting.remove(scope)
+                    answer = await request(*args)
+                else:
+                    with trio.fail_after(self.deadline_s) as scope:
+                        self._waiting.add(scope)
+                        try:
+                            answer = await request(*args)
+                        finally:
+                            self._waiting.remove(scope)
             except Exception as error:
-                raise self._refusal(operation, error) from None
+                refusal = self._refusal(operation, error)
+                self._trace(operation, args, began_at, refusal)
+                raise refusal from None
+            self._trace(operation, args, began_at, answer)
+            return answer
 
     def answer_at_once(self, operation: str, request: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
         """The answer of a `request` that waits for nothing; None if it has to wait, uncounted.
         Raises RequestRefused for every failure.
         """
+        # In the trace it has a number, by which what it begins is known.
+        before = REQUEST.set(next(self._numbers)) if TRACE.is_on else None
         began_at = perf_counter()
         try:
             answer = request(*args)
         except Exception as error:
             self._count(operation)
             self.counters.observe(operation, perf_counter() - began_at)
-            raise self._refusal(operation, error) from None
-        if answer is not None:
-            self._count(operation)
-            self.counters.observe(operation, perf_counter() - began_at)
-        return answer
+            refusal = self._refusal(operation, error)
+            self._trace(operation, args, began_at, refusal)
+            raise refusal from None
+        else:
+            if answer is not None:
+                self._count(operation)
+                self.counters.observe(operation, perf_counter() - began_at)
+                if before is not None:
+                    self._trace(operation, args, began_at, answer)
+            return answer
+        finally:
+            if before is not None:
+                REQUEST.reset(before)
+
+    def _trace(self, operation: str, args: tuple[object, ...], began_at: float, outcome: object) -> None:
+        """Add the line of a request to the trace. A failure in that is none of the request's."""
+        if not TRACE.is_on:
+            return
+        took_ms = round((perf_counter() - began_at) * 1000, 3)
+        with suppress(Exception):
+            path, wanted = self.subject_of(operation, *args)
+            facts: dict[str, object] = {}
+            said = str(outcome) if isinstance(outcome, RequestRefused) else "ok"
+            if operation == "lookup" and self.is_absent(outcome):
+                said = "ENOENT"
+            if wanted is not None:
+                facts |= {"start": wanted.start, "stop": wanted.stop}
+                if not isinstance(outcome, RequestRefused):
+                    facts["bytes"] = size_bytes = len(cast("Sized", outcome))
+                    said = f"{size_bytes} bytes"
+                path_said = f"{path} {wanted}"
+            else:
+                path_said = path
+            TRACE.tell(
+                f"{operation} {path_said}: {said}, {took_ms:g} ms",
+                **{"kind": "kernel", "operation": operation, "path": path, **facts, "outcome": said, "ms": took_ms},
+            )
 
     @contextmanager
-    def _counting(self, operation: str) -> Iterator[None]:
+    def _counting(self, operation: str) -> Iterator[float]:
         self._count(operation)
         counters = self.counters
         number_of_request = next(self._numbers)
         REQUEST.set(number_of_request)
         counters.under_way[number_of_request] = began_at = perf_counter()
         try:
-            yield
+            yield began_at
         finally:
             del counters.under_way[number_of_request]
             counters.observe(operation, perf_counter() - began_at)

@@ -20,14 +20,16 @@ from contextlib import suppress
 import trio
 
 from d7yfs.errors import TooManyOpenFiles, TooManyReads
+from d7yfs.fs.description import path_of
 from d7yfs.fs.filesystem import Filesystem
 from d7yfs.fuse import wire
 from d7yfs.fuse.appearance import BLOCK_SIZE, UNSEEN_INODES, Appearance
 from d7yfs.fuse.journal import SessionJournal
 from d7yfs.fuse.notices import Invalidator
 from d7yfs.fuse.passthrough import Passthrough, inode_of
-from d7yfs.fuse.request_guard import RequestGuard, RequestRefused
+from d7yfs.fuse.request_guard import READ, RequestGuard, RequestRefused, Subject
 from d7yfs.fuse.wire import OpenFlag, split_seconds
+from d7yfs.objects import ByteRange
 from d7yfs.tree.huge_directory import Unseen
 from d7yfs.tree.nodes import Absent, Directory, File, Found, Node
 
@@ -84,6 +86,16 @@ class Responder:
         """The last five attributes of every node."""
         self._now = trio.lowlevel.current_clock().current_time
         """`trio.current_time`, in a quarter of the time."""
+
+    def subject_of(self, operation: str, nodeid: int, _uid: int, body: memoryview) -> Subject:
+        """The path, and the bytes, that a request is about: for the trace."""
+        path = path_of(self._tree, inode_of(nodeid))
+        if operation == "lookup":
+            return os.path.normpath(f"{path}/{os.fsdecode(wire.name_of(body))}"), None
+        if operation != READ:
+            return path, None
+        _, offset, size = wire.READ_IN.unpack_from(body)
+        return path, ByteRange(offset, offset + size)
 
     # --- names and attributes ---
 

@@ -105,6 +105,8 @@ class Session:
         self._waiting: dict[int, tuple[str, Waiting]] = {}
         self.guard = RequestGuard("kernel", deadline_s=deadline_s)
         self._responder = Responder(filesystem, invalidator, appearance, self.guard, buffer)
+        self.guard.subject_of = self._responder.subject_of
+        self.guard.is_absent = wire.is_absent
         invalidator.tell_expired = partial(self.forget_entries, expire_only=True)
         for opcode in _ANSWERED:
             name = opcode.name.lower()
@@ -260,7 +262,7 @@ class Session:
     async def _wait(self, opcode: int, unique: int, nodeid: int, uid: int, body: memoryview) -> None:
         operation, answer = self._waiting[opcode]
         try:
-            content = await self.guard.answer(operation, partial(answer, nodeid, uid, body))
+            content = await self.guard.answer(operation, answer, nodeid, uid, body)
         except RequestRefused as refused:
             self._send(unique, wire.refusal(unique, refused.number))
         else:

@@ -281,3 +281,8 @@ def inval_entry(parent: int, name: bytes, *, expire_only: bool = False) -> bytes
     """The notice that an entry of a directory is to be asked for again, or dropped."""
     head = _INVAL_ENTRY.pack(parent, len(name), EXPIRE_ONLY if expire_only else 0)
     return notice(NoticeCode.INVAL_ENTRY, head + name + b"\0")
+
+
+def is_absent(answer: object) -> bool:
+    """True for an answer to LOOKUP that is a negative entry: node id 0."""
+    return isinstance(answer, bytes) and not any(answer[:8])

@@ -39,6 +39,7 @@ from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.origins.failure import REACH, causes, is_untrusted, reason
 from d7yfs.origins.headers import parse_date, retry_after_s
 from d7yfs.origins.origin import Checksums, ReadRequest
+from d7yfs.origins.tracing import traced
 from d7yfs.tls import ssl_context
 
 CONNECT_TIMEOUT_S = 5.0
@@ -157,7 +158,8 @@ class Rest:
         """
         try:
             return await ask_again(
-                lambda: self._send_once(method, url, headers, subject, body), after=OriginUnavailable
+                lambda: traced(self._send_once(method, url, headers, subject, body), method, subject),
+                after=OriginUnavailable,
             )
         except _BusyReply as busy:
             return busy.reply
