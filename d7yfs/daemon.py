@@ -95,9 +95,7 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings], role: R
     is_split = link is not None and link.is_split  # then the command has done it
     if is_first and not from_others and not is_split and await trio.to_thread.run_sync(prepare):
         log.warning("%s was a dead mount; cleaned up", mountpoint)
-    directory = CacheDirectory(
-        config.cache_dir, size_limit_bytes=config.cache_size_bytes, min_free_bytes=config.cache_min_free_bytes
-    )
+    directory = CacheDirectory.bounded(config.cache_dir, config.cache_size, config.cache_min_free)
     directory.prepare()
     directory.take_grant_key()
     process.prepare()
@@ -174,7 +172,9 @@ class _Mount:
         seen = mountpoint if HandedMount.from_path(mountpoint) is None else None
         send = role.link.send_child if role.link is not None and role.link.is_split else mount_table.send_child
         self._probe = Probe(seen, send)
-        self._reporter = Reporter(lambda: self._commands.snapshot(), self._probe, role.readiness)
+        self._reporter = Reporter(
+            lambda: self._commands.snapshot(), self._probe, role.readiness, lambda: self._commands.try_again()
+        )
         inodes = tree.Tree(
             [tree.TreeRoot(each.config.name, prefix) for each, prefix in self._repositories],
             metadata_ttl_s=config.metadata_ttl_s,
@@ -223,7 +223,7 @@ class _Mount:
         """Mount, and serve to the end."""
         nursery = self._nursery
         refreshing = [each.run for each in self._filesystem.refreshers.values()]
-        for run in (self._cache.run, self._invalidator.run, self._commands.movers.run, *refreshing):
+        for run in (self._cache.room.run, self._invalidator.run, self._commands.movers.run, *refreshing):
             nursery.start_soon(run)
         for repository, _ in self._repositories:
             if repository.config.name in self._late:
@@ -337,6 +337,8 @@ class _Mount:
         names = ", ".join(str(each.config.url) for each, _ in self._repositories)
         log.info("%s is mounted on %s", names, self._mountpoint)
         missing = [f"{each.describe()}: {each.failure}" for each in self._late.values() if each.failure]
+        await self._cache.room.until_known()
+        missing += [each.line for each in self._commands.snapshot().problems if not each.repository]
         if self._handed is not None:
             readers = "for the users that its maker chose"
         else:
@@ -386,11 +388,7 @@ class _Mount:
         known.max_entries = config.max_inodes
         for refresher in self._filesystem.refreshers.values():
             refresher.change_ttl()
-        self._cache.set_limits(
-            size_limit_bytes=config.cache_size_bytes,
-            min_free_bytes=config.cache_min_free_bytes,
-            memory_buffer_bytes=config.memory_buffer_bytes,
-        )
+        self._cache.set_limits(config.cache_size, config.cache_min_free, config.memory_buffer_bytes)
         for each in config.repositories:
             self._filesystem.listers[each.name].set_limit(each.listing_limit)
         refused: dict[str, str] = {}

@@ -57,9 +57,7 @@ async def opened(settings: Settings) -> AsyncIterator[Filesystem]:
     """The file system of one repository, as a mount has it."""
     config = settings.config
     (repository,) = open_repositories(settings)
-    directory = CacheDirectory(
-        config.cache_dir, size_limit_bytes=config.cache_size_bytes, min_free_bytes=config.cache_min_free_bytes
-    )
+    directory = CacheDirectory.bounded(config.cache_dir, config.cache_size, config.cache_min_free)
     directory.prepare()
     cache = Cache(directory, memory_buffer_bytes=config.memory_buffer_bytes, read_timeout_s=config.read_timeout_s)
     tree = Tree(

@@ -262,6 +262,7 @@ class BackingFile(BlockReader):
     def _refuse_disk(self, error: OSError) -> None:
         if not self._disk_refused:
             log.warning("cache: %s cannot be kept: %s; reading on uncached", self.version.key, error.strerror)
+            self._lane.disk.note_error(error)
         self._disk_refused = True
 
     def _move_to_memory(self, index: int, arriving: Arriving) -> bool:

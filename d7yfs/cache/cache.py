@@ -4,11 +4,10 @@ One `CachedVersion` per identity exists at a time, so eight readers of one file 
 and its opening. A version whose files cannot be opened in time is read uncached until its last
 handle is closed: the disk stalls, or another process holds their lock.
 
-All calls that may wait for the disk go through `Disk`. Eviction runs in a worker thread of its own,
-which wakes when the directory nears its limit. Writers never wait for it: blocks that do not fit
-meanwhile are kept in memory or not at all.
+All calls that may wait for the disk go through `Disk`. Writers never wait for eviction (`Room`):
+blocks that do not fit meanwhile are kept in memory or not at all.
 
-Built by `daemon`, which runs `run()` in its nursery; `Filesystem` opens versions.
+Built by `daemon`, which runs its room in its nursery; `Filesystem` opens versions.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from pathlib import Path
 
 import trio
 
-from d7yfs.cache import earlier
 from d7yfs.cache.backing import BackingFile
 from d7yfs.cache.descriptors import SMALL_BYTES, Descriptors, VersionUse
 from d7yfs.cache.directory import TRIES, CacheDirectory, Locked
@@ -31,15 +29,17 @@ from d7yfs.cache.disk import STALL_S, Disk, Lane
 from d7yfs.cache.filler import NewFiller
 from d7yfs.cache.grants import RecordedGrants, digest, read_grants
 from d7yfs.cache.leases import Leases
-from d7yfs.cache.linked import LinkedStore, shed_copies
+from d7yfs.cache.linked import LinkedStore
 from d7yfs.cache.memory import MemoryBudget
 from d7yfs.cache.pair import VersionFiles
 from d7yfs.cache.proof import Proof, RecordedProof, read_proof
+from d7yfs.cache.room import Room
 from d7yfs.cache.version import CachedVersion
+from d7yfs.config.size_bound import SizeBound
 from d7yfs.errors import TooManyOpenFiles
 from d7yfs.host.descriptors import SHORTAGE
 from d7yfs.objects import BLOCK_BYTES, ObjectVersion, StoreIdentity
-from d7yfs.stats.status import CacheStatus
+from d7yfs.stats.cache_status import CacheStatus
 
 log = logging.getLogger(__name__)
 
@@ -48,21 +48,6 @@ _Open = dict[NewFiller, CachedVersion]
 """One version as repositories have it open, by the maker of their fillers: each fetches with its own
 credentials, and they share the pair on disk as daemons do."""
 
-_HEADROOM = 0.05
-_MAX_HEADROOM_BYTES = 1 << 30
-"""Eviction starts when less than this fraction of the size limit can still be written (size limit
-or free disk), ahead of need, …"""
-_LOW_WATER = 0.85
-"""… and stops below this one, so that it runs seldom."""
-_SCAN_S = 60.0
-"""Interval in seconds at which the directory's real size is measured while we write: other daemons
-write to it too."""
-_PAUSE_S = 1.0
-_IDLE_PAUSE_S = 10.0
-"""Pauses after a pass that freed something and after one that freed nothing: then all is in use,
-and an evictor must not spin."""
-_LOOK_S = 1.0
-"""Interval in seconds at which free disk space is measured while we write: others write too."""
 _LOCK_POLL_S = 0.1
 """Interval in seconds at which a lock of another process is tried: its end is no event."""
 _SHORTAGE_S = 1.0
@@ -90,11 +75,10 @@ class Cache:
         self._boot_tag = boot_tag()
         self._open: dict[_Key, _Open] = {}
         self._opening: dict[_Key, trio.Event] = {}
-        self._look_at = 0.0
-        self._evict_wanted, self._asked = trio.Event(), trio.Event()
+        self.room = Room(directory, self._disk)
+        """Its `run` has to run."""
         self._counts = Counter[str]()  # counted by the versions
         self._uncached_opens = 0
-        self._earlier_told = False
 
     async def open(self, store: StoreIdentity, version: ObjectVersion, new_filler: NewFiller) -> CachedVersion:
         """Open `version`, held once for the caller, who must `drop` it.
@@ -185,7 +169,7 @@ class Cache:
             lane=lane,
             boot_tag=self._boot_tag,
             budget=self._budget,
-            take_room=self._take_room,
+            take_room=self.room.take,
             room_left=lambda: not self._disk.stalled_s and self._directory.has_room(BLOCK_BYTES),
             is_wanted=cached.is_wanted,
             counts=self._counts,
@@ -242,13 +226,11 @@ class Cache:
     def _look_at_maps(self, store: StoreIdentity, versions: Sequence[ObjectVersion]) -> list[int]:
         return [self._directory.cached_bytes(store, each) for each in versions]
 
-    def set_limits(self, *, size_limit_bytes: int, min_free_bytes: int, memory_buffer_bytes: int) -> None:
+    def set_limits(self, size: SizeBound, min_free: SizeBound, memory_buffer_bytes: int) -> None:
         """Set the limits from now on; what is too much then is evicted."""
-        self._directory.size_limit_bytes = size_limit_bytes
-        self._directory.min_free_bytes = min_free_bytes
+        self._directory.set_bounds(size, min_free)
         self._budget.limit_bytes = memory_buffer_bytes
-        self._asked.set()
-        self._evict_wanted.set()
+        self.room.want_pass()
 
     def in_use(self) -> list[tuple[StoreIdentity, ObjectVersion, int]]:
         """The open versions: store, version, and cached bytes of each."""
@@ -270,6 +252,7 @@ class Cache:
             if error.errno in SHORTAGE:
                 raise _descriptors_are_short(version) from error
             log.warning("cache: %s cannot be kept: %s; reading it uncached", version.key, error.strerror or error)
+            self._disk.note_error(error)
             self._uncached_opens += 1
             return None
         self._take(files)
@@ -313,69 +296,6 @@ class Cache:
         self._descriptors.remove(cached.use)
         cached.backing.close()
 
-    @property
-    def _headroom_bytes(self) -> int:
-        return max(BLOCK_BYTES, min(int(self._directory.size_limit_bytes * _HEADROOM), _MAX_HEADROOM_BYTES))
-
-    @property
-    def keepable_bytes(self) -> int:
-        """Bytes that may be brought, file after file, before the first of them is evicted."""
-        low_water_bytes = int(self._directory.size_limit_bytes * _LOW_WATER)
-        return max(0, min(low_water_bytes, self._directory.capacity_bytes - self._headroom_bytes))
-
-    def _take_room(self, size_bytes: int) -> bool:
-        self._asked.set()
-        if self._disk.stalled_s:
-            return False
-        if (now := trio.current_time()) >= self._look_at:
-            self._look_at = now + _LOOK_S
-            self._disk.run_behind(self._directory.look)
-        if not self._directory.has_room(size_bytes + self._headroom_bytes):
-            self._evict_wanted.set()
-            if not self._directory.has_room(size_bytes):
-                return False
-        self._directory.take(size_bytes)
-        return True
-
-    async def run(self) -> None:
-        """Count what is there, then evict whenever it is wanted. Runs until cancelled."""
-        while True:
-            self._evict_wanted, self._asked = trio.Event(), trio.Event()
-            freed_bytes = await trio.to_thread.run_sync(self._evict, abandon_on_cancel=True)
-            await trio.sleep(_PAUSE_S if freed_bytes else _IDLE_PAUSE_S)
-            await self._asked.wait()
-            with trio.move_on_after(_SCAN_S):
-                await self._evict_wanted.wait()
-
-    def _evict(self) -> int:
-        directory, headroom_bytes = self._directory, self._headroom_bytes
-        try:
-            shed_copies(directory)
-            freed_bytes = directory.evict(directory.size_limit_bytes)
-            freed_bytes += self._drop_earlier()
-            if not directory.has_room(headroom_bytes):
-                target_bytes = min(
-                    int(directory.size_limit_bytes * _LOW_WATER),
-                    directory.used_bytes - directory.shortfall_before(headroom_bytes),
-                )
-                freed_bytes += directory.evict(target_bytes)
-        except OSError as error:
-            log.warning("cache: %s could not be tidied: %s", directory.path, error.strerror)
-            return 0
-        return freed_bytes
-
-    def _drop_earlier(self) -> int:
-        def left(size_bytes: int) -> None:
-            self._directory.earlier_bytes = size_bytes
-
-        dropped = earlier.drop(self._directory.path, left)
-        if dropped.files and not self._earlier_told:
-            self._earlier_told = True
-            later = f"; {len(dropped.kept)} files more once no process has them open" if dropped.kept else ""
-            size_gib = dropped.disk_bytes / (1 << 30)
-            log.info("cache: %.1f GiB of an earlier version's format are dropped%s", size_gib, later)
-        return dropped.disk_bytes
-
     async def settle(self) -> None:
         """Return once the disk has all entries and times of use."""
         await self._disk.wait_until_quiet()
@@ -387,6 +307,7 @@ class Cache:
 
     def statistics(self) -> CacheStatus:
         counts = self._counts
+        self.room.look_soon()
         return CacheStatus(
             directory=str(self._directory.path),
             used_bytes=self._directory.used_bytes,
@@ -397,6 +318,11 @@ class Cache:
             evicted_files=self._directory.evicted_files,
             uncached_opens=self._uncached_opens,
             disk_stalled_s=round(self._disk.stalled_s, 3),
+            disk_error=self._disk.error,
+            free_bytes=self._directory.free_bytes,
+            min_free_bytes=self._directory.min_free_bytes,
+            keepable_bytes=self.room.keepable_bytes if self.room.is_counted else None,
+            full_s=round(self.room.full_s, 3),
             hits=counts["hits"],
             misses=counts["misses"],
             disk_bytes_written=counts["disk_bytes_written"],

@@ -61,6 +61,7 @@ from d7yfs.cache.pair import (
 )
 from d7yfs.cache.proof import Proof, read_proof
 from d7yfs.cache.table import ENTRY_BYTES, Entries, blank_entries, nonzero, states_of
+from d7yfs.config.size_bound import SizeBound
 from d7yfs.errors import CacheUnusable
 from d7yfs.host.mount_table import mount_table
 from d7yfs.objects import ObjectVersion, StoreIdentity
@@ -116,6 +117,22 @@ class CacheDirectory:
         self._census = Census()
         self.grant_key = secrets.token_bytes(KEY_BYTES)
         """The key of `grants.digest`; of this process alone until `take_grant_key`."""
+
+    @classmethod
+    def bounded(cls, path: Path, size: SizeBound, min_free: SizeBound) -> CacheDirectory:
+        """The directory at `path` with these bounds, of the file system that holds or will hold it."""
+        directory = cls(path, size_limit_bytes=0, min_free_bytes=0)
+        directory.set_bounds(size, min_free)
+        return directory
+
+    def set_bounds(self, size: SizeBound, min_free: SizeBound) -> None:
+        """Set both limits, of which a percentage means the file system as it is now."""
+        try:
+            disk = os.statvfs(existing(self.path))
+            total_bytes = disk.f_blocks * disk.f_frsize
+        except OSError:
+            total_bytes = 0  # nothing can be kept there, as `prepare` will say
+        self.size_limit_bytes, self.min_free_bytes = size.of(total_bytes), min_free.of(total_bytes)
 
     def prepare(self) -> None:
         """Create the directory (0700) or check that it is ours alone. Raises CacheUnusable."""
@@ -263,13 +280,13 @@ class CacheDirectory:
         """True if `size_bytes` more fit below the limit, and the disk keeps `min_free_bytes`."""
         return (
             self.used_bytes + size_bytes <= self.size_limit_bytes
-            and self._free_bytes() - size_bytes >= self.min_free_bytes
+            and self.free_bytes - size_bytes >= self.min_free_bytes
         )
 
     @property
     def capacity_bytes(self) -> int:
         """Bytes that the directory may hold, if all that is in it were replaced."""
-        return min(self.size_limit_bytes, max(0, self.used_bytes + self._free_bytes() - self.min_free_bytes))
+        return min(self.size_limit_bytes, max(0, self.used_bytes + self.free_bytes - self.min_free_bytes))
 
     @property
     def names_limit_bytes(self) -> int:
@@ -278,20 +295,21 @@ class CacheDirectory:
 
     def shortfall_before(self, size_bytes: int) -> int:
         """Bytes to free before `size_bytes` can be written and `min_free_bytes` stay free."""
-        return max(0, self.min_free_bytes + size_bytes - self._free_bytes())
+        return max(0, self.min_free_bytes + size_bytes - self.free_bytes)
 
     def look(self) -> None:
         """Measure the free space of the disk. For a worker thread: it may wait for the disk."""
         taken_bytes = self._taken_bytes
         try:
-            disk = os.statvfs(self.path)
+            disk = os.statvfs(existing(self.path))
         except OSError:
             self._look = (0, taken_bytes)
         else:
             self._look = (disk.f_bavail * disk.f_frsize, taken_bytes)
         self._looked = True
 
-    def _free_bytes(self) -> int:
+    @property
+    def free_bytes(self) -> int:
         """The free bytes of the last measurement, less what we have taken since."""
         if not self._looked:
             self.look()
@@ -334,6 +352,11 @@ class CacheDirectory:
     def links(self) -> Iterator[Path]:
         """The paths at which dfdaemon's files are linked here."""
         return self._root.glob("*/*.link")
+
+
+def existing(path: Path) -> Path:
+    """The nearest directory above `path` that exists, or itself."""
+    return next(each for each in (path, *path.parents) if each.exists())
 
 
 def drop_forgotten(paths: Iterable[Path]) -> None:

@@ -182,6 +182,7 @@ class Disk:
         self._clock = clock
         self._pace = Pace()
         self._answered_at = float("-inf")
+        self._failed_at, self._error = float("-inf"), ""
         self._calls = trio.CapacityLimiter(_THREADS)
         self._reads = trio.CapacityLimiter(_THREADS)
         self._under_way: dict[_Call[Any], None] = {}
@@ -200,6 +201,15 @@ class Disk:
         """Seconds for which the disk has not answered; 0 while within the patience."""
         waited_s = self._oldest_s
         return waited_s if waited_s >= self.patience_s else 0.0
+
+    @property
+    def error(self) -> str:
+        """The error of the last write, in words; empty if it succeeded."""
+        return self._error if self._failed_at > self._answered_at else ""
+
+    def note_error(self, error: OSError) -> None:
+        """Note that a write failed."""
+        self._failed_at, self._error = self._clock(), error.strerror or str(error)
 
     def write_promptly(self, write: Callable[[], object]) -> bool:
         """Make `write` here, on the trio thread; False if it would have to wait, and is not made."""

@@ -20,7 +20,7 @@ import httpx
 import trio
 
 from d7yfs.cache.cache import Cache
-from d7yfs.cache.directory import CacheDirectory, footprint_bytes
+from d7yfs.cache.directory import CacheDirectory, existing, footprint_bytes
 from d7yfs.cache.disk import Disk
 from d7yfs.cache.filler import Filler
 from d7yfs.cache.version import CachedVersion
@@ -29,6 +29,7 @@ from d7yfs.config.schema import Config
 from d7yfs.errors import CacheUnusable, D7yfsError, TokenWithheld, VersionUnbound
 from d7yfs.fetch.dragonfly_proxy import HEALTH_PORT, Proxies, Proxy, address_meant_instead
 from d7yfs.fetch.fetcher import Fetcher
+from d7yfs.fetch.transfer import Nowhere
 from d7yfs.fill.handover import Handover
 from d7yfs.objects import ByteRange, ObjectVersion, StoreIdentity
 from d7yfs.repository.repository import Repository
@@ -43,17 +44,6 @@ _WHERE_LINKS_WORK = (
     "the cache must be on the file system of dfdaemon's storage, and dfdaemon must see it under the same path and may write to it; "
     "d7yfs must have the right to read dfdaemon's files; see docs/dragonfly.md"
 )
-
-
-class Nowhere:
-    """A sink that drops all bytes: a probe only needs them to arrive."""
-
-    async def write(self, offset: int, data: memoryview) -> None:
-        """Drop them."""
-
-    def retract(self, wanted: ByteRange) -> int:
-        """Nothing is kept."""
-        return wanted.start
 
 
 async def check_dragonfly(
@@ -163,7 +153,7 @@ async def _hand_over(repository: Repository, handover: Handover, version: Object
         hint = "is dfdaemon running, and is its socket shared with this host or container, under this path?"
         return trouble("hand-over", f"{url}: {refusal}; {instead}", hint)
     try:
-        with tempfile.TemporaryDirectory(prefix=".d7yfs-check-", dir=_existing(config.cache_dir)) as place:
+        with tempfile.TemporaryDirectory(prefix=".d7yfs-check-", dir=existing(config.cache_dir)) as place:
             directory = CacheDirectory(
                 Path(place), size_limit_bytes=2 * footprint_bytes(version.size_bytes), min_free_bytes=0
             )
@@ -224,7 +214,3 @@ def _refusal(url: str) -> str:
         except OSError as error:
             return os.strerror(error.errno) if error.errno else str(error)
     return ""
-
-
-def _existing(path: Path) -> Path:
-    return next(each for each in (path, *path.parents) if each.exists())

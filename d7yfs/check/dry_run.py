@@ -7,15 +7,14 @@ Called by `d7yfs check`. Every probe is independent: the others still run after 
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
 
 import trio
 
-from d7yfs.cache.directory import CacheDirectory
-from d7yfs.check.dragonfly import Nowhere, check_dragonfly
+from d7yfs.cache.directory import CacheDirectory, existing
+from d7yfs.check.dragonfly import check_dragonfly
 from d7yfs.check.filters import check_filters
 from d7yfs.check.findings import Finding, failed, ok, warning
 from d7yfs.check.fuse import check_fuse
@@ -23,6 +22,7 @@ from d7yfs.check.triton import check_triton
 from d7yfs.config.schema import Config
 from d7yfs.config.sources import Settings
 from d7yfs.errors import AccessDenied, CacheUnusable, D7yfsError, MountError
+from d7yfs.fetch.transfer import Nowhere
 from d7yfs.host import mount_table, privileges
 from d7yfs.host.privileges import WorkerUser
 from d7yfs.objects import ByteRange, ListingPage, ObjectVersion
@@ -180,27 +180,33 @@ def check_host(config: Config) -> Iterator[Finding]:
 
 def _check_cache(config: Config) -> Finding:
     path = config.cache_dir
+    directory = CacheDirectory.bounded(path, config.cache_size, config.cache_min_free)
     if not path.exists():
-        parent = next(each for each in path.parents if each.exists())
+        parent = existing(path)
         if os.access(parent, os.W_OK | os.X_OK):
-            return ok("cache", f"{path}: will be created, {_free(parent)}")
+            return _too_full(directory) or ok("cache", f"{path}: will be created, {_room(directory)}")
         hint = f"create it (install -d -m 700 -o UID {path}), or give another with --cache-dir"
         return failed("cache", f"{path} does not exist and cannot be created in {parent}", hint)
-    directory = CacheDirectory(
-        path, size_limit_bytes=config.cache_size_bytes, min_free_bytes=config.cache_min_free_bytes
-    )
     try:
         directory.prepare()
     except CacheUnusable as error:
         return failed("cache", error)
-    if directory.shortfall_before(0):
-        hint = "free space there, lower --cache-min-free, or give another directory with --cache-dir"
-        return warning("cache", f"{path}: too full to keep anything, reads are not cached", hint)
-    return ok("cache", f"{path}: writable, {_free(path)}")
+    return _too_full(directory) or ok("cache", f"{path}: writable, {_room(directory)}")
 
 
-def _free(path: Path) -> str:
-    return f"{shutil.disk_usage(path).free / 2**30:.1f} GiB free on its disk"
+def _too_full(directory: CacheDirectory) -> Finding | None:
+    """The warning that a cache would keep nothing."""
+    if not directory.shortfall_before(0):
+        return None
+    said = f"{directory.path}: too full to keep anything, reads are not cached: {_room(directory)}"
+    return warning(
+        "cache", said, "free space there, lower --cache-min-free, or give another directory with --cache-dir"
+    )
+
+
+def _room(directory: CacheDirectory) -> str:
+    free, least, most = directory.free_bytes, directory.min_free_bytes, directory.size_limit_bytes
+    return f"{free / 2**30:.1f} GiB free on its disk, of which it leaves {least / 2**30:.1f}; it keeps {most / 2**30:.1f} GiB at most"
 
 
 def _check_mountpoint(point: Path) -> Finding:

@@ -192,6 +192,7 @@ def drop(place: str | None, everything: bool, as_json: bool, cache_dir: Path | N
             answer = control_socket.run_to_end(control_socket.socket_path(point), "cache-drop", paths=[below])
     else:
         answer = _drop(_directory(cache_dir, config), place)
+        daemons.tell_all("cache-recount")
     if as_json:
         print_object(answer)
     else:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 
@@ -68,6 +69,19 @@ def find(mountpoint: Path | None) -> dict[Path, str]:
     if control_socket.RUNTIME_VARIABLE in os.environ:
         named = {path: name for path, name in named.items() if path.exists()}
     return {path: f"the mount behind {path}" for path in control_socket.find_sockets()} | named
+
+
+def tell_all(command: str) -> None:
+    """Have all daemons that run here do `command`, at once. Those that fail or do not answer say so
+    when they are asked for their status."""
+
+    def tell(path: Path) -> None:
+        with suppress(MountError):
+            control_socket.run_to_end(path, command)
+
+    paths = control_socket.find_sockets()
+    with ThreadPoolExecutor(max(1, len(paths))) as pool:
+        list(pool.map(tell, paths))
 
 
 def ask(

@@ -13,6 +13,7 @@ from d7yfs.cli.terminal import say
 from d7yfs.config.schema import OPTIONS
 from d7yfs.control import control_socket
 from d7yfs.errors import MountError, UsageError
+from d7yfs.objects import printable
 from d7yfs.stats.repository_status import REACHABLE
 from d7yfs.stats.status import HealthStatus, ReloadStatus, parse
 
@@ -31,9 +32,11 @@ _mountpoint = click.argument("mountpoint", type=UntouchedPath(), required=False)
 )
 @_json_option
 def health(mountpoint: Path | None, alive: bool, as_json: bool) -> None:
-    """Tell whether a mount, or every mount whose daemon runs here, can be read: as /readyz.
+    """Tell whether a mount, or every mount whose daemon runs here, can be read: as /readyz. Names its
+    problems.
 
-    Exit status 1 if one cannot, or if there is none.
+    Exit status 1 if one cannot, or if there is none. A mount with problems may be ready: it serves as
+    much as another host could.
     """
     # It is for health checks of containers, so it asks only daemons that run here: mounts of other
     # containers may be seen too.
@@ -45,12 +48,19 @@ def health(mountpoint: Path | None, alive: bool, as_json: bool) -> None:
     answers, failures = daemons.ask(
         {path: str(mountpoint or f"the mount behind {path}") for path in paths},
         lambda path: control_socket.ask(path, "health", timeout_s=_HEALTH_TIMEOUT_S),
-        lambda answer: say(f"{answer['mountpoint']}: {describe_health(parse(HealthStatus, answer))}"),
+        _show_health,
         as_json=as_json,
     )
     end_with(failures)
     if not all(each.alive if alive else each.ready for each in (parse(HealthStatus, answer) for answer in answers)):
         raise SystemExit(1)
+
+
+def _show_health(answer: control_socket.Reply) -> None:
+    health = parse(HealthStatus, answer)
+    say(f"{answer['mountpoint']}: {describe_health(health)}")
+    for problem in health.problems:
+        say(f"  {printable(problem.line)}")
 
 
 def describe_health(health: HealthStatus) -> str:
@@ -61,7 +71,8 @@ def describe_health(health: HealthStatus) -> str:
         return "its daemon does not answer reads"
     root = ["its root cannot be read"] if health.mount_answers is False else []
     stores = [f"{name} is {state}" for name, state in health.repositories.items() if state != REACHABLE]
-    return f"alive, and not ready: {', '.join([*root, *stores])}"
+    blocked = [f"{each.repository} cannot be read" for each in health.problems if each.blocks_reads]
+    return f"alive, and not ready: {', '.join([*root, *stores, *blocked])}"
 
 
 @click.command()

@@ -15,8 +15,9 @@ from d7yfs.cli.daemons import UntouchedPath
 from d7yfs.cli.terminal import cell
 from d7yfs.control import control_socket
 from d7yfs.logs import show_time
+from d7yfs.stats.cache_status import CacheStatus
 from d7yfs.stats.repository_status import ListingStatus, RepositoryStatus, TrafficStatus
-from d7yfs.stats.status import CacheStatus, MountStatus, MoversStatus, TakeoverStatus, WarmUpStatus, parse
+from d7yfs.stats.status import MountStatus, MoversStatus, TakeoverStatus, WarmUpStatus, parse
 from d7yfs.tree.visibility import in_words
 
 
@@ -25,14 +26,18 @@ from d7yfs.tree.visibility import in_words
 @click.option("--json", "as_json", is_flag=True, help="Print everything, as JSON: a list with one object per mount.")
 @click.option("--settings", is_flag=True, help="Also print each setting and where it came from.")
 def status(mountpoint: Path | None, as_json: bool, settings: bool) -> None:
-    """Show what is mounted, from where, for how long; its cache and counters.
+    """Show what is mounted, and first what is wrong with it now; from where, for how long; its cache and
+    counters.
 
-    Exit status 1 if a mount does not answer.
+    Exit status 1 if a mount does not answer. Problems do not change it: d7yfs health tells by its exit
+    status whether a mount can be read.
     """
     console = Console(soft_wrap=True, highlight=False)
 
     def show(answer: control_socket.Reply) -> None:
         mount = parse(MountStatus, answer)
+        for line in describe_problems(mount):
+            console.print(line)
         console.print(_table(mount))
         if settings:
             console.print(_settings_table(mount))
@@ -94,6 +99,14 @@ def _table(mount: MountStatus) -> Table:
         if reload.later:
             row("next mount", f"changes {', '.join(reload.later)}")
     return table
+
+
+def describe_problems(mount: MountStatus) -> list[Text]:
+    """The problems of a mount, a line for each, the worst first."""
+    lines = [cell(f"{mount.mountpoint}: {each.line}") for each in mount.problems]
+    for line in lines:
+        line.stylize("bold red")
+    return lines
 
 
 def _describe_cache(cache: CacheStatus) -> Text:

@@ -20,6 +20,7 @@ from pathlib import Path
 from d7yfs.config.globs import Globs
 from d7yfs.config.markers import Markers
 from d7yfs.config.p2p import P2p
+from d7yfs.config.size_bound import SizeBound
 from d7yfs.config.url import normal_endpoint
 
 SIZE_ALLOWED = (
@@ -73,6 +74,21 @@ def parse_size(value: object) -> int:
     return size_bytes
 
 
+def parse_size_bound(value: object) -> SizeBound:
+    """A size as `parse_size` reads it, a percentage such as `50%`, or one of each with a comma between
+    them. Raises ValueError."""
+    parts = value.split(",") if isinstance(value, str) else [value]
+    percents = [each for each in parts if isinstance(each, str) and each.strip().endswith("%")]
+    sizes = [each for each in parts if each not in percents]
+    if len(percents) > 1 or len(sizes) > 1:
+        raise ValueError("is not one size and one percentage; allowed: such as 200GiB, 50%, or 50%,200GiB")
+    try:
+        size_bytes = parse_size(sizes[0]) if sizes else None
+    except ValueError as error:
+        raise ValueError(f"{error}; or a percentage of the disk, such as 50% or 50%,200GiB") from None
+    return SizeBound(size_bytes, parse_percent(percents[0]) if percents else None)
+
+
 def parse_duration(value: object) -> float:
     """Seconds in a number or in text such as `5m`. Raises ValueError."""
     text = _measure(_DURATION, value, f"a duration; allowed: {DURATION_ALLOWED}")[0]
@@ -110,6 +126,13 @@ def show_size(size_bytes: object) -> str:
         if size_bytes and size_bytes % _SIZE_FACTORS[unit] == 0:
             return f"{size_bytes // _SIZE_FACTORS[unit]}{unit}iB"
     return str(size_bytes)
+
+
+def show_size_bound(bound: object) -> str:
+    """The spelling that `parse_size_bound` reads back: `50%,200GiB`."""
+    assert isinstance(bound, SizeBound)
+    percent = [] if bound.percent is None else [show_percent(bound.percent)]
+    return ",".join([*percent, *([] if bound.size_bytes is None else [show_size(bound.size_bytes)])])
 
 
 def show_duration(duration_s: object) -> str:
@@ -329,7 +352,7 @@ HTTP_PROXY = Kind("URL", _http_proxy)
 HOST = Kind("DOMAIN", _host)
 LISTEN = Kind("IP:PORT", _listen, lambda value: str(value) or "none")
 MODELS = Kind("N", _integer(0, 10_000, "number of models"))
-SIZE = Kind("SIZE", parse_size, show_size)
+SIZE = Kind("SIZE", parse_size_bound, show_size_bound)
 BUFFER_SIZE = Kind("SIZE", _at_least(16 << 20, parse_size, "16MiB"), show_size)
 LIFETIME = Kind("TIME", parse_lifetime, show_duration)
 OPEN_WAIT = Kind("TIME", _open_wait, show_duration)

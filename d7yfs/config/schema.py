@@ -1,8 +1,8 @@
 """The options: each one once, with its type, default and help. Frozen, and free of secrets.
 
 A field of `RepositoryConfig` or `Config` that `_option` makes is an option. Its name is the field's
-without the unit (`cache_size_bytes` is the option `cache_size`). The flag `--cache-size`, the
-variable `D7YFS_CACHE_SIZE` and the TOML key `cache_size` all follow from it. Options of
+without the unit (`memory_buffer_bytes` is the option `memory_buffer`). The flag `--memory-buffer`, the
+variable `D7YFS_MEMORY_BUFFER` and the TOML key `memory_buffer` all follow from it. Options of
 `RepositoryConfig` may differ between the repositories of one mount.
 
 Secrets live in `Credentials`, apart from `Config`, so that a whole `Config` can be shown and
@@ -22,6 +22,7 @@ from d7yfs.config import kinds
 from d7yfs.config.globs import Globs
 from d7yfs.config.markers import Markers
 from d7yfs.config.p2p import P2p
+from d7yfs.config.size_bound import SizeBound
 from d7yfs.config.url import RepositoryUrl
 from d7yfs.host.fuse_device import MountFlags
 from d7yfs.host.privileges import is_mounter_root, mounter
@@ -311,11 +312,19 @@ class Config:
         lambda: default_cache_dir(os.environ, root=is_mounter_root()),
         default="/var/cache/d7yfs for root, else ~/.cache/d7yfs",
     )
-    cache_size_bytes: int = _cache(
-        kinds.SIZE, "Evict the least recently used files above this size, such as 200GiB.", 50 << 30, live=True
+    cache_size: SizeBound = _cache(
+        kinds.SIZE,
+        "Evict the least recently used files above this size, such as 200GiB, 50% of the cache's file system, or 50%,200GiB for "
+        "the smaller of both.",
+        SizeBound(50 << 30),
+        live=True,
     )
-    cache_min_free_bytes: int = _cache(
-        kinds.SIZE, "Space that the cache leaves free on its file system, whatever its size.", 2 << 30, live=True
+    cache_min_free: SizeBound = _cache(
+        kinds.SIZE,
+        "Space that the cache leaves free on its file system, whatever its size, such as 10GiB or 15%. Where less is free, nothing "
+        "is cached.",
+        SizeBound(2 << 30),
+        live=True,
     )
     memory_buffer_bytes: int = _cache(
         kinds.BUFFER_SIZE, "Memory for data that does not fit into the cache.", 64 << 20, live=True

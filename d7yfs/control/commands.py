@@ -1,5 +1,5 @@
 """The commands that a running mount answers on its control socket: status, health, stat, warm,
-refresh, reload, drop, log level, trace, end.
+refresh, reload, drop, recount, log level, trace, end.
 
 Owns no state of its own: `Commands` asks the parts of the mount that `daemon` built. `snapshot`
 never waits, because scrapes and systemd's watchdog rest on it. No reply holds a secret. Expected
@@ -33,6 +33,7 @@ from d7yfs.control.tracing import follow_trace
 from d7yfs.control.warm import WarmUps
 from d7yfs.errors import Stopped, UsageError
 from d7yfs.fs.filesystem import Filesystem
+from d7yfs.monitor import retrial
 from d7yfs.monitor.account import InUse, describe_repository
 from d7yfs.monitor.reporter import Reporter
 from d7yfs.movers.pool import MoverPool
@@ -100,6 +101,7 @@ class Commands:
             "refresh": self._to_its_end(self._refresh),
             "reload": self._to_its_end(lambda _: self.reloader.reload()),
             "cache-drop": self._to_its_end(self._drop),
+            "cache-recount": self._to_its_end(self._recount),
             "upgrade": self._upgrade,
             "end-by-force": self._end_by_force,
             "log-level": self._log_level,
@@ -111,10 +113,10 @@ class Commands:
         return lambda request: server.reporting(self.nursery, lambda: handle(request))
 
     def snapshot(self) -> MountStatus:
-        """The account that `d7yfs status` and scrapes show (docs/status.md)."""
+        """The account that `d7yfs status` and scrapes show (docs/status.md). Tells the log of problems."""
         in_use = self.cache.in_use()
         settings = self.reloader.settings
-        return MountStatus(
+        account = MountStatus(
             schema=control_socket.SCHEMA,
             mountpoint=str(self.mountpoint),
             pid=self.role.pid,
@@ -141,6 +143,15 @@ class Commands:
             last_reload=self.reloader.last,
             warnings=settings.warnings,
         )
+        return self.reporter.watch.judge(account)
+
+    async def try_again(self) -> None:
+        """Try what fails again, if it is time, so that its end is noticed without a reader."""
+        async with trio.open_nursery() as nursery:
+            for each in self.repositories:
+                name = each.config.name
+                top = self.filesystem.tree.top(name)
+                nursery.start_soon(retrial.try_again, each, self.filesystem.listers[name], top)
 
     def _describe_repository(self, repository: Repository, in_use: InUse) -> RepositoryStatus:
         name = repository.config.name
@@ -182,6 +193,7 @@ class Commands:
         places = [place for path in paths for place in files.describer.places(await files.resolve(path))]
         directory = self.reloader.settings.config.cache_dir
         gone, kept = await trio.to_thread.run_sync(_drop_places, directory, places)
+        await self.cache.room.recount()
         dropped = {(each.map.key, each.map.validator, each.map.size_bytes) for each in gone}
         known = [each for each in files.tree.remembered() if isinstance(each, File)]
         for file in known:
@@ -195,6 +207,11 @@ class Commands:
             "kept_files": len(kept),
             "kept": [each.name for each in kept[:_NAMED]],
         }
+
+    async def _recount(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        """Count the files of the cache now: another process has deleted some."""
+        await self.cache.room.recount()
+        return {"used_bytes": self.cache.statistics().used_bytes}
 
     async def _log_level(self, request: Mapping[str, Any]) -> dict[str, Any]:
         was, level = logs.level(), request.get("level")

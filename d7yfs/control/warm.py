@@ -132,7 +132,7 @@ class WarmUp:
             paths=paths[:_NAMED_PATHS],
             background=background,
             state=State.PLANNING,
-            room_bytes=filesystem.keepable_bytes,
+            room_bytes=filesystem.room.keepable_bytes,
         )
         self._paths = paths
         self._filesystem = filesystem
@@ -148,6 +148,10 @@ class WarmUp:
         try:
             with self._scope:
                 await self._add_up()
+                if self._planned_bytes > self._status.room_bytes:
+                    # Others may have made room since the last count.
+                    await self._filesystem.room.recount()
+                    self._status.room_bytes = self._filesystem.room.keepable_bytes
                 self._began_at = trio.current_time()
                 self._status.state = State.RUNNING
                 self.planned.set()

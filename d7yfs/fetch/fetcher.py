@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -44,6 +45,7 @@ from d7yfs.logs import fields, fields_of
 from d7yfs.movers.pool import LEAST_BYTES, MoverPool
 from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.origins.origin import Origin
+from d7yfs.stats.failures import FailuresStatus
 from d7yfs.stats.models import Models
 from d7yfs.stats.repository_status import FetchedStatus, LoadStatus
 from d7yfs.stats.status import blank
@@ -83,7 +85,8 @@ class Fetcher:
         from others. `tokens` decides on requests for dfdaemon."""
         self.origin = origin
         self.proxy = proxy
-        self.counters = blank(FetchedStatus)
+        self.counters, self.failures = blank(FetchedStatus), FailuresStatus()
+        self.failed_version: ObjectVersion | None = None  # of the last request that failed
         self.models = models or Models()
         self.tokens = tokens or BearerTokens(origin.url)
         self.journal = Journal(self.models)
@@ -290,7 +293,7 @@ class Fetcher:
                 await traced(self._attempt(transfer, proxy, fresh=fresh), self.name(transfer.version), transfer)
                 continue
             except D7yfsError as failure:
-                error = self._name(failure, transfer.version)
+                error = self._note_failure(failure, transfer.version)
                 if isinstance(error, VersionGone) and (proxy is None or required):
                     error = await self._gone.confirm(error, transfer.version, self.origin)
                 if transfer.position > reached:
@@ -322,12 +325,13 @@ class Fetcher:
                 failed.record_failure()
                 proxy = await self.proxy.choose()
 
-    def _name(self, error: D7yfsError, version: ObjectVersion) -> D7yfsError:
-        """Have `error` name its object: the transport knows host and port only."""
-        name = self.name(version)
+    def _note_failure(self, error: D7yfsError, version: ObjectVersion) -> D7yfsError:
+        """Note `error`, and have it name its object: the transport knows host and port only."""
+        name, self.failed_version = self.name(version), version
+        self.failures.note_request(error.about(object=name), time.time())
         if name not in error.message:
             error.message = f"{name}: {error.message}"
-        return error.about(object=name)
+        return error
 
     async def _attempt(self, transfer: Transfer, proxy: Proxy | None, *, fresh: bool) -> None:
         """Make one GET to the end of the range, from the seam before the offset reached."""
@@ -369,6 +373,7 @@ class Fetcher:
         async with transport.get(url, headers, via=via, for_mover=for_mover, head_alone=head_alone) as response:
             transfer.reply = response
             await self._check(response, version, rest, proxy, task)
+            self.failures.end_requests(self.name(version), proxied=proxy is not None)
             if origin is self.origin:
                 self.on_granted(version)
             replied_at = trio.current_time()

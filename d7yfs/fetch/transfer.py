@@ -58,6 +58,17 @@ class Sink(Protocol):
         """
 
 
+class Nowhere:
+    """A sink that drops all bytes: a probe only needs them to arrive."""
+
+    async def write(self, offset: int, data: memoryview) -> None:
+        """Drop them."""
+
+    def retract(self, wanted: ByteRange) -> int:
+        """Nothing is kept."""
+        return wanted.start
+
+
 class Reserved(Protocol):
     """A range of a file that another process is to write."""
 

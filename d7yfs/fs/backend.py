@@ -10,6 +10,7 @@ from d7yfs.cache.filler import NewFiller
 from d7yfs.cache.version import CachedVersion
 from d7yfs.fs.rights import Rights
 from d7yfs.objects import ObjectVersion, StoreIdentity
+from d7yfs.stats.failures import FailuresStatus
 from d7yfs.stats.models import Models
 from d7yfs.tree.lister import LIMIT
 from d7yfs.tree.source import ListingMode, ListingSource
@@ -44,3 +45,4 @@ class RepositoryBackend:
     """The right of its credentials to read what is cached; None: they may read all of it."""
     models: Models = field(default_factory=Models)
     """The counters of the bytes that readers of each model were given."""
+    failures: FailuresStatus = field(default_factory=FailuresStatus)

@@ -75,6 +75,7 @@ class Filesystem(OpenFiles):
                 mode=backend.listing,
                 limit=backend.listing_limit,
                 changed=self._changed,
+                failing=backend.failures.names,
             )
             for name, backend in backends.items()
         }

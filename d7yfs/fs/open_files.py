@@ -10,6 +10,7 @@ Base of `Filesystem`. Trio thread only.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from weakref import WeakKeyDictionary
 import trio
 
 from d7yfs.cache.cache import Cache
+from d7yfs.cache.room import Room
 from d7yfs.cache.version import CachedVersion
 from d7yfs.errors import AccessDenied, D7yfsError, IsADirectory, ObjectArchived, VersionGone
 from d7yfs.fs.backend import RepositoryBackend
@@ -197,9 +199,9 @@ class OpenFiles:
             self._drop(node, cached)
 
     @property
-    def keepable_bytes(self) -> int:
-        """The bytes that the cache can take, file by file, without evicting the first of them."""
-        return self._cache.keepable_bytes
+    def room(self) -> Room:
+        """The room of the cache."""
+        return self._cache.room
 
     async def read(self, handle: int, offset: int, size_bytes: int) -> bytes | bytearray:
         """Exactly the bytes `[offset, offset + size_bytes)`, up to the end of the file.
@@ -235,6 +237,7 @@ class OpenFiles:
             if rights is not None and isinstance(error, AccessDenied):
                 rights.deny(cached)
             error.about(object=self._name(opened.node), repository=opened.node.repository)
+            self._backends[opened.node.repository].failures.note_read(error, time.time())
             raise
         assert len(data) == wanted.size
         opened.model.read_bytes += len(data)

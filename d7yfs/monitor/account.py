@@ -53,11 +53,9 @@ def describe_repository(
     name, url = repository.config.name, str(repository.config.url)
     lister, hidden = filesystem.listers[name], filesystem.tree.hidden_by_reason(name)
     fetcher, handover, proxies = repository.fetcher, repository.handover, repository.fetcher.proxy
-    since, expires_at = lister.unanswered_since, repository.origin.credentials_expire_at
+    since, expires_at = fetcher.failures.names.since, repository.origin.credentials_expire_at
     is_empty = failure is not None and offline_since is None
-    unlisted_s = 0.0 if since is None else trio.current_time() - since
-    if offline_since is not None:
-        unlisted_s = max(time.time() - offline_since, unlisted_s)
+    unlisted_s = 0.0 if since is None else max(0.0, time.time() - since)
     total = fetcher.models.total
     fetched = replace(deepcopy(fetcher.counters), direct_bytes=total.direct_bytes, proxy_bytes=total.proxy_bytes)
     traffic = parse(TrafficStatus, asdict(total) | {"direct_bytes_by_reason": fetched.direct_bytes_by_reason})
@@ -75,6 +73,7 @@ def describe_repository(
         origin={**repository.origin.describe()},
         proxy=proxies.url if proxies is not None else "",
         proxy_usable=proxies.usable if proxies is not None else None,
+        proxy_required=proxies is not None and proxies.required,
         proxy_trips=proxies.trips if proxies is not None else 0,
         breaker=proxies.breaker.state if proxies is not None else "",
         proxies=tuple(map(_describe_proxy, proxies.all)) if proxies is not None else (),
@@ -82,6 +81,7 @@ def describe_repository(
         way=_way(repository),
         handover=handover.describe() if handover is not None else None,
         fetched=fetched,
+        failures=deepcopy(fetcher.failures),
         load=fetcher.load(),
         read_bytes=total.read_bytes,
         traffic=traffic,

@@ -89,6 +89,12 @@ counter d7yfs_cache_checksum_mismatches_total cache.checksum_mismatches: Files t
     recorded at their upload
 counter d7yfs_cache_uncached_opens_total cache.uncached_opens: Files that could not be kept on disk when they were
     opened
+gauge d7yfs_cache_disk_free_bytes cache.free_bytes: Bytes that are free on the cache's disk
+gauge d7yfs_cache_min_free_bytes cache.min_free_bytes: Bytes that the cache leaves free there (--cache-min-free)
+gauge d7yfs_cache_keepable_bytes cache.keepable_bytes: Bytes that it can keep at once; 0 if it caches nothing
+gauge d7yfs_cache_full_seconds cache.full_s: For how long nothing has found room, 0 while something does
+gauge d7yfs_problem problems_by_code: How many problems of this code the mount has now, 0 for none; `d7yfs status` says
+    which, and what to do
 gauge d7yfs_warm_ups warm_ups_running: Warm-ups that run
 gauge d7yfs_warm_up_rest_bytes warm_ups_rest_bytes: Bytes that running warm-ups have still to bring
 gauge d7yfs_warm_up_failed_files warm_ups_failed_files: Files that these could not bring
@@ -120,6 +126,8 @@ counter d7yfs_refreshed_directories_total repositories.freshness.refreshed_direc
     again so
 counter d7yfs_refresh_seconds_total repositories.freshness.refresh_s: Time that was spent on it
 counter d7yfs_read_bytes_total repositories.read_bytes: Bytes that the kernel asked for and got
+gauge d7yfs_failures repositories.failures.by_part: Failures since the last success: of questions about names, of
+    requests for data, of proxies; and reads that failed for programs in the last minutes
 counter d7yfs_resigned_requests_total repositories.fetched.resigned: Requests that were refused, and signed again with
     credentials looked for anew
 counter d7yfs_unbound_replies_total repositories.fetched.unbound: Replies of a proxy that were not used because they
@@ -183,6 +191,7 @@ the account has no value for it.
 """
 
 _LABELS = {
+    "by_part": "part",
     "by_source": "source",
     "direct_bytes_by_reason": "reason",
     "errors": "operation",
@@ -192,6 +201,7 @@ _LABELS = {
     "listings_by_kind": "kind",
     "models": "model",
     "p2p_versions": "proof",
+    "problems_by_code": "code",
     "modes": "mode",
     "proxies": "proxy",
     "repositories": "repository",

@@ -6,8 +6,8 @@ the mount goes on without it and tries again, because its holder may be a mount 
 end.
 
 - /healthz: 200 while the daemon answers its mount (statfs), else 503. A restart repairs it.
-- /readyz: 200 while the root of the mount can be read, and a store answers or its old listing is
-  served.
+- /readyz: 200 while the root of the mount can be read, and a repository serves more than its cached
+  files, or its store is away from all hosts alike: another host would serve no more.
 - systemd's watchdog is fed while the daemon answers its mount, even if its stores fail: a kill
   costs every reader of the mount.
 
@@ -20,7 +20,7 @@ Built and run by `daemon`; `commands` asks it for the health.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import trio
@@ -31,6 +31,7 @@ from d7yfs.host.launch import Readiness
 from d7yfs.monitor import http_listener
 from d7yfs.monitor.http_listener import HttpPage
 from d7yfs.monitor.probe import Probe
+from d7yfs.monitor.watch import PERIOD_S, ProblemWatch
 from d7yfs.stats.repository_status import REACHABLE, UNREACHABLE
 from d7yfs.stats.status import HealthStatus, MountStatus, as_json
 
@@ -46,10 +47,19 @@ LISTEN_RETRY_S = 30.0
 
 
 class Reporter:
-    """The reports of one mount to its monitors. `snapshot` gives its account, and must not wait."""
+    """The reports of one mount to its monitors. `snapshot` gives its account, judged by `watch`, and must
+    not wait. `try_again` tries what fails."""
 
-    def __init__(self, snapshot: Callable[[], MountStatus], probe: Probe, readiness: Readiness) -> None:
+    def __init__(
+        self,
+        snapshot: Callable[[], MountStatus],
+        probe: Probe,
+        readiness: Readiness,
+        try_again: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
+    ) -> None:
+        self.watch = ProblemWatch()
         self._snapshot = snapshot
+        self._try_again = try_again
         self._probe = probe
         self._readiness = readiness
         self._runs = False
@@ -66,6 +76,8 @@ class Reporter:
         self._runs = True
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tell_left_out)
+            nursery.start_soon(self.watch.run, self._snapshot)
+            nursery.start_soon(self._try_failed)
             if self._readiness.is_notified:
                 nursery.start_soon(self._tell_systemd)
             if address:
@@ -78,7 +90,14 @@ class Reporter:
     async def check_health(self) -> HealthStatus:
         """Tell whether the mount is `alive` and `ready`, as the pages do. Takes at most 15 s."""
         if not self._runs:
-            return HealthStatus(alive=False, ready=False, mount_answers=False, repositories=self._states())
+            account = self._snapshot()
+            return HealthStatus(
+                alive=False,
+                ready=False,
+                mount_answers=False,
+                repositories=_states(account),
+                problems=account.problems,
+            )
         health = await self._check_ready()
         return replace(health, alive=health.mount_answers or await self._probe.answers() is not False)
 
@@ -130,12 +149,16 @@ class Reporter:
         return HttpPage.of_json(200 if health.ready else 503, as_json(health))
 
     async def _check_ready(self) -> HealthStatus:
-        serves, states = await self._probe.serves(), self._states()
-        ready = serves is not False and any(state != UNREACHABLE for state in states.values())
-        return HealthStatus(ready=ready, mount_answers=serves, repositories=states)
+        serves, account = await self._probe.serves(), self._snapshot()
+        blocked = {each.repository for each in account.problems if each.blocks_reads}
+        can_read = any(each.state != UNREACHABLE and each.label not in blocked for each in account.repositories)
+        ready = serves is not False and can_read
+        return HealthStatus(ready=ready, mount_answers=serves, repositories=_states(account), problems=account.problems)
 
-    def _states(self) -> dict[str, str]:
-        return {each.label: each.state for each in self._snapshot().repositories}
+    async def _try_failed(self) -> None:
+        while True:
+            await trio.sleep(PERIOD_S)
+            await self._try_again()
 
     async def _tell_left_out(self) -> None:
         while True:
@@ -152,12 +175,17 @@ class Reporter:
                 log.error("the mount does not answer: systemd will end this daemon if that lasts for %g s", watchdog_s)
 
 
+def _states(account: MountStatus) -> dict[str, str]:
+    return {each.label: each.state for each in account.repositories}
+
+
 def summarize(status: MountStatus) -> str:
     """One line about a mount, for `systemctl status`. Pure."""
     where = ", ".join(each.url for each in status.repositories)
     said = f"{where} on {status.mountpoint}: {status.fuse.open_files} files open, {_gib(status.fuse.read_bytes)} read, "
     said += f"cache {_gib(status.cache.used_bytes)} of {_gib(status.cache.limit_bytes)}"
     bad = [f"{each.label} is {each.state}" for each in status.repositories if each.state != REACHABLE]
+    bad += [each.text for each in status.problems]
     if status.last_reload and status.last_reload.error:
         bad.append("its settings could not be read again")
     return "; ".join([said, *bad])

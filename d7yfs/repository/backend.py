@@ -57,4 +57,5 @@ def make_backend(
         expected_s=repository.fetcher.bandwidth.expected_s,
         rights=rights,
         models=repository.fetcher.models,
+        failures=repository.fetcher.failures,
     )

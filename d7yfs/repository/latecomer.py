@@ -37,7 +37,8 @@ class Latecomer:
     ) -> None:
         """`is_known`: an earlier mount's names are served meanwhile."""
         self.repository = repository
-        repository.shown.away = failure
+        self._failing = repository.fetcher.failures.names
+        self._fail(failure)
         repository.shown.offline_since = time.time() if is_known else None
         self._allow_empty = allow_empty
 
@@ -71,15 +72,20 @@ class Latecomer:
                 is_refused = not isinstance(error, OriginUnavailable | BadReply)
                 if error.message != failure.message:
                     log.warning("%s; %s", error, self._state if not is_refused else "nothing of it is served")
-                self.repository.shown.away = error
+                self._fail(error)
                 if is_refused:
                     refused()
             except Exception:
                 log.exception("%s failed its first check", self.repository.config.url)
             else:
                 self.repository.shown.away = self.repository.shown.offline_since = None
+                self._failing.end()
                 arrived(prefix)
                 log.info("%s is there: mounted as %s", self.repository.config.url, self.repository.config.name or "/")
+
+    def _fail(self, error: D7yfsError) -> None:
+        self.repository.shown.away = error
+        self._failing.note(error, time.time())
 
     @property
     def _state(self) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from d7yfs.stats.failures import FailuresStatus
+
 REACHABLE, STALE, UNREACHABLE = "reachable", "stale", "unreachable"
 IN_USE, NOT_TRIED = "in use", "not tried yet"
 """The states of a hand-over that is not known to fail."""
@@ -346,6 +348,8 @@ class RepositoryStatus:
     """The proxy that would be asked now; the first if none would; empty without proxies."""
     proxy_usable: bool | None
     """True if a proxy may be asked now; null without proxies."""
+    proxy_required: bool = False
+    """True with `--no-fallback`: nothing but a proxy brings large files."""
     proxy_trips: int
     """How often the breakers of all proxies opened."""
     breaker: str
@@ -361,6 +365,8 @@ class RepositoryStatus:
     """The hand-over by dfdaemon's socket; null without `--dfdaemon-socket`."""
     fetched: FetchedStatus
     """Requests for file data since start."""
+    failures: FailuresStatus = field(default_factory=FailuresStatus)
+    """Failures since the last success, by part."""
     load: LoadStatus
     """Requests for file data under way now."""
     read_bytes: int

@@ -15,6 +15,8 @@ from functools import cache, partial
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from d7yfs.errors import MountError
+from d7yfs.stats.cache_status import CacheStatus
+from d7yfs.stats.problems import ProblemStatus, count_by_code
 from d7yfs.stats.repository_status import OMITTED, RepositoryStatus
 
 T = TypeVar("T")
@@ -31,38 +33,6 @@ class MetricsStatus:
     """`IP:PORT`; empty when there is none."""
     error: str
     """Why there is none, although one is configured."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheStatus:
-    """The cache directory and its reads."""
-
-    directory: str
-    used_bytes: int
-    """Bytes that the directory takes on disk."""
-    limit_bytes: int
-    memory_bytes: int
-    """Data that found no room on disk and is in memory."""
-    memory_limit_bytes: int
-    open_versions: int
-    """Object versions in use."""
-    hits: int
-    """Reads that found all their bytes in the cache."""
-    misses: int
-    """Reads that waited for bytes."""
-    disk_bytes_written: int
-    taken_over_blocks: int
-    """Blocks that other daemons on the directory brought."""
-    evicted_files: int
-    """Files that were deleted to make room."""
-    corrupt_blocks: int
-    """Blocks that did not match their checksum and were fetched again."""
-    checksum_mismatches: int
-    """Whole files that did not match the store's checksum and were fetched again."""
-    uncached_opens: int
-    """Files that could not be kept on disk when they were opened."""
-    disk_stalled_s: float = 0.0
-    """For how long the disk has not answered; 0 while it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,6 +229,8 @@ class HealthStatus:
     """True if the root could be read; null if it cannot be asked from there."""
     repositories: Mapping[str, str]
     """The `state` of each repository by its name, or URL."""
+    problems: tuple[ProblemStatus, ...] = ()
+    """As in `status`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,6 +294,8 @@ class MountStatus:
     """Where the log goes, in words."""
     log_level: str
     """From which level on is logged."""
+    problems: tuple[ProblemStatus, ...] = ()
+    """Problems that the mount has now, by repository, the worst first."""
     metrics: MetricsStatus = MetricsStatus(listens_on="", error="known to newer daemons only")
     """The listener for scrapes and probes."""
     repositories: tuple[RepositoryStatus, ...]
@@ -347,6 +321,11 @@ class MountStatus:
     before."""
     warnings: tuple[str, ...]
     """About settings, in words."""
+
+    @property
+    def problems_by_code(self) -> dict[str, int]:
+        """How many problems there are of each code."""
+        return count_by_code(self.problems)
 
     @property
     def warm_ups_running(self) -> int:

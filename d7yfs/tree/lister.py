@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -19,8 +20,9 @@ from weakref import WeakKeyDictionary
 
 import trio
 
-from d7yfs.errors import AccessDenied, D7yfsError, NotFound, OriginUnavailable
+from d7yfs.errors import AccessDenied, BucketNotFound, D7yfsError, NotFound, OriginUnavailable
 from d7yfs.logs import fields_of
+from d7yfs.stats.failures import FailureStatus
 from d7yfs.stats.repository_status import LastScanStatus, ListingStatus
 from d7yfs.stats.status import blank
 from d7yfs.tree.huge_directory import Streams
@@ -63,13 +65,13 @@ class Lister:
         mode: ListingMode = ListingMode.AUTO,
         limit: int = LIMIT,
         changed: Callable[[Directory, NameChanges], None] = lambda _directory, _changes: None,
+        failing: FailureStatus | None = None,
     ) -> None:
-        """`url` names the bucket in logs. `changed` gets the changes of each answer, at once; it
-        must not await. `limit` is the most objects listed whole, and the most entries of a
-        directory that are kept."""
+        """`url` names the bucket in logs. `changed` gets the changes of each answer, at once; it must
+        not await. `limit` is the most objects listed whole, and the most entries of a directory that
+        are kept. `failing` is told how the store answers."""
         self.mode = mode
-        self.unanswered_since: float | None = None
-        """When the store began to fail each question, in trio's seconds; else None."""
+        self._failing = failing or FailureStatus()
         self.not_whole = "" if mode in (ListingMode.AUTO, ListingMode.WHOLE) else "set so"
         """Why the repository is not listed whole, in words."""
         self.streams = Streams(self._fetch_page, nursery, tree.lives_until)
@@ -392,12 +394,13 @@ class Lister:
     # --- answers and failures of the store ---
 
     def _note_answer(self) -> None:
-        self.unanswered_since, self._answered_at = None, trio.current_time()
+        self._failing.end()
+        self._answered_at = trio.current_time()
 
     def _note_failure(self, question: Question, error: D7yfsError) -> None:
         error.about(repository=self._repository)
-        if self.unanswered_since is None and not isinstance(error, NotFound):  # which is an answer
-            self.unanswered_since = trio.current_time()
+        if not isinstance(error, NotFound) or isinstance(error, BucketNotFound):  # else it is an answer
+            self._failing.note(error, time.time())
         if question.directory is not None:
             self._serve_stale(error, question.directory, question.name)
             return

@@ -21,6 +21,7 @@ from trio.testing import MockClock
 from d7yfs.cache import earlier
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import EARLIER_FORMATS, FORMAT, CacheDirectory
+from d7yfs.config.size_bound import SizeBound
 from tests.cache.doubles import MIB, ORIGIN, ManualFiller, backing, directory, fill, until, version
 
 HELD, FREE = version(2 * MIB, "held"), version(3 * MIB, "free")
@@ -183,11 +184,11 @@ async def test_a_cache_drops_it_as_it_is_released_and_says_so_once(
     cached = await cache.open(ORIGIN, version(5), ManualFiller)
     async with trio.open_nursery() as nursery:
         with held(in_use):
-            nursery.start_soon(cache.run)
+            nursery.start_soon(cache.room.run)
             await until(lambda: not free.exists() and cache.statistics().used_bytes < 3 * MIB)
             assert cache.statistics().used_bytes >= 2 * MIB, "what is held counts"
             assert in_use.exists()
-        cache.set_limits(size_limit_bytes=64 * MIB, min_free_bytes=0, memory_buffer_bytes=MIB)
+        cache.set_limits(SizeBound(64 * MIB), SizeBound(0), MIB)
         await until(lambda: not (path / "v1").exists())
         await until(lambda: cache.statistics().used_bytes < MIB)
         nursery.cancel_scope.cancel()

@@ -202,7 +202,7 @@ async def test_no_reader_ever_gets_a_wrong_byte(tmp_path: Path, autojump_clock: 
             for _ in range(1 + seed % 2)
         ]
         for daemon in daemons:
-            background.start_soon(daemon.cache.run)
+            background.start_soon(daemon.cache.room.run)
         async with trio.open_nursery() as readers:
             for daemon in daemons:
                 for _ in range(READERS):

@@ -13,12 +13,12 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from d7yfs.cache import cache as cache_module
 from d7yfs.cache.backing import BackingFile
 from d7yfs.cache.cache import Cache
 from d7yfs.cache.directory import CacheDirectory
 from d7yfs.cache.disk import Disk, Landing, _Call
 from d7yfs.cache.pair import Block
+from d7yfs.cache.room import _IDLE_PAUSE_S
 from d7yfs.cache.version import CachedVersion
 from d7yfs.errors import AccessDenied, BadReply, CacheFull, OriginUnavailable, ReadTimeout, Stopped, VersionGone
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
@@ -620,7 +620,7 @@ async def test_a_file_larger_than_the_cache_is_read_right_in_bounded_memory(
 ) -> None:
     large, memory = version(12 * MIB), 2 * MIB
     with Opened(tmp_path, large, limit_bytes=4 * MIB, memory=memory) as opened:
-        nursery.start_soon(opened.cache.run)
+        nursery.start_soon(opened.cache.room.run)
         for _ in range(2):
             for piece in large.whole.split(300_000):
                 reader = Reader(opened.cached, piece.start, piece.stop)
@@ -638,7 +638,7 @@ async def test_room_is_made_ahead_of_need_and_open_versions_stay(
     autojump_clock: MockClock, tmp_path: Path, nursery: trio.Nursery
 ) -> None:
     with Opened(tmp_path, version(MIB, "open"), limit_bytes=20 * MIB) as opened:
-        nursery.start_soon(opened.cache.run)
+        nursery.start_soon(opened.cache.room.run)
         await opened.filler.bring(0, MIB)
         for number in range(40):
             other = opened.open(version(MIB, f"file {number}"))
@@ -660,7 +660,7 @@ async def test_room_is_made_when_the_disk_not_the_limit_is_short(
     cache_directory = CacheDirectory(mount_tmpfs(16 * MIB), size_limit_bytes=20 * MIB, min_free_bytes=8 * MIB)
     cache_directory.prepare()
     cache = Cache(cache_directory, memory_buffer_bytes=0, read_timeout_s=READ_TIMEOUT_S, disk=PromptDisk())
-    nursery.start_soon(cache.run)
+    nursery.start_soon(cache.room.run)
     for number in range(20):
         file = version(MIB, f"file {number}")
         cached = await cache.open(ORIGIN, file, ManualFiller)
@@ -684,11 +684,11 @@ async def test_an_evictor_that_frees_nothing_rests(
 
     monkeypatch.setattr(CacheDirectory, "evict", evict)
     with Opened(tmp_path, version(30 * MIB), limit_bytes=2 * MIB, memory=MIB) as opened:
-        nursery.start_soon(opened.cache.run)
+        nursery.start_soon(opened.cache.room.run)
         for block in range(30):
             await opened.filler.bring(block * MIB, (block + 1) * MIB)
             await trio.sleep(1)
-        assert passes <= 2 * (30 / cache_module._IDLE_PAUSE_S + 2)
+        assert passes <= 2 * (30 / _IDLE_PAUSE_S + 2)
         nursery.cancel_scope.cancel()
 
 

@@ -13,6 +13,7 @@ import pytest
 from d7yfs.check.dry_run import check, check_host
 from d7yfs.check.findings import Finding, Severity
 from d7yfs.config.schema import Config
+from d7yfs.config.size_bound import SizeBound
 from d7yfs.config.sources import Settings, load_settings
 from tests.servers import faults
 from tests.servers.dfdaemon import FakeDfdaemon
@@ -200,7 +201,7 @@ def test_cache_directories(tmp_path: Path) -> None:
     assert host(tmp_path, cache_dir=tmp_path / "file")["cache"].verdict is Severity.FAILED
     (tmp_path / "there").mkdir()
     assert host(tmp_path, cache_dir=tmp_path / "there")["cache"].verdict is Severity.OK
-    full = host(tmp_path, cache_dir=tmp_path / "there", cache_min_free_bytes=1 << 60)["cache"]
+    full = host(tmp_path, cache_dir=tmp_path / "there", cache_min_free=SizeBound(1 << 60))["cache"]
     assert full.verdict is Severity.WARNING
     assert "--cache-min-free" in full.hint
 

@@ -131,7 +131,7 @@ def test_loading_shows_warnings_and_refuses_wrong_values(
     @click.command(cls=Command)
     @settings_options()
     def loading(given: Given) -> None:
-        click.echo(given.load(("s3://a",), None).config.cache_size_bytes)
+        click.echo(given.load(("s3://a",), None).config.cache_size.size_bytes)
 
     monkeypatch.setenv("D7YFS_CACHE_SISE", "1")
     result = run("mount", "--cache-size", "1K", command=loading)

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from d7yfs.cli.paths import summarize_warm_up, warn_of_size
-from d7yfs.cli.status import _table, describe_traffic, describe_warm_up
+from d7yfs.cli.status import _table, describe_problems, describe_traffic, describe_warm_up
 from d7yfs.stats.repository_status import TrafficStatus
 from d7yfs.stats.status import MountStatus, WarmUpStatus, parse
 
@@ -91,6 +91,37 @@ def _shown(
     with console.capture() as captured:
         console.print(_table(parse(MountStatus, answer)))
     return captured.get()
+
+
+def test_the_problems_open_it_in_red_and_one_line_each() -> None:
+    problem = {
+        "code": "store-unreachable",
+        "repository": "s3://b",
+        "since": 1.0,
+        "text": "store unreachable for 4 min (connection refused)",
+        "served": "cached files are served, the listing is from 08:35; 4 reads failed",
+        "hint": "check --endpoint-url",
+        "blocks_reads": False,
+    }
+    mount = parse(MountStatus, SNAPSHOT | {"problems": [problem, problem | {"text": "odd \x1b[2J name"}]})
+    said = (
+        "/mnt/models: store unreachable for 4 min (connection refused): cached files are served, "
+        "the listing is from 08:35; 4 reads failed; check --endpoint-url"
+    )
+    for is_terminal in (False, True):
+        console = Console(
+            width=80,
+            soft_wrap=True,
+            highlight=False,
+            force_terminal=is_terminal,
+            color_system="standard" if is_terminal else None,
+        )
+        with console.capture() as captured:
+            for line in describe_problems(mount):
+                console.print(line)
+        first, second = captured.get().splitlines()
+        assert first == (f"\x1b[1;31m{said}\x1b[0m" if is_terminal else said)
+        assert "odd \\x1b[2J name" in second
 
 
 def test_the_table() -> None:

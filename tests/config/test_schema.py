@@ -17,6 +17,7 @@ from d7yfs.config.schema import (
     StaticKeys,
     default_cache_dir,
 )
+from d7yfs.config.size_bound import SizeBound
 from d7yfs.config.url import RepositoryUrl
 from d7yfs.objects import SecretStr
 
@@ -48,7 +49,7 @@ def test_names() -> None:
         *("foreground", "worker_user", "shutdown_timeout", "log_level", "log_format", "log_file"),
         *("metrics_listen", "metrics_per_model"),
     }
-    assert OPTIONS["cache_size"].field == "cache_size_bytes"
+    assert OPTIONS["memory_buffer"].field == "memory_buffer_bytes"
     assert OPTIONS["cache_size"].flag == "--cache-size"
     assert OPTIONS["cache_size"].variable == "D7YFS_CACHE_SIZE"
     assert OPTIONS["verify_tls"].off_flag == "--insecure-skip-tls-verify"
@@ -128,6 +129,12 @@ def test_keys_show_no_secret() -> None:
         (kinds.OPEN_WAIT, "0", 0.0),
         (kinds.OPEN_WAIT, "10s", 10.0),
         (kinds.BUFFER_SIZE, "16MiB", 16 << 20),
+        (kinds.SIZE, "20GiB", SizeBound(20 << 30)),
+        (kinds.SIZE, 1000, SizeBound(1000)),
+        (kinds.SIZE, "15%", SizeBound(percent=15)),
+        (kinds.SIZE, " 0.5 % ", SizeBound(percent=0.5)),
+        (kinds.SIZE, "50%,200G", SizeBound(200 << 30, 50)),
+        (kinds.SIZE, "200G, 50%", SizeBound(200 << 30, 50)),
         (kinds.one_of("text", "json"), "JSON", "json"),
     ],
 )
@@ -177,6 +184,12 @@ def test_values(kind: kinds.Kind, raw: object, value: object) -> None:
         (kinds.TIMEOUT, "soon"),
         (kinds.BUFFER_SIZE, "1MiB"),
         (kinds.SIZE, []),
+        (kinds.SIZE, ""),
+        (kinds.SIZE, "101%"),
+        (kinds.SIZE, "50%,60%"),
+        (kinds.SIZE, "1G,2G"),
+        (kinds.SIZE, "50%,"),
+        (kinds.SIZE, "%"),
         (kinds.LIFETIME, {}),
         (kinds.one_of("text", "json"), "xml"),
     ],

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from d7yfs.config.size_bound import SizeBound
 from d7yfs.config.toml import TomlFile, read_toml
 from d7yfs.config.url import RepositoryUrl
 from d7yfs.errors import ConfigError
@@ -31,7 +32,7 @@ def test_one_repository(tmp_path: Path) -> None:
         """,
     )
     assert {name: found.value for name, found in toml.layer.items()} == {
-        "cache_size": 20 << 30,
+        "cache_size": SizeBound(20 << 30),
         "metadata_ttl": 90.0,
         "read_timeout": 0.5,
         "allow_other": False,

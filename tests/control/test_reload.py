@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from d7yfs.config.schema import Profile
+from d7yfs.config.size_bound import SizeBound
 from d7yfs.config.sources import Settings, load_settings
 from d7yfs.control.reload import Reloader, compare
 from d7yfs.control.server import reporting
@@ -37,7 +38,7 @@ def test_what_takes_effect_now_and_what_does_not(tmp_path: Path) -> None:
     assert sorted(found.later) == ["file_mode", "proxy", "read_timeout"]
     assert found.credentials == ()
     config = now.config
-    assert (config.cache_size_bytes, config.log_level) == (20 << 30, "debug")
+    assert (config.cache_size, config.log_level) == (SizeBound(20 << 30), "debug")
     assert (config.read_timeout_s, config.file_mode) == (60.0, 0o444)
     assert config.repositories == old.config.repositories
     shown = now.explain()
@@ -149,7 +150,7 @@ async def test_what_has_changed(mount: Mount) -> None:
     assert (outcome["changed"], outcome["later"], outcome["error"]) == ({"cache_size": "1GiB"}, ["file_mode"], "")
     assert outcome["at"] > 0
     assert mount.heeded == [{"cache_size": "1GiB"}]
-    assert mount.reloader.settings.config.cache_size_bytes == 1 << 30
+    assert mount.reloader.settings.config.cache_size == SizeBound(1 << 30)
     assert as_json(mount.reloader.last) == outcome
     begun, ready = mount.told.heard
     assert begun.startswith("RELOADING=1 MONOTONIC_USEC=")

@@ -241,7 +241,7 @@ async def test_what_does_not_fit_is_said_first_and_left_out(tmp_path: Path) -> N
             store.gate.set()
             async for report in reports:
                 last = report
-        fitting = mount.filesystem.keepable_bytes // footprint_bytes(BLOCK_BYTES)
+        fitting = mount.filesystem.room.keepable_bytes // footprint_bytes(BLOCK_BYTES)
         assert 4 <= fitting < 8
         assert (last["state"], last["files_done"], last["files_left_out"]) == ("done", fitting, 10 - fitting)
         assert mount.cache.statistics().evicted_files == 0

@@ -22,6 +22,8 @@ LEFT_OUT = {
     r"repositories\.\d+\.fetched\.direct_bytes_by_reason\..*": "the same is under traffic",
     r"repositories\.\d+\.handover\.\w+_bytes": "the same is under traffic",
     r"repositories\.\d+\.fills\..*": "single files",
+    r"repositories\.\d+\.failures\.\w+\.(since|last_at)": "alerts count by their own clock; d7yfs_failures has the numbers",
+    r"problems\..*": "single problems; d7yfs_problem counts them by code",
     r"warm_ups\.\d+\.(?!missing_bytes|fetched_bytes|files_failed).*": "single warm-ups; what all together have still to bring is shown",
 }
 """Paths (regular expressions) and why no scrape has these numbers."""

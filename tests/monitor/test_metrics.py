@@ -60,6 +60,7 @@ REPOSITORY: dict[str, Any] = LLM | {
         "prefetches_limit": 24,
         "prefetches_queued": 0,
     },
+    "failures": LLM["failures"] | {"reads": LLM["failures"]["reads"] | {"count": 2, "since": 1.0, "last_at": 2.0}},
     "read_bytes": 7,
     "traffic": {
         "cache_bytes": 1,

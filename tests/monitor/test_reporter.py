@@ -28,6 +28,7 @@ def repository(state: str, name: str = "llm") -> dict[str, Any]:
 def status(*repositories: dict[str, Any], error: str = "") -> MountStatus:
     changes = {
         "mountpoint": "/mnt/models",
+        "problems": (),
         "repositories": repositories,
         "cache": SNAPSHOT["cache"] | {"used_bytes": 3 << 30, "limit_bytes": 50 << 30},
         "fuse": SNAPSHOT["fuse"] | {"open_files": 2, "read_bytes": 1 << 29},
@@ -92,11 +93,12 @@ async def test_health_is_what_the_pages_say(
 ) -> None:
     shown = status(repository("stale"))
     one = Reporter(lambda: shown, FakeProbe(answers=answers, serves=serves), Readiness({}))
-    early = {"alive": False, "ready": False, "mount_answers": False, "repositories": {"llm": "stale"}}
+    said = {"repositories": {"llm": "stale"}, "problems": []}
+    early = {"alive": False, "ready": False, "mount_answers": False, **said}
     assert as_json(await one.check_health()) == early, "there is no mount yet, but a directory that answers"
     nursery.start_soon(one.run, "")
     await trio.testing.wait_all_tasks_blocked()
-    told = {"alive": alive, "ready": ready, "mount_answers": serves, "repositories": {"llm": "stale"}}
+    told = {"alive": alive, "ready": ready, "mount_answers": serves, **said}
     assert as_json(await one.check_health()) == told
     assert ((await one._healthz()).status, (await one._readyz()).status) == (
         200 if alive else 503,

@@ -103,7 +103,7 @@ class Daemon:
                 self.refreshes = Refreshes(tree, refreshers, _Notices(self.kernel))
                 if self._setup.refreshing:
                     self.nursery.start_soon(refreshers[""].run)
-                self.nursery.start_soon(self.cache.run)
+                self.nursery.start_soon(self.cache.room.run)
                 task_status.started()
                 await trio.sleep_forever()
         finally:

@@ -16,6 +16,7 @@ from d7yfs.config.markers import Markers
 from d7yfs.errors import AccessDenied, BadReply, BucketNotFound, D7yfsError, NotFound, OriginUnavailable
 from d7yfs.repository.latecomer import Latecomer
 from d7yfs.repository.visible import VisibleListings
+from d7yfs.stats.failures import FailuresStatus
 from d7yfs.tree.listing import DirectoryListing, NoObject, Unordered
 from d7yfs.tree.source import ListingSource, ask
 from d7yfs.tree.visibility import EXCLUDED, UNPUBLISHED, Visibility
@@ -213,8 +214,8 @@ async def test_a_latecomer_that_is_known_is_refused_by_the_stores_own_word_alone
             raise answer
         return answer
 
-    config = SimpleNamespace(url="mem://b", name="b")
-    repository = SimpleNamespace(shown=shown(MemoryOrigin(*KEYS)), locate=locate, config=config)
+    config, fetcher = SimpleNamespace(url="mem://b", name="b"), SimpleNamespace(failures=FailuresStatus())
+    repository = SimpleNamespace(shown=shown(MemoryOrigin(*KEYS)), locate=locate, config=config, fetcher=fetcher)
     late = Latecomer(cast(Any, repository), OriginUnavailable("no such host"), allow_empty=False, is_known=True)
     assert late.is_known
     refused: list[int] = []
@@ -235,12 +236,13 @@ async def test_a_latecomer_arrives_when_its_store_answers(autojump_clock: MockCl
             raise answer
         return answer
 
-    config = SimpleNamespace(url="mem://b", name="b")
-    repository = SimpleNamespace(shown=shown(MemoryOrigin(*KEYS)), locate=locate, config=config)
+    config, fetcher = SimpleNamespace(url="mem://b", name="b"), SimpleNamespace(failures=FailuresStatus())
+    repository = SimpleNamespace(shown=shown(MemoryOrigin(*KEYS)), locate=locate, config=config, fetcher=fetcher)
     late = Latecomer(cast(Any, repository), OriginUnavailable("no such host"), allow_empty=False)
     assert not await flat(repository.shown)
     arrived: list[str] = []
     await late.wait(arrived.append)
     assert arrived == ["a/"]
     assert late.failure is None
+    assert fetcher.failures.names.count == 0
     assert await flat(repository.shown) == list(KEYS)

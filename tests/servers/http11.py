@@ -153,6 +153,7 @@ class HttpServer:
         self._ssl_context = ssl_context
         self._scripts: dict[str | None, Iterator[Fault]] = {}
         self._running: trio.Nursery | None = None
+        self._nursery: trio.Nursery | None = None
         self._listeners: list[trio.SocketListener] = []
 
     async def answer(self, request: Request) -> Answer:
@@ -177,7 +178,7 @@ class HttpServer:
         self._listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         self.port = self._listeners[0].socket.getsockname()[1]
         async with trio.open_nursery() as nursery:
-            self._running = await nursery.start(self._accept)
+            self._nursery, self._running = nursery, await nursery.start(self._accept)
             try:
                 yield self
             finally:
@@ -189,6 +190,12 @@ class HttpServer:
         self._running.cancel_scope.cancel()
         for listener in self._listeners:
             listener.socket.close()
+
+    async def revive(self) -> None:
+        """Listen again where `kill` has ended."""
+        assert self._nursery
+        self._listeners = await trio.open_tcp_listeners(self.port, host="127.0.0.1")
+        self._running = await self._nursery.start(self._accept)
 
     async def _accept(self, task_status: trio.TaskStatus[trio.Nursery]) -> None:
         async with trio.open_nursery() as nursery:

@@ -54,6 +54,10 @@ class InThread(Generic[S]):
         """Call `function` in the server's thread."""
         return trio.from_thread.run_sync(function, *args, trio_token=self._token)
 
+    def revive(self) -> None:
+        """Have the server listen again after `kill`."""
+        trio.from_thread.run(self.server.revive, trio_token=self._token)
+
     def wait(self, event: trio.Event, *, timeout_s: float = 20.0) -> None:
         """Wait for an event in the server's thread, such as a fault's. Raises trio.TooSlowError."""
 

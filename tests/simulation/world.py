@@ -119,7 +119,7 @@ class _Daemon:
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as self.nursery:
-            self.nursery.start_soon(self.cache.run)
+            self.nursery.start_soon(self.cache.room.run)
             task_status.started()
             await trio.sleep_forever()
 
