@@ -74,6 +74,8 @@ class OpenedDirectory(CacheDirectory):
         for files in self.opened:
             for descriptor in {files.data_fd, files.map_fd} - {-1}:
                 os.dup2(grave, descriptor, inheritable=False)
+        if self._census._fd >= 0:
+            os.dup2(grave, self._census._fd, inheritable=False)
         os.close(grave)
 
 

@@ -60,6 +60,7 @@ class Daemon:
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         self._directory.prepare()
+        self._directory.join()
         self.cache = Cache(
             self._directory,
             memory_buffer_bytes=self._setup.memory_bytes,

@@ -93,6 +93,7 @@ class _Daemon:
         self.dead = False
         self.directory = OpenedDirectory(world.path, world.cache_bytes)
         self.directory.prepare()
+        self.directory.join()
         self.cache = Cache(
             self.directory,
             memory_buffer_bytes=world.memory_bytes,
@@ -271,12 +272,19 @@ class World:
             self._last_read_end.set()
             self._last_read_end = trio.Event()
 
+    async def _open(self, daemon: _Daemon, version: ObjectVersion) -> CachedVersion:
+        """Open as the file system does: at once where that is possible, without files where they are absent."""
+        cached = daemon.cache.open_at_once(IDENTITY, version, daemon.new_filler, blank=True)
+        if cached is not None and cached.backing.is_absent():
+            self.events["blank"] += 1
+        return cached or await daemon.cache.open(IDENTITY, version, daemon.new_filler)
+
     async def _open_and_read(self, daemon: _Daemon, key: str) -> None:
         chance = self.chance
         version = self.store.current(key)
         if version is None or daemon.dead:
             return
-        cached = await daemon.cache.open(IDENTITY, version, daemon.new_filler)
+        cached = await self._open(daemon, version)
         try:
             window = Window(version.size_bytes)
             position = chance.randrange(version.size_bytes)
@@ -371,7 +379,7 @@ class World:
             for key in keys:
                 version = self.store.current(key)
                 if version is not None:
-                    cached = await daemon.cache.open(IDENTITY, version, daemon.new_filler)
+                    cached = await self._open(daemon, version)
                     await self._read(daemon, cached, version, version.whole, None)
                     cached.drop()
         with trio.move_on_after(_NEVER_S):
