@@ -1,6 +1,6 @@
-"""What the documentation tells people to type, is understood: commands, settings files, fstab lines,
-make targets, modules. They are parsed as their programs parse them, and not run; what is run as written
-is in tests/container/test_documentation.py.
+"""All that the documentation tells people to type is understood: commands, settings files, fstab
+lines, make targets, modules. They are parsed as their programs parse them, and not run;
+tests/container/test_documentation.py runs some as written.
 """
 
 from __future__ import annotations
