@@ -482,8 +482,14 @@ async def test_a_reused_connection_that_fails_later_is_not_retried(
 @pytest.mark.parametrize(("unread", "reused"), [(60_000, True), (70_000, False)])
 @pytest.mark.parametrize("fault", [faults.honest, faults.chunked])
 async def test_a_small_unread_rest_is_dropped_and_a_large_one_costs_the_connection(
-    server: ScriptedServer, transport: Transport, fault: Fault, unread: int, reused: bool
+    server: ScriptedServer,
+    transport: Transport,
+    fault: Fault,
+    unread: int,
+    reused: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("d7yfs.fetch.transport._DRAIN_TIMEOUT_S", 10.0)  # a busy machine sends late
     server.script(fault)
     async with transport.get(server.url_of(KEY), {"Range": f"bytes=0-{unread - 1}"}) as reply:
         assert reply.status == 206
