@@ -21,7 +21,7 @@ from d7yfs.config.sources import load_settings
 ROOT = Path(__file__).parent.parent
 PAGES = (
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "bench/README.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 )
 _BLOCK = re.compile(r"(?:(?<=\n\n)|(?<=:\n))(?: {4,}.*\n|\n(?= {4}))+")
 _SETTING = re.compile(r"^[a-z_]+ *= *[\"\d\[{tf]", re.MULTILINE)
@@ -84,8 +84,9 @@ def test_a_command(place: str, line: str) -> None:
 @pytest.mark.parametrize(("place", "text"), SETTINGS)
 def test_a_settings_file(place: str, text: str, tmp_path: Path) -> None:
     assert place
-    path = tmp_path / "models.toml"
-    path.write_text(text)
+    path, bundle = tmp_path / "models.toml", tmp_path / "ca.pem"
+    path.write_text(re.sub(r'(?<=ca_bundle = )"[^"]+"', f'"{bundle}"', text))
+    bundle.touch()
     path.chmod(0o600)
     load_settings({}, (), None, {}, path, triton_home=tmp_path, endpoint_file=tmp_path / "none")
 

@@ -334,7 +334,8 @@ def open_handover(
     except ImportError as error:
         raise ConfigError(
             f"dfdaemon_socket needs packages that are not installed ({error.name or 'grpcio'})",
-            hint="pip install 'd7yfs[dragonfly]', or leave dfdaemon_socket out",
+            hint="install d7yfs with its extra [dragonfly]: in a clone, `make install`, or pipx install '.[dragonfly]'; "
+            "or leave dfdaemon_socket out",
         ) from error
     try:
         certificates = certificates_in(config.ca_bundle) if config.ca_bundle else ()

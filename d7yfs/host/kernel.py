@@ -38,7 +38,7 @@ def require_engine(name: str) -> None:
     if name == "pyfuse3" and find_spec(name) is None:
         raise MountError(
             "the FUSE engine pyfuse3 is not installed",
-            hint="pip install 'd7yfs[pyfuse3]' builds it, with gcc, pkg-config and the headers of libfuse3 and Python; "
+            hint="in a clone, `PYFUSE3=yes make install` builds it, with gcc, pkg-config and the headers of libfuse3 and Python; "
             "--fuse-engine kernel needs none of it, and FUSE 7.31 in the kernel (Linux 5.4)",
         )
 

@@ -45,7 +45,7 @@ def open_origin(repository: RepositoryConfig, credentials: Credentials) -> Origi
             raise
         raise ConfigError(
             f"{repository.url}: {scheme}:// needs the package {error.name}, which is not installed",
-            hint=f"pip install 'd7yfs[{extra}]', or 'd7yfs[all]' for every cloud",
+            hint=f"install d7yfs with its extra [{extra}]: in a clone, `make install`, or pipx install '.[{extra}]'",
         ) from None
     origin: Origin = found(repository, credentials)
     return origin

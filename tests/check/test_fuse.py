@@ -66,7 +66,7 @@ async def test_an_engine_that_is_not_installed(tmp_path: Path, monkeypatch: pyte
         listener.bind(str(tmp_path / "socket"))
         found = findings(fuse_helper=tmp_path / "socket", fuse_engine="pyfuse3")
     assert found["engine"].verdict is Severity.FAILED
-    assert "pip install 'd7yfs[pyfuse3]'" in found["engine"].hint
+    assert "PYFUSE3=yes make install" in found["engine"].hint
     assert "passthrough" not in found
     filesystem = cast(Filesystem, FakeFilesystem([], []))
     with pytest.raises(MountError, match="pyfuse3 is not installed"):

@@ -124,4 +124,4 @@ def test_without_the_packages_it_says_what_to_install(
     (tmp_path / "grpc.py").write_text("raise ImportError('no grpc', name='grpc')")
     arguments = (bucket.url(), "--dfdaemon-socket", dfdaemon.url)
     done = mounter.refused(*arguments, env=bucket.env | {"PYTHONPATH": str(tmp_path)})
-    assert "pip install 'd7yfs[dragonfly]'" in done.stderr
+    assert "extra [dragonfly]" in done.stderr
