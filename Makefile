@@ -57,7 +57,7 @@ integration-systemd: setup ## as root: test the unit under a real systemd: kills
 integration-triton: setup ## test a real Triton that loads from mounts of a real store, installed once outside the tree; ARGS='-k poll'
 	@program=$$(scripts/triton.sh) && D7YFS_TEST_TRITON=$$program $(BIN)/python -m pytest -p tests.plugins.no_skips tests/triton $(ARGS)
 
-integration-monitoring: ## test alert rules, dashboard and a live scrape with a real Prometheus
+integration-monitoring: ## test alert rules, dashboard and a live scrape with a real Prometheus, and the status page in Chromium
 	@scripts/integration-monitoring.sh $(ARGS)
 
 integration-container: ## as root: build and run the image, read its mount outside and in a second container, check the manifests

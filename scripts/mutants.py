@@ -73,6 +73,28 @@ MUTANTS = (
         "pass",
         "fs/test_rights.py",
     ),
+    # --- what is shown ---
+    Mutant(
+        "a name is markup in the status page",
+        "monitor/status_page.py",
+        "return html.escape(printable(str(said)))",
+        "return printable(str(said))",
+        "monitor/test_status_page.py",
+    ),
+    Mutant(
+        "the status page names the file that a request waits for",
+        "monitor/status_page.py",
+        "_text(_model_of(each.path, account))",
+        "_text(each.path)",
+        "monitor/test_status_page.py",
+    ),
+    Mutant(
+        "the counters of two daemons make a rate",
+        "stats",
+        "return span_s if self.started_at == before.started_at and span_s > 0 else math.inf",
+        "return span_s",
+        "stats/test_activity.py",
+    ),
     # --- processes that receive bodies ---
     Mutant(
         "the word of a mover is believed whatever it says",

@@ -75,7 +75,7 @@ async def opened(settings: Settings) -> AsyncIterator[Filesystem]:
             lambda target: DirectFiller(target, repository.fetcher, nursery),
         )
         filesystem = Filesystem(tree, {"": backend}, cache, nursery)
-        nursery.start_soon(cache.run)
+        nursery.start_soon(cache.room.run)
         await repository.fetcher.prepare()
         yield filesystem
         nursery.cancel_scope.cancel()

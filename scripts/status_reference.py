@@ -18,6 +18,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from d7yfs.stats.activity import ActivityStatus
 from d7yfs.stats.repository_status import RepositoryStatus
 from d7yfs.stats.status import (
     CacheStatus,
@@ -40,7 +41,13 @@ SECTIONS = {
     "fuse": FuseStatus,
 }
 """The parts of the first block, each with its own heading."""
-ANSWERS = {"health": HealthStatus, "refresh": RefreshStatus, "reload": ReloadStatus, "warm": WarmUpStatus}
+ANSWERS = {
+    "health": HealthStatus,
+    "refresh": RefreshStatus,
+    "reload": ReloadStatus,
+    "top": ActivityStatus,
+    "warm": WarmUpStatus,
+}
 """The parts that other commands print, as blocks under headings of the page."""
 SIMPLE = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 

@@ -17,7 +17,6 @@ from d7yfs.cache import earlier, inspection
 from d7yfs.cache.inspection import CheckedVersion, Stored
 from d7yfs.cli import daemons
 from d7yfs.cli.as_json import print_list, print_object
-from d7yfs.cli.status import show_size_roughly
 from d7yfs.cli.terminal import say
 from d7yfs.config.layers import first
 from d7yfs.config.place import Place
@@ -29,6 +28,7 @@ from d7yfs.errors import NotFound, UsageError
 from d7yfs.host import mount_table, privileges
 from d7yfs.host.privileges import WorkerUser
 from d7yfs.objects import printable
+from d7yfs.stats.words import show_count, show_size_roughly
 
 _OPTION = OPTIONS["cache_dir"]
 
@@ -101,7 +101,9 @@ def ls(url: str | None, as_json: bool, cache_dir: Path | None, config: Path | No
         state = "in use" if each.in_use else ""
         say(f"{show_size_roughly(each.cached_bytes):>9}  {share:>3}%  {used}  {state:<6}  {printable(each.name)}")
     cached, disk = (sum(sizes) for sizes in ([e.cached_bytes for e in found], [e.disk_bytes for e in found]))
-    say(f"{len(found)} files, {show_size_roughly(cached)} cached, {show_size_roughly(disk)} on disk in {directory}")
+    say(
+        f"{show_count(len(found), 'file')}, {show_size_roughly(cached)} cached, {show_size_roughly(disk)} on disk in {directory}"
+    )
 
 
 def _row(each: Stored) -> dict[str, Any]:
@@ -133,14 +135,16 @@ def verify(url: str | None, md5: bool, as_json: bool, cache_dir: Path | None, co
     """
     found = _chosen(_directory(cache_dir, config), url)
     began = time.monotonic()
+    console = Console(stderr=True)
     with Progress(
         TextColumn("verifying"),
         BarColumn(),
         DownloadColumn(binary_units=True),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
+        disable=not console.is_terminal,
     ) as progress:
         task = progress.add_task("verify", total=sum(each.cached_bytes for each in found))
         verdicts = inspection.verify(found, lambda size: progress.advance(task, size), md5=md5)
@@ -151,8 +155,9 @@ def verify(url: str | None, md5: bool, as_json: bool, cache_dir: Path | None, co
         for each in wrong:
             say(_complaint(each))
         blocks, bad = sum(e.checked_blocks for e in verdicts), sum(len(e.bad_blocks) for e in verdicts)
-        compared = f", {sum(each.md5 is not None for each in verdicts)} MD5 sums compared" if md5 else ""
-        say(f"{len(verdicts)} files, {blocks} blocks: {bad} bad{compared}, in {time.monotonic() - began:.1f} s")
+        compared = f", {show_count(sum(each.md5 is not None for each in verdicts), 'MD5 sum')} compared" if md5 else ""
+        looked = f"{show_count(len(verdicts), 'file')}, {show_count(blocks, 'block')}"
+        say(f"{looked}: {bad} bad{compared}, in {time.monotonic() - began:.1f} s")
     if wrong:
         raise SystemExit(1)
 
@@ -160,7 +165,7 @@ def verify(url: str | None, md5: bool, as_json: bool, cache_dir: Path | None, co
 def _complaint(each: CheckedVersion) -> str:
     if not each.bad_blocks:
         return f"{each.stored.name}: its MD5 is not its ETag {each.stored.map.validator}; to fetch it again, run d7yfs cache drop"
-    said = f"{each.stored.name}: {len(each.bad_blocks)} bad blocks, to be fetched again"
+    said = f"{each.stored.name}: {show_count(len(each.bad_blocks), 'bad block')}, to be fetched again"
     return said + ("; in use: a mount that has it open may serve them until it is closed" if each.stored.in_use else "")
 
 
@@ -200,7 +205,7 @@ def drop(place: str | None, everything: bool, as_json: bool, cache_dir: Path | N
             say(f"in use, kept: {printable(name)}")
         if (unnamed := answer["kept_files"] - len(answer["kept"])) > 0:
             say(f"in use, kept: {unnamed} more")
-        say(f"{answer['files']} files dropped, {show_size_roughly(answer['disk_bytes'])} freed")
+        say(f"{show_count(answer['files'], 'file')} dropped, {show_size_roughly(answer['disk_bytes'])} freed")
     if answer["kept_files"]:
         raise SystemExit(1)
 

@@ -3,10 +3,11 @@ progress, `refresh` lists again now, and `stat` shows the daemon's knowledge of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -15,13 +16,14 @@ from rich.progress import BarColumn, Progress, TextColumn
 from d7yfs.cli import daemons, end_with
 from d7yfs.cli.as_json import print_line, print_object
 from d7yfs.cli.daemons import UntouchedPath
-from d7yfs.cli.status import describe_warm_up, show_size_roughly
+from d7yfs.cli.status import describe_warm_up
 from d7yfs.cli.terminal import cell, say
 from d7yfs.control import control_socket
 from d7yfs.errors import D7yfsError, MountError
 from d7yfs.host import mount_table
 from d7yfs.objects import printable
 from d7yfs.stats.status import RefreshStatus, WarmUpStatus, parse
+from d7yfs.stats.words import show_count, show_size_roughly
 
 _SHOWN = 20
 """Most changed paths of a kind that `refresh` shows; `--json` has more."""
@@ -96,7 +98,7 @@ def _warm(point: Path, paths: list[str], *, background: bool, as_json: bool) -> 
     for path, reason in report.failures.items():
         say(f"d7yfs: error: {point / printable(path)}: {reason}", err=True)
     if (unnamed := report.files_failed - len(report.failures)) > 0:
-        say(f"d7yfs: error: {unnamed} files more failed; the log names them", err=True)
+        say(f"d7yfs: error: {show_count(unnamed, 'more file')} failed; the log names them", err=True)
     if report.state in ("planning", "running") and not background:
         raise MountError(f"the daemon behind {point} ended before the warm-up did", hint="d7yfs status, and its log")
     return not report.files_failed and not report.files_left_out
@@ -105,7 +107,7 @@ def _warm(point: Path, paths: list[str], *, background: bool, as_json: bool) -> 
 def warn_of_size(report: WarmUpStatus) -> str:
     """The warning before a warm-up that does not fit."""
     return (
-        f"{show_size_roughly(report.size_bytes)} in {report.files} files is more than the cache keeps at once "
+        f"{show_size_roughly(report.size_bytes)} in {show_count(report.files, 'file')} is more than the cache keeps at once "
         f"({show_size_roughly(report.room_bytes)}): what comes first is brought, the rest is left out; raise --cache-size "
         "or name fewer paths"
     )
@@ -114,7 +116,7 @@ def warn_of_size(report: WarmUpStatus) -> str:
 def summarize_warm_up(report: WarmUpStatus) -> str:
     """The last line about a warm-up."""
     size, cached = show_size_roughly(report.size_bytes), report.size_bytes - report.missing_bytes
-    known = f"{report.files} files, {size}, of which {show_size_roughly(cached)} was cached"
+    known = f"{show_count(report.files, 'file')}, {size}, of which {show_size_roughly(cached)} was cached"
     if report.state == "running":
         return f"warming in the background: {known}; d7yfs status shows how far it is"
     fetched = f"{show_size_roughly(report.fetched_bytes)} fetched in {timedelta(seconds=round(report.elapsed_s))}"
@@ -150,7 +152,7 @@ def summarize_refresh(point: Path, outcome: RefreshStatus) -> str:
     """The lines for a person: a summary, and some changed paths."""
     counts = {"added": outcome.added, "removed": outcome.removed, "replaced": outcome.replaced}
     counted = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-    lines = [f"{point}: {outcome.directories} directories refreshed: {counted}"]
+    lines = [f"{point}: {show_count(outcome.directories, 'directory', 'directories')} refreshed: {counted}"]
     for kind, count in counts.items():
         names = outcome.names[kind][:_SHOWN]
         lines += [f"  {kind:<9} {printable(name)}" for name in names]
@@ -169,7 +171,27 @@ def stat(path: Path, as_json: bool) -> None:
         answer = control_socket.ask(control_socket.socket_path(point), "stat", path=below)
     if as_json:
         print_object(answer)
+        return
+    for label, text in describe_stat(answer):
+        say(f"{label + ':':<14}{printable(text)}")
+
+
+def describe_stat(answer: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The lines about a path for a person: label and text."""
+    if answer["directory"]:
+        yield "directory", f"{answer['path'] or '.'} in {answer['mountpoint']}"
     else:
-        for name, value in answer.items():
-            if name != "schema":
-                say(f"{name + ':':<14}{value}")
+        yield "file", f"{answer['path']} in {answer['mountpoint']}"
+    for name, value in answer.items():
+        if name == "size_bytes":
+            yield "size", _both(value)
+        elif name == "cached_bytes":
+            size_bytes = answer["size_bytes"]
+            yield "cached", f"{_both(value)}, {value / size_bytes:.0%}" if size_bytes else "all"
+        elif name not in ("schema", "mountpoint", "path", "directory"):
+            yield name, str(value)
+
+
+def _both(size_bytes: int) -> str:
+    exactly = show_count(size_bytes, "byte")
+    return f"{show_size_roughly(size_bytes)} ({exactly})" if size_bytes >= 1000 else exactly

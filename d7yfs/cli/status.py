@@ -15,10 +15,15 @@ from d7yfs.cli.daemons import UntouchedPath
 from d7yfs.cli.terminal import cell
 from d7yfs.control import control_socket
 from d7yfs.logs import show_time
+from d7yfs.monitor.problems import show_span
 from d7yfs.stats.cache_status import CacheStatus
 from d7yfs.stats.repository_status import ListingStatus, RepositoryStatus, TrafficStatus
-from d7yfs.stats.status import MountStatus, MoversStatus, TakeoverStatus, WarmUpStatus, parse
+from d7yfs.stats.status import FuseStatus, MountStatus, MoversStatus, TakeoverStatus, WarmUpStatus, parse
+from d7yfs.stats.words import show_count, show_size_roughly
 from d7yfs.tree.visibility import in_words
+
+_SLOW_S = 1.0
+"""Requests that wait for less are no news."""
 
 
 @click.command()
@@ -71,7 +76,7 @@ def _table(mount: MountStatus) -> Table:
         if each.proxy:
             said += f", {each.fetched.proxy_requests} by proxy"
         retries = sum(each.fetched.retries.values())
-        row("requests", said + (f", {retries} retries" if retries else ""))
+        row("requests", said + (f", {show_count(retries, 'retry', 'retries')}" if retries else ""))
     for warm_up in mount.warm_ups:
         state = describe_warm_up(warm_up) if warm_up.state == "running" else warm_up.state
         paths = ", ".join(f"/{path}" for path in warm_up.paths)
@@ -79,18 +84,21 @@ def _table(mount: MountStatus) -> Table:
     uptime = timedelta(seconds=int(mount.uptime_s))
     row("daemon", f"pid {mount.pid}, up {uptime}, {show_size_roughly(mount.rss_bytes)} resident")
     row("cache", _describe_cache(mount.cache))
-    row("known", f"{mount.tree.files} files, {mount.tree.directories} directories")
+    row("known", f"{show_count(mount.tree.files, 'file')}, {_directories(mount.tree.directories)}")
     fuse = mount.fuse
-    itself = f", {fuse.passthrough_opens} opens of files that the kernel reads by itself" * fuse.passthrough
-    opened = f"{fuse.open_files} files and {fuse.open_directories} directories open"
+    opens = show_count(fuse.passthrough_opens, "open")
+    itself = f", {opens} of files that the kernel reads by itself" * fuse.passthrough
+    opened = f"{show_count(fuse.open_files, 'file')} and {_directories(fuse.open_directories)} open"
     row("read", f"{show_size_roughly(fuse.read_bytes)} from the daemon, {opened}{itself}")
+    if waits := describe_waiting(fuse):
+        row("waiting", waits, "yellow")
     row("engine", fuse.engine)
     if mount.movers.processes or mount.movers.lost:
         row("movers", describe_movers(mount.movers))
     row("takeover", describe_takeover(mount.takeover))
     row("log", mount.log)
     where = mount.metrics.listens_on
-    row("metrics", f"http://{where}/metrics" if where else mount.metrics.error or "none")
+    row("metrics", f"http://{where}/metrics, for people http://{where}" if where else mount.metrics.error or "none")
     for warning in mount.warnings:
         row("warning", warning)
     if (reload := mount.last_reload) is not None:
@@ -109,9 +117,23 @@ def describe_problems(mount: MountStatus) -> list[Text]:
     return lines
 
 
+def describe_waiting(fuse: FuseStatus) -> str:
+    """The requests that wait, and the oldest of them, in one line; empty while none has waited for long."""
+    if fuse.oldest_request_s < _SLOW_S or not fuse.oldest_requests:
+        return ""
+    oldest = fuse.oldest_requests[0]
+    said = f"{show_count(fuse.in_flight, 'request')}, the oldest for {show_span(oldest.waited_s)}"
+    return f"{said}: {oldest.operation} {oldest.path}"
+
+
+def _directories(count: int) -> str:
+    return show_count(count, "directory", "directories")
+
+
 def _describe_cache(cache: CacheStatus) -> Text:
     used, limit = show_size_roughly(cache.used_bytes), show_size_roughly(cache.limit_bytes)
-    said = cell(f"{cache.directory}: {used} of {limit}, {cache.hits} hits, {cache.misses} misses")
+    reads = f"{show_count(cache.hits, 'hit')}, {show_count(cache.misses, 'miss', 'misses')}"
+    said = cell(f"{cache.directory}: {used} of {limit}, {reads}")
     if cache.disk_stalled_s:
         said.append(f", its disk has not answered for {cache.disk_stalled_s:.0f} s", "red")
     return said
@@ -136,17 +158,20 @@ def describe_listing(listing: ListingStatus) -> str:
     """How names are learnt, why so, and how much was asked for."""
     scan = listing.last_scan
     said = {
-        "whole": f"listed whole, {scan.objects} objects in {scan.pages} requests ({scan.took_s:g} s)",
+        "whole": f"listed whole, {show_count(scan.objects, 'object')} in {show_count(scan.pages, 'request')} "
+        f"({scan.took_s:g} s)"
+        if scan.pages
+        else "to be listed whole; no listing has come to its end yet",
         "directory": "listed directory by directory",
         "exact": "each asked for by itself",
     }[listing.in_use]
     said += f" ({listing.reason})" if listing.reason else ""
     asked = (
-        (listing.scans, "whole listings"),
-        (listing.listings, "of directories"),
-        (listing.exact_lookups, "of single names"),
+        (listing.scans, "listing of all", "listings of all"),
+        (listing.listings, "of a directory", "of directories"),
+        (listing.exact_lookups, "of a single name", "of single names"),
     )
-    counted = ", ".join(f"{count} {what}" for count, what in asked if count)
+    counted = ", ".join(show_count(count, one, many) for count, one, many in asked if count)
     return f"{said}; since start {counted}" if counted else said
 
 
@@ -168,9 +193,9 @@ def describe_traffic(traffic: TrafficStatus) -> str:
 
 def describe_movers(movers: MoversStatus) -> str:
     """The processes that receive file data, in one line."""
-    said = f"{movers.processes} of {movers.processes_limit} processes, {movers.jobs} jobs"
+    said = f"{movers.processes} of {show_count(movers.processes_limit, 'process', 'processes')}, {show_count(movers.jobs, 'job')}"
     said += f", {show_size_roughly(movers.received_bytes)} received"
-    said += f", {movers.tls_connections} TLS connections" * bool(movers.tls_connections)
+    said += f", {show_count(movers.tls_connections, 'TLS connection')}" * bool(movers.tls_connections)
     return said + f", {movers.lost} lost" * bool(movers.lost)
 
 
@@ -179,14 +204,14 @@ def describe_takeover(takeover: TakeoverStatus) -> str:
     if takeover.off:
         return f"none: {takeover.off}"
     said = f"worker {takeover.generation} (pid {takeover.worker_pid}), standby {takeover.standby}"
-    counted = ((takeover.restarts, "restarts"), (takeover.upgrades, "upgrades"))
-    said += "".join(f", {count} {what}" for count, what in counted if count)
+    counted = ((takeover.restarts, "restart"), (takeover.upgrades, "upgrade"))
+    said += "".join(f", {show_count(count, what)}" for count, what in counted if count)
     return said + (f"; the last one ended: {takeover.last_reason}" if takeover.last_reason else "")
 
 
 def describe_warm_up(warm_up: WarmUpStatus) -> str:
     """The progress of a warm-up, in one line."""
-    files = f"{warm_up.files_done}/{warm_up.files} files"
+    files = f"{warm_up.files_done}/{show_count(warm_up.files, 'file')}"
     size = f"{show_size_roughly(warm_up.fetched_bytes)} of {show_size_roughly(warm_up.missing_bytes)}"
     rate = f"{show_size_roughly(warm_up.rate_bytes_s)}/s"
     rest = "" if warm_up.eta_s is None else f", {timedelta(seconds=round(warm_up.eta_s))} left"
@@ -198,13 +223,3 @@ def _settings_table(mount: MountStatus) -> Table:
     for name, setting in mount.settings.items():
         table.add_row(cell(name), cell(setting.value), cell(setting.from_))
     return table
-
-
-def show_size_roughly(size_bytes: float) -> str:
-    """A size for people: three digits and a binary unit."""
-    amount = float(size_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}" if amount >= 100 else f"{amount:.3g} {unit}"
-        amount /= 1024
-    return f"{amount:.4g} TiB"

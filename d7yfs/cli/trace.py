@@ -16,6 +16,7 @@ from d7yfs.cli.terminal import say
 from d7yfs.config.kinds import parse_duration
 from d7yfs.control import control_socket
 from d7yfs.errors import UsageError
+from d7yfs.stats.words import show_count
 
 
 @click.command()
@@ -43,7 +44,7 @@ def trace(mountpoint: Path, path: str, slow: str, as_json: bool) -> None:
             for line in reply["lines"]:
                 say(json.dumps(line) if as_json else show(line))
             if reply["left_out"]:
-                say(f"d7yfs: warning: {reply['left_out']} lines came too fast, and are left out", err=True)
+                say(f"d7yfs: warning: {show_count(reply['left_out'], 'line')} left out: they came too fast", err=True)
 
 
 def show(line: Mapping[str, Any]) -> str:

@@ -456,8 +456,8 @@ class Config:
 
     metrics_listen: str = _monitoring(
         kinds.LISTEN,
-        "Address for /metrics (Prometheus), /healthz and /readyz, such as 0.0.0.0:7717; none for none. Anybody who can connect may "
-        "read them. If the port is taken, by another mount for example, the mount does without.",
+        "Address for /metrics (Prometheus), /healthz, /readyz and / (a status page), such as 0.0.0.0:7717; none for none. Anybody who can "
+        "connect may read them. If the port is taken, by another mount for example, the mount does without.",
         lambda: METRICS_ADDRESS if is_mounter_root() else "",
         default=f"{METRICS_ADDRESS} for root, else none",
     )

@@ -25,7 +25,7 @@ from d7yfs.fuse.openers import openers_of_directories, openers_of_files
 from d7yfs.host.process import descriptor_limit
 from d7yfs.logs import REQUEST, TRACE, fields, fields_of
 from d7yfs.objects import ByteRange
-from d7yfs.stats.kernel import OperationCounters
+from d7yfs.stats.kernel import OperationCounters, Unanswered
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +77,7 @@ class RequestGuard:
             engine=engine,
             open_files_limit=self.files.limit,
             open_directories_limit=self.directories.limit,
+            path_of=self._path_of,
         )
         self.deadline_s = deadline_s
         self.subject_of: Callable[..., Subject] = lambda *_: ("?", None)
@@ -90,7 +91,7 @@ class RequestGuard:
 
     async def answer(self, operation: str, request: Callable[[Unpack[Ts]], Awaitable[T]], *args: *Ts) -> T:
         """The answer of `request`. Raises RequestRefused for every failure."""
-        with self._counting(operation) as began_at:
+        with self._counting(operation, args) as began_at:
             try:
                 if operation == READ:
                     answer = await request(*args)
@@ -134,6 +135,12 @@ class RequestGuard:
             if before is not None:
                 REQUEST.reset(before)
 
+    def _path_of(self, request: Unanswered) -> str:
+        """The path that a request is about, for the account; `?` if it is not known any more."""
+        with suppress(Exception):
+            return self.subject_of(request.operation, *request.arguments)[0]
+        return "?"
+
     def _trace(self, operation: str, args: tuple[object, ...], began_at: float, outcome: object) -> None:
         """Add the line of a request to the trace. A failure in that is none of the request's."""
         if not TRACE.is_on:
@@ -159,12 +166,13 @@ class RequestGuard:
             )
 
     @contextmanager
-    def _counting(self, operation: str) -> Iterator[float]:
+    def _counting(self, operation: str, args: tuple[object, ...]) -> Iterator[float]:
         self._count(operation)
         counters = self.counters
         number_of_request = next(self._numbers)
         REQUEST.set(number_of_request)
-        counters.under_way[number_of_request] = began_at = perf_counter()
+        began_at = perf_counter()
+        counters.under_way[number_of_request] = Unanswered(operation, args, began_at)
         try:
             yield began_at
         finally:

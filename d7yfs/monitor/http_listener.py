@@ -1,4 +1,5 @@
-"""The HTTP listener for Prometheus and for probes: /metrics, /healthz, /readyz. It changes nothing.
+"""The HTTP listener for Prometheus, for probes and for people: /metrics, /healthz, /readyz, /. It changes
+nothing.
 
 A mount never fails because of it: a port that is taken, a scraper that hangs and a page that fails
 are logged, and the mount goes on. Each reply ends its connection. There is no authentication: it
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
@@ -30,6 +32,7 @@ _PATIENCE_S = 20.0
 _CONNECTIONS = 64
 """Most connections at once; a further one takes the place of the oldest."""
 _RECEIVE_BYTES = 4096
+RENDER_PERIOD_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +42,31 @@ class HttpPage:
     status: int
     content_type: str
     body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+    """Beside those about the body."""
 
     @classmethod
     def of_json(cls, status: int, value: object) -> HttpPage:
         return cls(status, "application/json", json.dumps(value).encode() + b"\n")
+
+
+class SharedPage:
+    """A page that is rendered in a worker thread, once for all who ask within a second: to render takes the
+    interpreter from readers. `prepare` returns what the thread has to do."""
+
+    def __init__(self, prepare: Callable[[], Callable[[], HttpPage]]) -> None:
+        self._prepare = prepare
+        self._rendering = trio.Lock()
+        self._page = HttpPage(500, "", b"")
+        self._rendered_at = -math.inf
+
+    async def show(self) -> HttpPage:
+        """The page, at most `RENDER_PERIOD_S` old."""
+        async with self._rendering:
+            if trio.current_time() - self._rendered_at >= RENDER_PERIOD_S:
+                self._page = await trio.to_thread.run_sync(self._prepare())
+                self._rendered_at = trio.current_time()
+        return self._page
 
 
 Handler = Callable[[], Awaitable[HttpPage]]
@@ -94,7 +118,8 @@ async def _answer(stream: trio.SocketStream, handlers: Mapping[str, Handler]) ->
     if not isinstance(event, h11.Request):
         return
     page = await _page(event, handlers)
-    headers = [("Content-Type", page.content_type), ("Content-Length", str(len(page.body))), ("Connection", "close")]
+    about_body = (("Content-Type", page.content_type), ("Content-Length", str(len(page.body))))
+    headers = [*about_body, *page.headers, ("Connection", "close")]
     reply = connection.send(h11.Response(status_code=page.status, headers=headers)) or b""
     if event.method != b"HEAD":
         reply += connection.send(h11.Data(page.body)) or b""

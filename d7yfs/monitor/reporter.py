@@ -1,5 +1,5 @@
-"""Reports how a running mount is: pages for Prometheus and for probes, `d7yfs health`, systemd's
-watchdog.
+"""Reports how a running mount is: pages for Prometheus, for probes and for people, `d7yfs health`,
+systemd's watchdog.
 
 Nothing here may hold up or end the mount. A port that is taken is told in the log and in `status`;
 the mount goes on without it and tries again, because its holder may be a mount that is about to
@@ -20,8 +20,10 @@ Built and run by `daemon`; `commands` asks it for the health.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
 import trio
 
@@ -29,8 +31,9 @@ from d7yfs import logs
 from d7yfs.errors import MountError
 from d7yfs.host.launch import Readiness
 from d7yfs.monitor import http_listener
-from d7yfs.monitor.http_listener import HttpPage
+from d7yfs.monitor.http_listener import HttpPage, SharedPage
 from d7yfs.monitor.probe import Probe
+from d7yfs.monitor.rate_history import RateHistory
 from d7yfs.monitor.watch import PERIOD_S, ProblemWatch
 from d7yfs.stats.repository_status import REACHABLE, UNREACHABLE
 from d7yfs.stats.status import HealthStatus, MountStatus, as_json
@@ -39,7 +42,6 @@ log = logging.getLogger(__name__)
 
 _FEEDINGS = 4
 """Feedings within the watchdog's time."""
-_RENDER_PERIOD_S = 1.0
 _STATUS_PERIOD_S = 30.0
 """Pause between two notices to systemd where there is no watchdog."""
 LISTEN_RETRY_S = 30.0
@@ -58,6 +60,7 @@ class Reporter:
         try_again: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
     ) -> None:
         self.watch = ProblemWatch()
+        self._history = RateHistory()
         self._snapshot = snapshot
         self._try_again = try_again
         self._probe = probe
@@ -76,7 +79,7 @@ class Reporter:
         self._runs = True
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tell_left_out)
-            nursery.start_soon(self.watch.run, self._snapshot)
+            nursery.start_soon(self.watch.run, lambda: self._history.note(self._snapshot()))
             nursery.start_soon(self._try_failed)
             if self._readiness.is_notified:
                 nursery.start_soon(self._tell_systemd)
@@ -104,24 +107,27 @@ class Reporter:
     async def _serve(self, address: str) -> None:
         listener = await self._listen(address)
         # Late, because importing takes some 40 ms, which would delay the mount.
-        from d7yfs.monitor import metrics
+        from d7yfs.monitor import metrics, status_page
 
-        rendering = trio.Lock()
-        page, rendered_at = HttpPage(500, "", b""), float("-inf")
+        def prepare_metrics() -> Callable[[], HttpPage]:
+            account = self._snapshot()
+            return lambda: HttpPage(200, metrics.CONTENT_TYPE, metrics.render(account))
 
-        async def show_metrics() -> HttpPage:
-            """One rendering for all scrapers of a second: it takes the interpreter from readers."""
-            nonlocal page, rendered_at
-            async with rendering:
-                if trio.current_time() - rendered_at >= _RENDER_PERIOD_S:
-                    body = await trio.to_thread.run_sync(metrics.render, self._snapshot())
-                    page, rendered_at = HttpPage(200, metrics.CONTENT_TYPE, body), trio.current_time()
-            return page
+        def prepare_status() -> Callable[[], HttpPage]:
+            account = self._snapshot()
+            rates, activity = self._history.describe(account)
+            return partial(status_page.render, account, rates, activity, now=time.time(), period_s=PERIOD_S)
 
-        pages = {"/metrics": show_metrics, "/healthz": self._healthz, "/readyz": self._readyz}
+        pages = {
+            "/": SharedPage(prepare_status).show,
+            "/metrics": SharedPage(prepare_metrics).show,
+            "/healthz": self._healthz,
+            "/readyz": self._readyz,
+        }
         name = listener.socket.getsockname()
         self.listens_on = f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
-        log.info("metrics are at http://%s/metrics", self.listens_on)
+        where = self.listens_on
+        log.info("metrics are at http://%s/metrics, the status page is at http://%s/", where, where)
         await http_listener.serve(listener, pages)
 
     async def _listen(self, address: str) -> trio.SocketListener:

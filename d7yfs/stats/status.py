@@ -143,6 +143,16 @@ class LatencyStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestStatus:
+    """One request of the kernel that is not answered yet."""
+
+    operation: str
+    path: str
+    """Below the mount."""
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FuseStatus:
     """The requests of the kernel."""
 
@@ -156,6 +166,8 @@ class FuseStatus:
     """For how long the oldest of these has waited; 0 if there is none."""
     waiting_reads: Mapping[str, int] = field(default_factory=dict)
     """Reads among these, by the uid of the user who opened the file, and opens that wait for bytes."""
+    oldest_requests: tuple[RequestStatus, ...] = ()
+    """The requests that have waited longest for an answer, ten at most."""
     latency_bounds_s: tuple[float, ...]
     """Upper bounds of the buckets."""
     latency: Mapping[str, LatencyStatus]

@@ -99,7 +99,7 @@ def test_verify_finds_what_is_bad_once(path: Path) -> None:
     spoil(path)
     done = cache("verify", "--cache-dir", path)
     assert done.exit_code == 1
-    assert f"{URL}/llm/weights.bin: 1 bad blocks, to be fetched again\n" in done.stdout
+    assert f"{URL}/llm/weights.bin: 1 bad block, to be fetched again\n" in done.stdout
     assert "4 blocks: 1 bad" in done.stdout
     assert cache("verify", "--cache-dir", path).exit_code == 0
 
@@ -124,7 +124,7 @@ def test_verify_as_json_and_in_use(path: Path) -> None:
 
 def test_drop_below_a_url(path: Path) -> None:
     done = cache("drop", f"{URL}/llm/config.json", "--cache-dir", path)
-    assert (done.exit_code, done.stdout) == (0, "1 files dropped, 1.01 MiB freed\n")
+    assert (done.exit_code, done.stdout) == (0, "1 file dropped, 1.01 MiB freed\n")
     assert "weights.bin" in cache("ls", "--cache-dir", path).stdout
 
 
@@ -132,7 +132,7 @@ def test_drop_all_but_what_is_in_use(path: Path) -> None:
     with backing(WEIGHTS, directory(path)):
         done = cache("drop", "--all", "--cache-dir", path)
         assert done.exit_code == 1
-        assert done.stdout == f"in use, kept: {URL}/llm/weights.bin\n1 files dropped, 1.01 MiB freed\n"
+        assert done.stdout == f"in use, kept: {URL}/llm/weights.bin\n1 file dropped, 1.01 MiB freed\n"
     assert cache("drop", "--all", "--cache-dir", path).exit_code == 0
     assert not [each for each in path.rglob("*") if each.is_file()]
 
@@ -202,7 +202,7 @@ async def test_what_ls_prints_names_that_very_object(mounted: tuple[str, Path]) 
         assert (verified.exit_code, [each["name"] for each in json.loads(verified.stdout)]) == (0, [name])
     for count, name in enumerate(found, 1):
         done = cache("drop", name, "--cache-dir", path)
-        assert (done.exit_code, done.stdout.partition(",")[0]) == (0, "1 files dropped"), name
+        assert (done.exit_code, done.stdout.partition(",")[0]) == (0, "1 file dropped"), name
         assert names(path) == found[count:]
 
 

@@ -16,11 +16,12 @@ from d7yfs.cli import COMMANDS, main, ungrouped
 from d7yfs.cli.daemons import UntouchedPath
 from d7yfs.cli.mount import split_arguments
 from d7yfs.cli.options import FIRST
-from d7yfs.cli.status import show_size_roughly
+from d7yfs.cli.paths import describe_stat
 from d7yfs.config.schema import OPTIONS
 from d7yfs.control import control_socket
 from d7yfs.errors import ConfigError, MountError, NotFound
 from d7yfs.host import mount_table
+from d7yfs.stats.words import show_size_roughly
 from tests.servers import faults
 from tests.servers.in_thread import InThread
 from tests.servers.s3_faults import S3Faults
@@ -186,6 +187,14 @@ def test_mount_refuses_what_cannot_be(arguments: list[str], said: str) -> None:
     assert done.stdout == ""
 
 
+def test_the_exit_statuses_of_each_command_are_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    _, _, section = page.partition("## Exit statuses")
+    cells = re.findall(r"^\| (`.*?) \|", section.partition("\n## ")[0], re.MULTILINE)
+    named = {word.split()[0] for cell in cells for word in re.findall(r"`([^`]+)`", cell)}
+    assert named == set(COMMANDS)
+
+
 # --- umount, status, stat without mounts ---
 
 
@@ -215,12 +224,58 @@ def test_without_a_mount(tmp_path: Path) -> None:
 def test_ls(store: InThread[S3Faults]) -> None:
     done = d7yfs("ls", url_of(store, "models"), "--anonymous")
     assert done.exit_code == 0
-    rows = [line.split(maxsplit=3) for line in done.stdout.splitlines()]
-    assert [row[-1] for row in rows] == ["a/", "x/", "ü b"]
-    etag = store.server.etag("b/models/ü b")
-    assert rows[2] == ["1", "2023-11-14T22:13:20Z", etag, "ü b"]
-    assert "1 keys cannot be shown" in done.stderr
+    assert done.stdout.splitlines() == [
+        "       -  -                     a/",
+        "       -  -                     x/",
+        "     1 B  2023-11-14T22:13:20Z  ü b",
+    ]
+    assert "1 key cannot be shown" in done.stderr
     assert "models/x" in done.stderr
+
+
+def test_ls_with_versions(store: InThread[S3Faults]) -> None:
+    done = d7yfs("ls", "-l", url_of(store, "models/a"), "--anonymous")
+    etag = store.server.etag("b/models/a/model.onnx")
+    assert done.stdout.split() == ["5000", "2023-11-14T22:13:20Z", etag, "model.onnx"]
+
+
+def test_ls_of_all_below(store: InThread[S3Faults]) -> None:
+    names = ["a/", "a/model.onnx", "x/", "x/y", "ü b"]
+    done = d7yfs("ls", "-R", url_of(store, "models"), "--anonymous")
+    assert done.exit_code == 0
+    assert [line[32:] for line in done.stdout.splitlines()] == names, "after columns of a fixed width"
+    assert "1 key cannot be shown" in done.stderr
+    told = json.loads(d7yfs("ls", "-R", url_of(store, "models"), "--anonymous", "--json").stdout)
+    assert [each["name"] for each in told] == names
+    lone = d7yfs("ls", "-R", url_of(store, "models/a/model.onnx"), "--anonymous")
+    assert lone.stdout.endswith("  model.onnx\n")
+
+
+@pytest.mark.parametrize(
+    ("answer", "lines"),
+    [
+        (
+            {"directory": True, "path": "", "url": "s3://b/"},
+            ["directory: . in /mnt/m", "url: s3://b/"],
+        ),
+        (
+            {"directory": False, "path": "a/w", "size_bytes": 3 << 20, "cached_bytes": 1 << 20, "version_id": "v"},
+            [
+                "file: a/w in /mnt/m",
+                "size: 3 MiB (3145728 bytes)",
+                "cached: 1 MiB (1048576 bytes), 33%",
+                "version_id: v",
+            ],
+        ),
+        (
+            {"directory": False, "path": "e", "size_bytes": 0, "cached_bytes": 0},
+            ["file: e in /mnt/m", "size: 0 bytes", "cached: all"],
+        ),
+    ],
+)
+def test_stat_for_people(answer: dict[str, object], lines: list[str]) -> None:
+    told = {"schema": 1, "mountpoint": "/mnt/m", **answer}
+    assert [f"{label}: {text}" for label, text in describe_stat(told)] == lines
 
 
 def test_ls_as_json(store: InThread[S3Faults]) -> None:

@@ -10,9 +10,16 @@ import pytest
 from rich.console import Console
 
 from d7yfs.cli.paths import summarize_warm_up, warn_of_size
-from d7yfs.cli.status import _table, describe_problems, describe_traffic, describe_warm_up
-from d7yfs.stats.repository_status import TrafficStatus
-from d7yfs.stats.status import MountStatus, WarmUpStatus, parse
+from d7yfs.cli.status import (
+    _table,
+    describe_listing,
+    describe_problems,
+    describe_traffic,
+    describe_waiting,
+    describe_warm_up,
+)
+from d7yfs.stats.repository_status import ListingStatus, TrafficStatus
+from d7yfs.stats.status import FuseStatus, MountStatus, WarmUpStatus, parse
 
 GIB = 1 << 30
 SNAPSHOT: dict[str, Any] = json.loads((Path(__file__).parents[1] / "control" / "snapshot.json").read_text())
@@ -150,11 +157,11 @@ def test_the_table() -> None:
     assert "llm=s3://b/llm, through http://h:4001 (breaker open), for now direct" in shown
     assert "P2P is configured but" in shown
     assert (
-        "directory by directory (it has more than 20000 objects); since start 1 whole listings, 7 of directories"
+        "directory by directory (it has more than 20000 objects); since start 1 listing of all, 7 of directories"
         in shown
     )
     assert "12 hidden by include or exclude, 2 with names that cannot be shown" in shown
-    assert "7 direct, 2 by proxy, 1 retries" in shown
+    assert "7 direct, 2 by proxy, 1 retry" in shown
     assert "/llm, /vision/a: 4/10 files, 1 GiB of 4 GiB, 256 MiB/s, 0:00:12 left" in shown
     assert "warm-up 4" in shown
     assert "/llm, /vision/a: planning" in shown
@@ -166,6 +173,29 @@ def test_the_table() -> None:
     assert "warm-up" not in shown
     assert "warning" not in shown
     assert "error" not in shown
+
+
+def test_requests_that_wait_and_the_oldest_by_its_path() -> None:
+    oldest = [
+        {"operation": "read", "path": "llm/w", "waited_s": 200.0},
+        {"operation": "open", "path": "x", "waited_s": 2},
+    ]
+    waits = SNAPSHOT["fuse"] | {"in_flight": 3, "oldest_request_s": 200.0, "oldest_requests": oldest}
+    assert describe_waiting(parse(FuseStatus, waits)) == "3 requests, the oldest for 3 min: read llm/w"
+    assert describe_waiting(parse(FuseStatus, waits | {"oldest_request_s": 0.9})) == ""
+    assert describe_waiting(parse(FuseStatus, waits | {"oldest_requests": []})) == "", "an older daemon"
+
+
+def test_how_names_are_learnt_before_and_after_the_first_listing() -> None:
+    one = {"objects": 1, "directories": 1, "pages": 1, "took_s": 0.5}
+    listing = LLM["listing"] | {"in_use": "whole", "reason": "", "scans": 1, "listings": 0, "exact_lookups": 0}
+    before = parse(ListingStatus, listing | {"last_scan": dict.fromkeys(one, 0)})
+    assert (
+        describe_listing(before)
+        == "to be listed whole; no listing has come to its end yet; since start 1 listing of all"
+    )
+    after = parse(ListingStatus, listing | {"last_scan": one})
+    assert describe_listing(after) == "listed whole, 1 object in 1 request (0.5 s); since start 1 listing of all"
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,8 @@ def test_ls(store: InThread[S3Faults], as_json: bool) -> None:
         assert [each["name"] for each in json.loads(done.stdout)] == sorted([EVIL, NAME, "two\nlines"])
     else:
         assert [line.split(maxsplit=3)[3] for line in done.stdout.splitlines()] == [NAME, ESCAPED, r"two\nlines"]
+        for option in ("-l", "-R"):
+            assert ESCAPED in run("ls", option, url, "--anonymous").stdout
 
 
 def test_check(store: InThread[S3Faults], tmp_path: Path) -> None:

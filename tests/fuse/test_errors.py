@@ -21,6 +21,7 @@ from d7yfs.errors import D7yfsError
 from d7yfs.fuse.adapter import Adapter
 from d7yfs.fuse.request_guard import OPERATIONS, RequestRefused
 from d7yfs.logs import REQUEST
+from d7yfs.stats.kernel import OLDEST
 from tests.fuse.doubles import UNKNOWN, FakeFilesystem, adapter_of
 from tests.fuse.reply import Reply
 from tests.fuse.requests import CALLER, FILE, OPENED, REQUESTS, errno_of, lookup, opened
@@ -287,6 +288,21 @@ async def test_each_request_has_its_own_number_in_the_log() -> None:
     assert numbers == [1, 2, 3]
 
 
+async def test_ten_requests_are_described_at_most_those_of_unknown_files_too(autojump_clock: MockClock) -> None:
+    filesystem = FakeFilesystem([FILE])
+    filesystem.gates["lookup"] = trio.Event()
+    adapter = adapter_of(filesystem)
+    adapter.guard.subject_of = lambda *_: (_ for _ in ()).throw(KeyError("a handle that nobody has"))
+    async with trio.open_nursery() as nursery:
+        for _ in range(OLDEST + 1):
+            nursery.start_soon(lookup, adapter)
+        await wait_all_tasks_blocked()
+        described = adapter.guard.counters.describe(open_files=0, open_directories=0, read_bytes=0)
+        assert [each.path for each in described.oldest_requests] == ["?"] * OLDEST
+        assert described.in_flight == OLDEST + 1
+        filesystem.gates["lookup"].set()
+
+
 async def test_how_long_the_oldest_request_has_waited(autojump_clock: MockClock) -> None:
     filesystem = FakeFilesystem([FILE])
     filesystem.gates["lookup"] = trio.Event()
@@ -299,8 +315,11 @@ async def test_how_long_the_oldest_request_has_waited(autojump_clock: MockClock)
         await wait_all_tasks_blocked()
         assert len(counters.under_way) == 2
         first, second = counters.under_way.values()
-        assert first <= second
+        assert first.began_at <= second.began_at
         assert counters.oldest_s > 0
+        described = counters.describe(open_files=0, open_directories=0, read_bytes=0).oldest_requests
+        assert [(each.operation, each.path) for each in described] == [("lookup", FILE)] * 2
+        assert described[0].waited_s >= described[1].waited_s
         filesystem.gates["lookup"].set()
     assert counters.oldest_s == 0
     assert sum(counters.took["lookup"].counts) == 2

@@ -15,6 +15,7 @@ LEFT_OUT = {
     r"started_at|uptime_s": "process_start_time_seconds",
     r"rss_bytes": "process_resident_memory_bytes",
     r"fuse\.calls\..*": "the histograms count requests that have ended, and the others are in flight",
+    r"fuse\.oldest_requests\..*": "single requests; the oldest one's age is shown",
     r"fuse\.waiting_reads\..*": "as many users as the host has; their sum is in flight",
     r"fuse\.read_bytes": "the sum over all repositories",
     r"repositories\.\d+\.proxy_trips": "of one of the proxies, each of which has its own",

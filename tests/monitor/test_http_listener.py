@@ -19,6 +19,10 @@ async def _fine() -> HttpPage:
     return HttpPage(200, "text/plain", b"fine\n")
 
 
+async def _guarded() -> HttpPage:
+    return HttpPage(200, "text/html", b"page", (("Content-Security-Policy", "default-src 'none'"),))
+
+
 async def _broken() -> HttpPage:
     raise ZeroDivisionError("secret in an unexpected text")
 
@@ -31,7 +35,7 @@ async def asked(port: int, data: bytes) -> bytes:
 
 async def _serving(nursery: trio.Nursery) -> int:
     listener = http_listener.listen("127.0.0.1:0")
-    nursery.start_soon(http_listener.serve, listener, {"/metrics": _fine, "/broken": _broken})
+    nursery.start_soon(http_listener.serve, listener, {"/": _guarded, "/metrics": _fine, "/broken": _broken})
     port: int = listener.socket.getsockname()[1]
     return port
 
@@ -49,6 +53,12 @@ async def test_a_page(nursery: trio.Nursery) -> None:
     assert b"connection: close" in head.lower()
     assert body == b"fine\n"
     assert (await asked(port, _get("/metrics", "HEAD"))).endswith(b"\r\n\r\n")
+
+
+async def test_a_page_has_its_own_headers(nursery: trio.Nursery) -> None:
+    head, body = (await asked(await _serving(nursery), _get("/?x"))).split(b"\r\n\r\n")
+    assert b"Content-Security-Policy: default-src 'none'" in head.splitlines()
+    assert body == b"page"
 
 
 async def test_anything_else_is_refused(nursery: trio.Nursery, caplog: pytest.LogCaptureFixture) -> None:

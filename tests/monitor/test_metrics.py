@@ -95,6 +95,7 @@ STATUS: dict[str, Any] = SNAPSHOT | {
         "in_flight": 1,
         "waiting_reads": {"1000": 1},
         "oldest_request_s": 7.5,
+        "oldest_requests": [{"operation": "read", "path": "llm/weights", "waited_s": 7.5}],
         "open_files": 4,
         "open_files_limit": 65_536,
         "open_directories": 3,

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of monitoring against a real Prometheus.
+"""Fixtures of the tests of monitoring against a real Prometheus, and in a real browser.
 
 These are collected only if D7YFS_TEST_MONITORING is set, as in `make integration-monitoring`.
 """
@@ -20,10 +20,14 @@ from tests.servers.in_thread import InThread
 
 __all__ = ["_can_mount", "bucket", "faulty", "mounter"]
 
-PLOT = os.environ.get("D7YFS_TEST_MONITORING_PLOT", "")  # Read now: the session removes such variables.
+# Read now: the session removes such variables.
+PLOT = os.environ.get("D7YFS_TEST_MONITORING_PLOT", "")
+STATUS_PAGE = os.environ.get("D7YFS_TEST_STATUS_PAGE", "")
 collect_ignore_glob = [] if os.environ.get("D7YFS_TEST_MONITORING") else ["test_*.py"]
 if not PLOT:
     collect_ignore_glob.append("test_picture.py")
+if not STATUS_PAGE:
+    collect_ignore_glob.append("test_status_page_picture.py")
 
 
 @pytest.fixture

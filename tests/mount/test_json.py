@@ -99,6 +99,8 @@ def test_every_field_is_documented(mounter: Mounter, bucket: Bucket) -> None:
     check("reload", the_one("reload", mounted.point, "--json"))
     check("log-level", the_one("log-level", "info", mounted.point, "--json"))
     assert the_one("health", "--json", mounted.point).keys() == documented()["health"].keys()
+    active = the_one("top", "--once", "--json", "--interval", "0.2s", mounted.point)
+    assert active.keys() == documented()["top"].keys()
     warmed = run("warm", "--json", mounted.point / "models/model").stdout.splitlines()
     for line in warmed:
         check("warm", json.loads(line))

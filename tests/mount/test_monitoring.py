@@ -72,6 +72,19 @@ def test_a_scrape_shows_the_bytes_that_readers_got_and_their_source(mounter: Mou
     assert not any(secret in text for secret in bucket.env.values())
 
 
+def test_the_status_page_is_for_people_and_says_no_secret(mounter: Mounter, bucket: Bucket) -> None:
+    mounted = mounter.mount(f"models={bucket.url('library')}", "--no-passthrough", *ANY_PORT, env=bucket.env)
+    assert ask(mounted, "/")[0] == 200
+    mounted.read("models/model/1/weights.bin")
+    until(lambda: "models/model" in ask(mounted, "/")[1], "a page that is newer than the read")
+    status, text = ask(mounted, "/?any")
+    assert (status, text[:15]) == (200, "<!DOCTYPE html>")
+    assert "Nothing is wrong now." in text
+    assert "weights.bin" not in text
+    assert not any(secret in text for secret in bucket.env.values())
+    assert ask(mounted, "/index.html") == (404, '{"error": "known: /, /healthz, /metrics, /readyz"}\n')
+
+
 def test_models_beyond_the_limit_share_their_metrics(mounter: Mounter, bucket: Bucket) -> None:
     for name in "abc":
         bucket.put(f"many/{name}/weights.bin", b"x" * 1000)

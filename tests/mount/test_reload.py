@@ -254,7 +254,7 @@ def test_cache_drop_by_path(mounter: Mounter, bucket: Bucket) -> None:
         kept = run("cache", "drop", mounted.point)
         assert kept.returncode == 1
         assert "in use, kept: s3://" in kept.stdout
-        assert "1 files dropped" in kept.stdout
+        assert "1 file dropped" in kept.stdout
     finally:
         os.close(fd)
     assert run("cache", "drop", mounted.point / "models" / "absent").returncode == 1

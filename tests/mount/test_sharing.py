@@ -85,9 +85,7 @@ def test_cache_commands_beside_a_live_mount(pair: Pair) -> None:
     assert pair.one.read("file") == pair.body
     directory = ("--cache-dir", pair.one.cache_dir)
     assert "100%" in run("cache", "ls", *directory).stdout
-    assert run("cache", "verify", "--md5", *directory).stdout.startswith(
-        "1 files, 49 blocks: 0 bad, 1 MD5 sums compared"
-    )
+    assert run("cache", "verify", "--md5", *directory).stdout.startswith("1 file, 49 blocks: 0 bad, 1 MD5 sum compared")
     (data,) = pair.one.cache_dir.rglob("*.data")
     with data.open("r+b") as file:
         file.seek(5 * MIB)

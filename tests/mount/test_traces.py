@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from d7yfs.cli.status import show_size_roughly
+from d7yfs.stats.words import show_size_roughly
 from tests.mount.conftest import MIB, Bucket, bytes_of
 from tests.mount.mounted import Mounted, Mounter, run, until, within
 from tests.servers.dfdaemon import FakeDfdaemon

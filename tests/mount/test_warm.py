@@ -131,7 +131,7 @@ def test_in_the_background(mounter: Mounter, faulty: InThread[S3Faults]) -> None
     mounted = mounter.mount(faulty_url(faulty, "m"), "--anonymous")
     done = run("warm", "--background", mounted.point)
     assert done.returncode == 0
-    assert "warming in the background: 1 files, 9 MiB" in done.stdout
+    assert "warming in the background: 1 file, 9 MiB" in done.stdout
     (running,) = _running(mounted)
     assert (running["state"], running["background"], running["files"]) == ("running", True, 1)
     assert "warm-up 1" in run("status", mounted.point).stdout
