@@ -300,6 +300,8 @@ class MoverPool:
                 moving.end(Ending.LOST if is_dead else Ending.STUCK)
             if not is_dead:
                 mover.process.kill()
+                with trio.move_on_after(_CANCEL_S, shield=True):
+                    await mover.process.wait()
                 await mover.process.wait()  # to reap it; nobody else waits for that
 
     async def _start(self) -> _Mover:
