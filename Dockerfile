@@ -27,6 +27,7 @@ RUN /build/bin/pip install --no-cache-dir --require-hashes -r requirements/build
         -r requirements/runtime.txt -r requirements/pyfuse3.txt \
     && /build/bin/pip --python /opt/d7yfs/bin/python3 install --no-index --no-deps /wheels/*.whl
 COPY pyproject.toml README.md LICENSE ./
+COPY man/ man/
 COPY d7yfs/ d7yfs/
 RUN /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /dist . \
     && /build/bin/pip --python /opt/d7yfs/bin/python3 install --no-index --no-deps /dist/*.whl

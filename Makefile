@@ -11,7 +11,7 @@ WORKERS ?= $(if $(ARGS),0,$(shell n=$$(nproc); echo $$((n < 4 ? n : 4))))
 
 .PHONY: help setup setup-tests demo test simulate fuzz integration integration-dragonfly integration-scale integration-torchserve \
 	integration-systemd integration-triton \
-	integration-monitoring integration-container integration-install integration-pipx check format reference mutants profile trace bench install lock clean
+	integration-monitoring integration-container integration-install integration-pipx check format reference mutants profile trace bench install uninstall lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-23s %s\n", $$1, $$2}' Makefile
@@ -51,7 +51,7 @@ integration-scale: setup ## mount and read a directory of a million entries; tak
 integration-torchserve: ## test a real TorchServe on mounts of a real S3 server, installed once outside the tree; ARGS='-k token'
 	@scripts/integration-torchserve.sh $(ARGS)
 
-integration-systemd: setup ## as root: test the unit under a real systemd: kills of workers and of the supervisor, restart, stop
+integration-systemd: setup ## as root: test unit, fstab and automounts under a real systemd: kills, watchdog, restart, stop, idle
 	@D7YFS_TEST_SYSTEMD=1 $(BIN)/python -m pytest -p tests.plugins.no_skips tests/systemd $(ARGS)
 
 integration-triton: setup ## test a real Triton that loads from mounts of a real store, installed once outside the tree; ARGS='-k poll'
@@ -91,15 +91,19 @@ profile: setup ## profile cold reads without a mount (cProfile): 256 MiB in orde
 trace: setup ## as root: print the modules that a cold lookup and a cold read pass, with their calls
 	@$(BIN)/python scripts/trace.py $(ARGS)
 
-reference: setup ## write the tables of docs/status.md and docs/status.schema.json from the types of the account
+reference: setup ## write the tables of docs/status.md, docs/status.schema.json and the pages in man/ from the code
 	$(BIN)/python scripts/status_reference.py
+	$(BIN)/python scripts/man_pages.py
 
 bench: ## compare d7yfs with s3fs, rclone mount and curl; ARGS='--quick', ARGS='--rounds 5 --output bench.json'
 	@scripts/setup.sh s3fs curl
 	@$(BIN)/python -m bench $(ARGS)
 
-install: ## as root: install d7yfs in /usr/local, the helper of mount -t d7yfs in /sbin, and the systemd unit; PYFUSE3=yes
+install: ## as root: install d7yfs in /usr/local, the helper of mount -t d7yfs in /sbin, the manual, and the systemd unit; PYFUSE3=yes
 	@scripts/install.sh
+
+uninstall: ## as root: remove what make install has installed; settings and the cache stay
+	@scripts/install.sh --remove
 
 # Only this target needs uv; the lock itself installs with plain pip. npm's lock names hosts in
 # three fields, which npm ci does not need.

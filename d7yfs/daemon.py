@@ -89,12 +89,7 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings], role: R
             "--noexec has no effect on a mount that another program makes",
             hint="give --noexec to d7yfs fuse-helper, or to that program",
         )
-    is_abandoned = partial(control_socket.is_abandoned, control_socket.socket_path(mountpoint))
     is_first = handed is None or (link is not None and handed.generation == 1)
-    prepare = partial(mount_table.prepare_mountpoint, mountpoint, is_abandoned)
-    is_split = link is not None and link.is_split  # then the command has done it
-    if is_first and not from_others and not is_split and await trio.to_thread.run_sync(prepare):
-        log.warning("%s was a dead mount; cleaned up", mountpoint)
     directory = CacheDirectory.bounded(config.cache_dir, config.cache_size, config.cache_min_free)
     directory.prepare()
     directory.take_grant_key()
@@ -114,7 +109,7 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings], role: R
     succession = None
     try:
         if handed is not None:
-            backings = link if is_split else None
+            backings = link if link is not None and link.is_split else None
             succession = await trio.to_thread.run_sync(Succession.begin, handed, config.mount_source, backings)
         tops = succession.known.tops if succession else {}
         present, late = await latecomer.locate(repositories, config, tops, keepers)
@@ -170,7 +165,7 @@ class _Mount:
         self._session_scope = trio.CancelScope()
         self._reloader = Reloader(mountpoint, settings, read_again, self._apply, role.readiness)
         seen = mountpoint if HandedMount.from_path(mountpoint) is None else None
-        send = role.link.send_child if role.link is not None and role.link.is_split else mount_table.send_child
+        send = role.link.send_child if role.link is not None else mount_table.send_child
         self._probe = Probe(seen, send)
         self._reporter = Reporter(
             lambda: self._commands.snapshot(), self._probe, role.readiness, lambda: self._commands.try_again()

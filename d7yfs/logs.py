@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import atexit
 import errno
+import hashlib
 import json
 import logging
 import logging.handlers
@@ -262,6 +263,20 @@ def tell_left_out() -> None:
         for each in handler.filters:
             if isinstance(each, Repeats):
                 each.tell()
+
+
+def file_of_user(mountpoint: Path, environ: Mapping[str, str]) -> Path | None:
+    """The log of a mount that a user other than root makes in the background: he may not read the system
+    log. It is in his state directory (XDG), which is made; None if it cannot be.
+    """
+    xdg = Path(environ.get("XDG_STATE_HOME", ""))  # the specification says to ignore a relative path
+    try:
+        directory = (xdg if xdg.is_absolute() else Path.home() / ".local" / "state") / "d7yfs"
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError):
+        return None
+    digest = hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:8]
+    return directory / f"{mountpoint.name[:100]}-{digest}.log" if os.access(directory, os.W_OK) else None
 
 
 def configure(level: str, log_format: str, log_file: Path | None, *, background: Path | None = None) -> None:

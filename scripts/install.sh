@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
 # Installs d7yfs for the whole host, from the lock: an environment in PREFIX/lib/d7yfs, the command
-# in PREFIX/bin, the helper of `mount -t d7yfs` in /sbin, and the systemd unit.
+# in PREFIX/bin, its manual in PREFIX/share/man, the helper of `mount -t d7yfs` in /sbin, the systemd
+# unit, and /etc/d7yfs/example.toml.
 #
 # Run it again to upgrade; running mounts keep their version until they restart. It needs no
 # compiler. PYFUSE3=yes adds the second FUSE engine, which is built with gcc, pkg-config, libfuse3's
 # headers and Python's.
 #
-# usage: PREFIX=/usr/local scripts/install.sh            (as root; DESTDIR=… stages into another root)
+# With --remove it removes what it has installed, except for files that were changed since.
+#
+# usage: PREFIX=/usr/local scripts/install.sh [--remove]    (as root; DESTDIR=… stages into another root)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/install_once.sh
@@ -14,6 +17,39 @@ cd "$(dirname "$0")/.."
 prefix=${PREFIX:-/usr/local}
 root=${DESTDIR:-}
 home=$root$prefix/lib/d7yfs
+unit=etc/systemd/system/d7yfs@.service
+example=etc/d7yfs/example.toml
+# Each link, and the file in the environment that it leads to.
+links=(
+    "$prefix/bin/d7yfs" bin/d7yfs
+    /sbin/mount.d7yfs bin/mount.d7yfs
+    "$prefix/share/man/man1/d7yfs.1" share/man/man1/d7yfs.1
+    "$prefix/share/man/man8/mount.d7yfs.8" share/man/man8/mount.d7yfs.8
+)
+# The digests of the files outside the environment, in the form of sha256sum.
+digests=$home/installed
+
+if [ "${1:-}" = --remove ]; then
+    [ -n "$root" ] || ! grep -q ' fuse\.d7yfs ' /proc/self/mounts || die "there are mounts: d7yfs umount --all"
+    [ -f "$digests" ] || die "nothing is installed in $home"
+    for ((i = 0; i < ${#links[@]}; i += 2)); do
+        link=$root${links[i]}
+        [ "$(readlink "$link")" != "$prefix/lib/d7yfs/${links[i + 1]}" ] || rm "$link"
+    done
+    while read -r line; do
+        file=$root/${line#*  }
+        if (cd "$root/" && sha256sum --check --status <<<"$line" 2>/dev/null); then
+            rm "$file"
+        elif [ -e "$file" ]; then
+            say "kept, because it was changed: $file"
+        fi
+    done <"$digests"
+    rm -r "$home"
+    rmdir --ignore-fail-on-non-empty "$root/etc/d7yfs"
+    echo "removed: $prefix/bin/d7yfs, /sbin/mount.d7yfs, $prefix/lib/d7yfs; the cache (/var/cache/d7yfs) stays"
+    exit
+fi
+
 python=$(find_python)
 "$python" -c 'import ensurepip, venv' 2>/dev/null || install_packages python3-venv
 locks=(-r requirements/runtime.txt)
@@ -30,11 +66,18 @@ wheel=("$build/tools/bin/python" -m pip --quiet --disable-pip-version-check whee
 "$python" -m venv --clear "$home"
 pip=("$home/bin/python" -m pip --quiet --disable-pip-version-check)
 "${pip[@]}" install --no-index --no-deps "$build"/*.whl
+[ -z "$root" ] || move_environment "$home" "$prefix/lib/d7yfs"
 
-install -d "$root$prefix/bin" "$root/sbin" "$root/etc/d7yfs"
-ln -sfn "$prefix/lib/d7yfs/bin/d7yfs" "$root$prefix/bin/d7yfs"
-ln -sfn "$prefix/lib/d7yfs/bin/mount.d7yfs" "$root/sbin/mount.d7yfs"
+for ((i = 0; i < ${#links[@]}; i += 2)); do
+    install -d "$root$(dirname "${links[i]}")"
+    ln -sfn "$prefix/lib/d7yfs/${links[i + 1]}" "$root${links[i]}"
+done
+install -d "$root/etc/d7yfs"
+install -m 644 systemd/example.toml "$root/$example"
+files=("$example")
 if [ -d "$root/etc/systemd/system" ]; then
-    sed "s|/usr/local/bin/|$prefix/bin/|" 'systemd/d7yfs@.service' >"$root/etc/systemd/system/d7yfs@.service"
+    sed "s|/usr/local/bin/|$prefix/bin/|" 'systemd/d7yfs@.service' >"$root/$unit"
+    files+=("$unit")
 fi
-echo "installed: $prefix/bin/d7yfs, /sbin/mount.d7yfs, $prefix/lib/d7yfs"
+(cd "$root/" && sha256sum "${files[@]}") >"$digests"
+echo "installed: $prefix/bin/d7yfs, /sbin/mount.d7yfs, $prefix/lib/d7yfs; man d7yfs; settings: /$example"

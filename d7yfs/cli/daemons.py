@@ -8,6 +8,7 @@ A path on the command line may lie in a mount that hangs, so none is ever stat'e
 from __future__ import annotations
 
 import os
+import pwd
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -22,6 +23,7 @@ from d7yfs.control import control_socket
 from d7yfs.control.control_socket import NoAnswer, Reply
 from d7yfs.errors import MountError
 from d7yfs.host import mount_table
+from d7yfs.host.mount_table import Mount
 
 
 class UntouchedPath(click.Path):
@@ -57,18 +59,45 @@ def find(mountpoint: Path | None) -> dict[Path, str]:
     at no mount.
 
     The socket of a dead daemon may be gone; asking it fails like asking one that hangs. If a
-    runtime directory is named, mounts without a socket there belong to others.
+    runtime directory is named, mounts without a socket there belong to others. Raises MountError for a mount
+    of another user.
     """
     if mountpoint is not None:
         point = mountpoint.absolute()
+        mount = mount_table.mounted_at(point)
+        if mount is not None and _is_of_another(mount):
+            raise MountError(_describe_of_another(mount), hint="its daemon answers that user alone")
         return {control_socket.socket_path(point): str(point)}
-    own = [
-        each for each in mount_table.mount_table() if each.fstype == mount_table.FSTYPE and each.owner == os.geteuid()
-    ]
-    named = {control_socket.socket_path(each.point): str(each.point) for each in own}
-    if control_socket.RUNTIME_VARIABLE in os.environ:
-        named = {path: name for path, name in named.items() if path.exists()}
+    named = {control_socket.socket_path(point): str(point) for point in own_mounts()}
     return {path: f"the mount behind {path}" for path in control_socket.find_sockets()} | named
+
+
+def own_mounts() -> list[Path]:
+    """The mount points of this user, oldest first, also those of dead daemons. Looks at no mount."""
+    ours = [each for each in mount_table.mount_table() if each.fstype == mount_table.FSTYPE]
+    points = [each.point for each in ours if each.owner == os.geteuid()]
+    if control_socket.RUNTIME_VARIABLE in os.environ:
+        points = [point for point in points if control_socket.socket_path(point).exists()]
+    return points
+
+
+def describe_others() -> list[str]:
+    """The mounts of other users, as root may hear of them: a line for each. Asks no daemon: each answers its
+    own user."""
+    return [_describe_of_another(each) for each in mount_table.mount_table() if _is_of_another(each)]
+
+
+def _is_of_another(mount: Mount) -> bool:
+    return mount.fstype == mount_table.FSTYPE and mount.owner not in (None, os.geteuid())
+
+
+def _describe_of_another(mount: Mount) -> str:
+    owner = f"uid {mount.owner}"
+    with suppress(KeyError):
+        owner = f"user {pwd.getpwuid(mount.owner or 0).pw_name} ({owner})"
+    is_live = control_socket.is_listened_to(mount.point)
+    state = "it is served; ask as that user" if is_live else "no process on this host listens for it"
+    return f"{mount.point}: mounted by {owner}: {state}"
 
 
 def tell_all(command: str) -> None:

@@ -17,7 +17,7 @@ from d7yfs.cli.mount_helper import translate_options
 from d7yfs.cli.options import Command, Given, settings_options
 from d7yfs.cli.terminal import say
 from d7yfs.config.sources import Settings
-from d7yfs.errors import ConfigError, D7yfsError, MountError
+from d7yfs.errors import AccessDenied, ConfigError, D7yfsError, MountError
 from d7yfs.host import descriptor_store, kernel, mount_table, privileges, process
 from d7yfs.host.descriptor_store import StoredSession
 from d7yfs.host.fuse_helper import HandedMount
@@ -28,6 +28,8 @@ from d7yfs.supervisor.plan import WORKER_VARIABLE, Plan, Split
 
 if TYPE_CHECKING:
     from d7yfs.supervisor.link import SupervisorLink
+
+_KEYS_OF_A_SERVICE = "; variables of the service d7yfs@NAME go into /etc/d7yfs/NAME.env, as KEY=value lines (mode 0600)"
 
 
 class MountCommand(Command):
@@ -87,7 +89,9 @@ def mount(ctx: click.Context, arguments: tuple[str, ...], verbose: bool, given: 
         # Only with a supervisor: where systemd has a session, the command stays in the foreground.
         session = _take_stored(settings, readiness) if handed is None and not obstacle else None
         is_command = handed is None and not readiness.in_background
-        split = _prepare_split(settings, obstacle, is_new=session is None) if is_command else None
+        if is_command and session is None:
+            _prepare_mountpoint(settings)
+        split = _prepare_split(settings, obstacle) if is_command else None
     except D7yfsError as error:
         readiness.tell_failed(error)
         raise
@@ -162,9 +166,20 @@ def _take_stored(settings: Settings, readiness: Readiness) -> _Resumed | None:
     return None
 
 
-def _prepare_split(settings: Settings, obstacle: str, *, is_new: bool) -> Split | None:
+def _prepare_mountpoint(settings: Settings) -> None:
+    """Make sure that the mount can be made, unless another program makes it. Raises MountError."""
+    from d7yfs.control import control_socket
+
+    point = settings.require_mountpoint()
+    if HandedMount.is_expected(settings.config.fuse_helper, point):
+        return
+    if mount_table.prepare_mountpoint(point, partial(control_socket.is_abandoned, control_socket.socket_path(point))):
+        say(f"d7yfs: warning: {point} was a dead mount; cleaned up", err=True)
+
+
+def _prepare_split(settings: Settings, obstacle: str) -> Split | None:
     """The needs of a supervisor whose workers run as `--worker-user`; None without that option. Does for
-    them what only root can; `is_new`: the mount is yet to be made. Raises D7yfsError."""
+    them what only root can. Raises D7yfsError."""
     config = settings.config
     if not config.worker_user:
         return None
@@ -179,11 +194,8 @@ def _prepare_split(settings: Settings, obstacle: str, *, is_new: bool) -> Split 
     user = WorkerUser.find(config.worker_user)
     if not config.foreground and config.log_file is None and not logs.SYSTEM_LOG.is_socket():
         raise ConfigError("there is no system log for --worker-user", hint="name a file with --log-file")
-    point = settings.require_mountpoint()
-    path = control_socket.socket_path(point)
+    path = control_socket.socket_path(settings.require_mountpoint())
     control_socket.prepare_runtime_directory()
-    if is_new and mount_table.prepare_mountpoint(point, partial(control_socket.is_abandoned, path)):
-        say(f"d7yfs: warning: {point} was a dead mount; cleaned up", err=True)
     private_directory.make_for(config.cache_dir, user.uid, user.gid)
     if config.log_file is not None and not config.log_file.parent.exists():
         private_directory.make_for(config.log_file.parent, user.uid, user.gid)
@@ -251,14 +263,17 @@ def _serve(
 
     config = settings.config
     try:
-        background = None
+        background, log_file = None, config.log_file
         is_split = link is not None and link.is_split  # then that directory is root's
         if readiness.in_background:
             if not is_split:
                 control_socket.prepare_runtime_directory()
-            background = control_socket.socket_path(settings.require_mountpoint()).with_suffix(".log")
+            point = settings.require_mountpoint()
+            background = control_socket.socket_path(point).with_suffix(".log")
+            if log_file is None and not privileges.is_mounter_root():
+                log_file = logs.file_of_user(point, os.environ)
         try:
-            logs.configure(config.log_level, config.log_format, config.log_file, background=background)
+            logs.configure(config.log_level, config.log_format, log_file, background=background)
         except OSError as error:
             raise MountError(
                 f"the log file {error.filename} cannot be written: {error.strerror}", hint="see --log-file"
@@ -266,9 +281,11 @@ def _serve(
         with ungrouped():
             if not link and config.takeover == "auto":
                 logging.getLogger(__name__).info("nobody takes over if this process dies: %s", obstacle)
-            stderr = config.log_file or (background if not is_split else None)
+            stderr = log_file or (background if not is_split else None)
             trio.run(run, settings, read_again, Role(readiness, handed, link, obstacle, stderr))
     except D7yfsError as error:
+        if isinstance(error, AccessDenied) and readiness.is_notified:
+            error.hint += _KEYS_OF_A_SERVICE
         readiness.tell_failed(error)
         return exit_status(error) if readiness.in_background else report(error)
     return 0

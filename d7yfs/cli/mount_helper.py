@@ -39,9 +39,19 @@ _OF_ALL_FILE_SYSTEMS = (
 _EXECUTABLE = {"exec": True, "noexec": False, "user": False, "users": False}
 """The options that say whether files may be executed; the last one counts (mount(8), "user")."""
 
-_IGNORED = {*_OF_ALL_FILE_SYSTEMS.split(), *_EXECUTABLE}
+_FILES = ("config", "torchserve_config", "credentials")
+"""The options that name files of settings, and are no settings themselves."""
+OWN_OPTIONS = {
+    "config=FILE": "TOML file with settings, and repositories.",
+    "torchserve_config=FILE": "File of an earlier TorchServe plugin: where the models are, and with which keys to read them.",
+    "credentials=FILE": "File with KEY=value lines, such as AWS_ACCESS_KEY_ID=..., for root alone (mode 0600).",
+    "ro": "The mount is read-only, with or without it.",
+    "noexec": "Nobody can execute a file of the mount; user and users imply it.",
+}
+"""The options that are no settings, with their lines in the manual."""
+IGNORED = {*_OF_ALL_FILE_SYSTEMS.split(), *_EXECUTABLE}
 
-_REFUSED = {
+REFUSED = {
     "remount": "unmount it, and mount it again",
     "bind": "a bind mount needs no file system type: mount --bind",
     "umask": "file_mode=0444 and dir_mode=0555 say it",
@@ -52,7 +62,7 @@ _REFUSED = {
     "cache": "cache_dir=DIR",
     "url": "endpoint_url=URL",
     "endpoint": "endpoint_url=URL, or region=NAME",
-    "passwd_file": "profile=NAME, or the AWS_… variables: docs/operations.md, Credentials",
+    "passwd_file": "credentials=FILE with AWS_ACCESS_KEY_ID=… and AWS_SECRET_ACCESS_KEY=… in it, or profile=NAME",
     "iam_role": "nothing is to be said: an instance's role is used if there is one",
     "foreground": "use `d7yfs mount --foreground`: mount(8) waits until its helper returns",
 }
@@ -111,12 +121,12 @@ def main() -> None:
 def _argument(item: str, *, sloppy: bool) -> list[str]:
     name, separator, value = item.partition("=")
     name = name.strip()
-    if name in _REFUSED:
-        raise UsageError(f"mount option {name!r} is not supported", hint=_REFUSED[name])
-    if not name or name in _IGNORED or name.lower().startswith("x-"):
+    if name in REFUSED:
+        raise UsageError(f"mount option {name!r} is not supported", hint=REFUSED[name])
+    if not name or name in IGNORED or name.lower().startswith("x-"):
         return []
     key = name.replace("-", "_")
-    if key in ("config", "torchserve_config") and value:
+    if key in _FILES and value:
         return [f"--{key.replace('_', '-')}", value]
     option = OPTIONS.get(key)
     if option and not option.off_flag:
@@ -137,5 +147,5 @@ def _argument(item: str, *, sloppy: bool) -> list[str]:
         return [holder.flag if wanted is (option is not None) else holder.off_flag]
     if sloppy:
         return []
-    known = {"config": "config", "torchserve_config": "torchserve_config", "ro": "ro"} | spellings(OPTIONS.values())
+    known = {name: name for name in (*_FILES, "ro")} | spellings(OPTIONS.values())
     raise UsageError(f"mount option {name!r} is unknown", hint=suggestion(key, known))

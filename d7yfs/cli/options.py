@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,9 @@ import click
 
 from d7yfs.cli.terminal import say
 from d7yfs.config import kinds
+from d7yfs.config.key_file import read_variables
 from d7yfs.config.schema import GROUPS, OPTIONS, Option
+from d7yfs.config.settings_file import exposure
 from d7yfs.config.sources import CONFIG_VARIABLE, TORCHSERVE_VARIABLE, Settings, load_settings
 
 FIRST = (
@@ -37,12 +40,19 @@ class Given(NamedTuple):
     """Values by option name; only those that were given."""
     config: Path | None
     torchserve_config: Path | None
+    credentials: Path | None = None
 
     def load(
         self, sources: tuple[str, ...], mountpoint: Path | None, *, quiet: bool = False, here: Path | None = None
     ) -> Settings:
         """Join it with all other layers. Warnings go to stderr unless `quiet`; `here` as for
-        `load_settings`. Raises ConfigError."""
+        `load_settings`. Variables of the file with credentials are this process's from then on. Raises
+        ConfigError."""
+        risk = ""
+        if self.credentials is not None:
+            path = (here or Path.cwd()) / self.credentials
+            os.environ.update(read_variables(path))
+            risk = exposure(path, secret=True)
         settings = load_settings(
             self.flags,
             sources,
@@ -52,6 +62,8 @@ class Given(NamedTuple):
             torchserve_path=self.torchserve_config,
             here=here,
         )
+        if risk:
+            settings = replace(settings, warnings=(risk, *settings.warnings))
         for warning in () if quiet else settings.warnings:
             say(f"d7yfs: warning: {warning}", err=True)
         return settings
@@ -124,8 +136,8 @@ def _show_all(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 
 
 def settings_options(*groups: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a click command the flags of `groups` (all when none is named), `--config` and
-    `--torchserve-config`.
+    """Give a click command the flags of `groups` (all when none is named), `--config`,
+    `--torchserve-config` and `--credentials`.
 
     The function gets them as one keyword argument `given`, a `Given`. Use it with
     `@click.command(cls=Command)`.
@@ -146,6 +158,12 @@ def settings_options(*groups: str) -> Callable[[Callable[..., Any]], Callable[..
             f"proxy to read them. [{TORCHSERVE_VARIABLE}]",
         ),
         click.Option(
+            ["--credentials", "credentials"],
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="File with KEY=value lines, such as AWS_ACCESS_KEY_ID=…, that are read as variables. For root alone (mode 0600).",
+        ),
+        click.Option(
             ["--help-all"],
             is_flag=True,
             is_eager=True,
@@ -157,9 +175,15 @@ def settings_options(*groups: str) -> Callable[[Callable[..., Any]], Callable[..
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def wrapper(*args: Any, config: Path | None, torchserve_config: Path | None, **kwargs: Any) -> Any:
+        def wrapper(
+            *args: Any,
+            config: Path | None,
+            torchserve_config: Path | None,
+            credentials: Path | None,
+            **kwargs: Any,
+        ) -> Any:
             flags = {option.name: value for option in options if (value := kwargs.pop(option.name)) is not None}
-            return function(*args, given=Given(flags, config, torchserve_config), **kwargs)
+            return function(*args, given=Given(flags, config, torchserve_config, credentials), **kwargs)
 
         # Like click's own decorators: the list is in reverse order of the help.
         parameters = list(getattr(function, "__click_params__", ()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from d7yfs.cli import daemons, end_with
 from d7yfs.cli.daemons import UntouchedPath
 from d7yfs.cli.terminal import cell
 from d7yfs.control import control_socket
+from d7yfs.errors import MountError
 from d7yfs.logs import show_time
 from d7yfs.monitor.problems import show_span
 from d7yfs.stats.cache_status import CacheStatus
@@ -34,6 +36,8 @@ def status(mountpoint: Path | None, as_json: bool, settings: bool) -> None:
     """Show what is mounted, and first what is wrong with it now; from where, for how long; its cache and
     counters.
 
+    For root also the mounts of other users, who alone can ask about them.
+
     Exit status 1 if a mount does not answer. Problems do not change it: d7yfs health tells by its exit
     status whether a mount can be read.
     """
@@ -47,9 +51,13 @@ def status(mountpoint: Path | None, as_json: bool, settings: bool) -> None:
         if settings:
             console.print(_settings_table(mount))
 
-    _, failures = daemons.ask(
-        daemons.find(mountpoint), lambda path: control_socket.ask(path, "status"), show, as_json=as_json
-    )
+    found = daemons.find(mountpoint)
+    failures: list[MountError] = []
+    others = daemons.describe_others() if mountpoint is None and not as_json and os.geteuid() == 0 else []
+    if found or not others:
+        _, failures = daemons.ask(found, lambda path: control_socket.ask(path, "status"), show, as_json=as_json)
+    for line in others:
+        console.print(cell(line))
     end_with(failures)
 
 

@@ -452,7 +452,11 @@ class Config:
         kinds.one_of("debug", "info", "warning", "error"), "Lowest level that is logged.", "info", live=True
     )
     log_format: str = _process(kinds.one_of("text", "json"), "Lines for people, or one JSON object per line.")
-    log_file: Path | None = _process(kinds.PATH, "Append the log to this file.", default="stderr")
+    log_file: Path | None = _process(
+        kinds.PATH,
+        "Append the log to this file.",
+        default="stderr; in the background the system log for root, else a file in ~/.local/state/d7yfs",
+    )
 
     metrics_listen: str = _monitoring(
         kinds.LISTEN,
@@ -476,8 +480,9 @@ class Config:
 
     @property
     def mount_source(self) -> str:
-        """The mount's name in the mount table: its repositories."""
-        return ";".join(f"{each.name}={each.url}".removeprefix("=") for each in self.repositories)
+        """The mount's name in the mount table: its repositories, as they are written in fstab. By that
+        `mount -a` knows what is mounted."""
+        return ";".join(f"{each.name}={each.url.written}".removeprefix("=") for each in self.repositories)
 
 
 def _options() -> dict[str, Option]:

@@ -198,7 +198,7 @@ def split_sources(text: str) -> list[str]:
     """The sources in a mount's one `SOURCE`, as fstab and the mount table have it: `URL`, or
     several `NAME=URL` separated by `;`."""
     # A ';' may be part of a prefix: it separates only if another NAME=SCHEME:// follows.
-    return re.split(r";(?=[^;/:=]+=[a-z0-9]+://)", text)
+    return re.split(r";(?=[^;/:=]+=[A-Za-z0-9]+://)", text)
 
 
 def _flag_layer(flags: Mapping[str, object], here: Path) -> Layer:

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from d7yfs.errors import ConfigError
@@ -72,6 +72,8 @@ class RepositoryUrl:
     """Without leading or trailing slash; empty for the whole bucket."""
     account: str = ""
     """The storage account of an Azure container (`bucket`); empty for the other schemes."""
+    written: str = field(default="", compare=False)
+    """The spelling that was parsed; empty for a URL that was put together."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -113,7 +115,7 @@ class RepositoryUrl:
             raise _error(text, "has a '.' or '..' segment in its prefix", "write the prefix as it is in the keys")
         if not bucket and prefix.strip("/"):
             raise _error(text, "names no bucket before its prefix", f"write {_FORMS}")
-        return cls(scheme, endpoint_url, bucket, prefix.strip("/"), account)
+        return cls(scheme, endpoint_url, bucket, prefix.strip("/"), account, text)
 
     def covers(self, other: RepositoryUrl) -> bool:
         """True if `other` is this place or lies below it. The prefix must end at a path boundary:

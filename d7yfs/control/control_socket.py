@@ -39,6 +39,8 @@ REQUEST_BYTES = 8 << 20
 REPLY_BYTES = 16 << 20
 CLIENT_TIMEOUT_S = 10.0
 
+_SO_ACCEPTCON = 1 << 16  # linux/net.h
+
 Reply = dict[str, Any]
 
 
@@ -191,6 +193,14 @@ def is_abandoned(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.setblocking(False)
         return client.connect_ex(str(path)) == errno.ECONNREFUSED
+
+
+def is_listened_to(mountpoint: Path, table: Path = Path("/proc/net/unix")) -> bool:
+    """True if a process of this host listens for that mount, whoever's it is. It looks at no file of another
+    user's, only at the kernel's list (proc_pid_net(5))."""
+    name = f"/{socket_path(mountpoint).stem}."
+    fields = (line.split(maxsplit=7) for line in table.read_text(errors="replace").splitlines()[1:])
+    return any(len(each) == 8 and int(each[3], 16) & _SO_ACCEPTCON and name in each[7] for each in fields)
 
 
 def find_socket(pid: int) -> Path:

@@ -44,8 +44,10 @@ class Readiness:
         return bool(self._notify_socket)
 
     def tell_ready(self, summary: str, warnings: Sequence[str], stderr: Path | None) -> None:
-        """Tell that the mount answers, with `warnings`. A daemon in the background detaches from
-        its terminal; output of C libraries goes to `stderr`."""
+        """Tell that the mount answers, with `warnings`. A daemon in the background leaves its session
+        and its terminal; output of C libraries goes to `stderr`."""
+        if self.in_background:
+            os.setsid()
         self.pass_on({"ready": summary, "warnings": list(warnings)})
         self.notify(f"READY=1\nMAINPID={os.getpid()}\nSTATUS={summary}")
 
@@ -95,8 +97,11 @@ def daemon_command(arguments: Sequence[str]) -> list[str]:
 
 
 def fork_daemon() -> dict[str, Any] | None:
-    """Fork this process, which has one thread: the child returns None, and is to become a daemon.
-    Here wait for its `{"ready": …, "warnings": […]}`. Raises UsageError, MountError.
+    """Fork this process, which has one thread: the child returns None, and is to become a daemon. Here
+    wait for its `{"ready": …, "warnings": […]}`. Raises UsageError, MountError.
+
+    Until it is ready the child stays in this process group. If systemd mounts for an automount, that
+    group alone can reach the mount point (Documentation/filesystems/autofs.rst).
     """
     read_fd, write_fd = os.pipe()
     sys.stdout.flush()
@@ -104,7 +109,7 @@ def fork_daemon() -> dict[str, Any] | None:
     pid = os.fork()
     if not pid:
         os.close(read_fd)
-        os.setsid()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the waiting command's
         with Path(os.devnull).open("rb") as null:
             os.dup2(null.fileno(), 0)
         os.environ[READY_FD_VARIABLE] = str(write_fd)
@@ -118,17 +123,19 @@ def fork_daemon() -> dict[str, Any] | None:
 
 
 def launch(command: Sequence[str]) -> dict[str, Any]:
-    """Run a daemon; wait for `{"ready": …, "warnings": […]}`. Raises UsageError, MountError."""
+    """Run a daemon in this process group, as `fork_daemon` does; wait for `{"ready": …, "warnings": […]}`.
+    Raises UsageError, MountError."""
     import subprocess  # only here: the supervisor is small without
 
     read_fd, write_fd = os.pipe()
+    interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
     child = subprocess.Popen(  # noqa: S603
         command,
         stdin=subprocess.DEVNULL,
         pass_fds=[write_fd],
         env=os.environ | {READY_FD_VARIABLE: str(write_fd)},
-        start_new_session=True,
     )
+    signal.signal(signal.SIGINT, interrupted)
     os.close(write_fd)
     message = _await_message(read_fd, child.terminate, child.wait)
     child.returncode = 0  # it runs on; nobody will wait for it

@@ -27,6 +27,7 @@ MAX_BACKGROUND = 16_384
 """The kernel's default of 12 lets a dozen stalled readers starve all others of the mount."""
 
 FSTYPE = "fuse.d7yfs"
+_AUTOMOUNT = "autofs"
 
 # statfs(2) always asks the daemon; stat(2) may be answered from what the kernel has cached, for a
 # minute after the daemon's end.
@@ -122,6 +123,9 @@ def prepare_mountpoint(point: Path, is_abandoned: Callable[[], bool] = lambda: F
     """Make sure that `point` can be mounted on. Returns True if a dead mount was cleaned up first.
     Raises MountError.
 
+    It is called in the process group of the command that mounts: an automount lets that one pass. An
+    automount point is not looked at even so, because a look from elsewhere would mount it.
+
     A dead mount is one without a daemon. It answers "Transport endpoint is not connected"
     (ENOTCONN), or not at all if `is_abandoned` says that no process serves it. A thread of a killed
     daemon that is still in the kernel keeps the connection open.
@@ -140,6 +144,8 @@ def prepare_mountpoint(point: Path, is_abandoned: Callable[[], bool] = lambda: F
             )
         unmount(point, lazy=True)
         cleaned = True
+    if mount is not None and mount.fstype == _AUTOMOUNT:
+        return cleaned
     try:
         if any(point.iterdir()):
             raise MountError(

@@ -134,7 +134,8 @@ class SupervisorLink:
         return troubles
 
     def send_child(self, question: str, _point: Path) -> _Asking:
-        """Have the supervisor send a process that asks the mount: this one may not be let in."""
+        """Have the supervisor send a process that asks the mount: this one's user, or an automount, may
+        not let it in."""
         asking = self._sent[question] = _Asking()
         self._channel.send(ask=question)
         return asking

@@ -39,7 +39,7 @@ def become_supervised(
             os.set_inheritable(fd, True)
         command = supervisor_command(plan_fd)
         os.execve(command[0], command, environ)  # noqa: S606
-    os.setpgid(0, 0)  # Ctrl-C in a terminal is the supervisor's
+    os.setsid()  # Ctrl-C in a terminal is the supervisor's
     channel.socket.close()
     if ready_fd := environ.pop(READY_FD_VARIABLE, ""):
         os.close(int(ready_fd))

@@ -51,6 +51,7 @@ def options(text: str, *more: str) -> list[str]:
         ("cache-size=5G,cache_dir=/c", ["--cache-size", "5G", "--cache-dir", "/c"]),
         ("config=/etc/d7yfs/config.toml", ["--config", "/etc/d7yfs/config.toml"]),
         ("torchserve_config=/etc/s3.json", ["--torchserve-config", "/etc/s3.json"]),
+        ("ro,credentials=/etc/d7yfs/models.env", ["--credentials", "/etc/d7yfs/models.env"]),
         ("torchserve-config=/etc/s3.json", ["--torchserve-config", "/etc/s3.json"]),
         ("uid=1000,gid=1000,file_mode=0440", ["--uid", "1000", "--gid", "1000", "--file-mode", "0440"]),
         ("no_fallback", ["--no-fallback"]),
@@ -73,7 +74,7 @@ def test_options(text: str, flags: list[str]) -> None:
     ("text", "what", "hint"),
     [
         ("cache_sise=1G", "'cache_sise' is unknown", "did you mean cache_size?"),
-        ("zzzzzz", "'zzzzzz' is unknown", "allowed: config, torchserve_config, ro, endpoint_url"),
+        ("zzzzzz", "'zzzzzz' is unknown", "allowed: config, torchserve_config, credentials, ro, endpoint_url"),
         ("proxy", "'proxy' needs a value", "proxy=URL"),
         ("proxy=", "'proxy' needs a value", "proxy=URL"),
         ("config", "'config' is unknown", ""),

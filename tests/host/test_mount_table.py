@@ -15,6 +15,8 @@ import pytest
 
 from d7yfs.errors import MountError
 from d7yfs.host import mount_table
+from tests.host.automount import automounting
+from tests.mount.mounted import within
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -109,6 +111,16 @@ def test_a_dead_mount_is_cleaned_up(tmp_path: Path, mute_mount: Callable[[Path],
     assert mount_table.prepare_mountpoint(tmp_path) is True
     assert mount_table.mounted_at(tmp_path) is None
     assert mount_table.prepare_mountpoint(tmp_path) is False
+
+
+@as_root
+def test_an_automount_point_is_not_looked_at(tmp_path: Path, mute_mount: Callable[[Path], int]) -> None:
+    with subprocess.Popen(["sleep", "infinity"], process_group=0) as other, automounting(tmp_path, other.pid):
+        assert within(5, lambda: mount_table.prepare_mountpoint(tmp_path)) is False
+        os.close(mute_mount(tmp_path))
+        assert within(20, lambda: mount_table.prepare_mountpoint(tmp_path)) is True
+        assert mount_table.mounted_at(tmp_path) is not None, "the automount itself"
+        other.kill()
 
 
 @as_root

@@ -92,12 +92,15 @@ def test_the_sdist_has_the_sources_and_no_packages(packages: Path) -> None:
     assert {name for name in tracked if name.startswith("d7yfs/")} <= names
 
 
-def test_the_wheel_has_the_package_alone(packages: Path) -> None:
+def test_the_wheel_has_the_package_and_its_manual_alone(packages: Path) -> None:
     (wheel,) = packages.glob("*.whl")
     assert wheel.name.endswith("-py3-none-any.whl")
     with zipfile.ZipFile(wheel) as archive:
-        tops = {name.partition("/")[0] for name in archive.namelist()}
-    assert tops == {"d7yfs", wheel.name.removesuffix("-py3-none-any.whl") + ".dist-info"}
+        names = archive.namelist()
+    release = wheel.name.removesuffix("-py3-none-any.whl")
+    assert {name.partition("/")[0] for name in names} == {"d7yfs", f"{release}.dist-info", f"{release}.data"}
+    pages = {"man1/d7yfs.1", "man8/mount.d7yfs.8"}
+    assert {name for name in names if ".data/" in name} == {f"{release}.data/data/share/man/{page}" for page in pages}
 
 
 _PURE = ("alibabacloud-tea",)

@@ -314,7 +314,7 @@ class Mounter:
             *("mount", source, *arguments, "--cache-dir", str(cache_dir), "--log-file", str(log_file)),
             *("--log-level", log_level, "--metrics-listen", "none", str(point)),
         )
-        shown = MountFlags(source.replace("s3://", "s3://http://"), 0)
+        shown = MountFlags(source, 0)
         plan_fd = Plan(point, shown, given, str(self.directory), standby=True, silence_s=silence_s).write()
         with Notified(self.directory / f"{point.name}.notify") as notified:
             process = subprocess.Popen(

@@ -281,7 +281,7 @@ def test_killed_in_the_middle_of_reading_and_mounted_again(mounter: Mounter, fau
 
     faulty.do(lambda: faulty.server.script(key="b/file"))
     again = mounter.mount(faulty_url(faulty), "--anonymous", point=mounted.point, cache_dir=mounted.cache_dir)
-    assert "was a dead mount; cleaned up" in again.log()
+    assert "was a dead mount; cleaned up" in again.said
     assert again.pid != mounted.pid
     assert again.stat("file")["cached_bytes"] == 2 * MIB, "the cache keeps all bytes except half a block"
     assert again.read("file") == body
@@ -302,7 +302,7 @@ def test_a_killed_daemon_whose_connection_lives_on_is_cleaned_up_too(mounter: Mo
     finally:
         os.close(held)
         os.close(process)
-    assert "was a dead mount; cleaned up" in again.log()
+    assert "was a dead mount; cleaned up" in again.said
     assert again.read("over.bin") == bucket.files["over.bin"]
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 
 from d7yfs.host import kernel
 from tests.mount.conftest import bytes_of, faulty_url
-from tests.mount.mounted import D7YFS, Mounted, Mounter, is_mounted, until
+from tests.mount.mounted import D7YFS, Mounted, Mounter, is_mounted, run, until
 from tests.mount.ordinary import AS_NOBODY, NOBODY, cat_as_nobody, ground_of_nobody, with_everybodys_device
 from tests.servers.in_thread import InThread
 from tests.servers.s3_faults import S3Faults
@@ -90,7 +91,36 @@ def test_fusermount_mounts(mounter: Mounter, store: InThread[S3Faults], ground: 
         assert found["fuse"]["passthrough"] is False
 
 
-def test_a_helper_mounts(mounter: Mounter, store: InThread[S3Faults], ground: Path) -> None:
+def status_of_root(runtime: Path) -> str:
+    """The output of `d7yfs status` of root, who has no mount."""
+    done = run("status", env={"D7YFS_RUNTIME_DIR": str(runtime)})
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_a_mount_in_the_background_has_a_log_that_its_user_can_read(
+    mounter: Mounter, store: InThread[S3Faults], ground: Path
+) -> None:
+    point, state = ground / "mnt", ground / "state"
+    mount = [*D7YFS, "mount", "--anonymous", "--cache-dir", str(ground / "cache"), faulty_url(store), str(point)]
+    script = '"$@" >"$0/said" 2>&1; d7yfs status --json "$0/mnt" >"$0/status"; d7yfs umount "$0/mnt"'
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    state.mkdir(mode=0o700)
+    os.chown(state, NOBODY, NOBODY)
+    done = subprocess.run(
+        [*with_everybodys_device(ground), "sh", "-c", script, str(ground), *mount],
+        env=os.environ | {"XDG_STATE_HOME": str(state), "PATH": path},
+        timeout=60,
+    )
+    assert done.returncode == 0, (ground / "said").read_text()
+    ((found,), (log,)) = json.loads((ground / "status").read_text()), (state / "d7yfs").glob("mnt-*.log")
+    assert (log.stat().st_uid, log.stat().st_mode & 0o777) == (NOBODY, 0o600)
+    assert "is mounted on" in log.read_text()
+    assert found["log"] == str(log)
+    assert found["metrics"]["listens_on"] == ""
+
+
+def test_a_helper_mounts(mounter: Mounter, store: InThread[S3Faults], ground: Path, tmp_path: Path) -> None:
     """As in Kubernetes: only the helper is root. Nobody else reads the mount, root neither."""
     socket = ground / "own" / "socket"
     command = [*D7YFS, "fuse-helper", "--uid", str(NOBODY), str(ground / "mnt"), str(socket)]
@@ -105,6 +135,10 @@ def test_a_helper_mounts(mounter: Mounter, store: InThread[S3Faults], ground: Pa
                     until(lambda: has_said_why(mounted), "a word")
                     with pytest.raises(PermissionError):
                         (ground / "mnt" / "file").read_bytes()
+                    line = f"{mounted.point}: mounted by user nobody (uid {NOBODY}): it is served; ask as that user"
+                    assert line in status_of_root(tmp_path).splitlines()
+                    named = run("status", mounted.point)
+                    assert (named.returncode, f"d7yfs: error: {line}\n" in named.stderr) == (1, True)
                 until(lambda: not is_mounted(ground / "mnt"), "the end of the mount")
                 (ground / "log").unlink()
         finally:

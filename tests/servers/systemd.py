@@ -1,8 +1,8 @@
 """A real systemd, for `make integration-systemd`: the manager of a PID namespace, with units of its own.
 
 It has namespaces of its own for processes, mounts and control groups. It sees the machine's files
-through layers in memory where it or a test writes (/etc, /run, /usr/local/bin), and the machine's
-units not at all. It needs root, systemd 240 or newer, and a cgroup2 hierarchy. It does not import pytest.
+through layers in memory where it or a test writes (/etc, /run, /usr/local/bin, /usr/sbin), and the
+machine's units not at all. It needs root, systemd 240 or newer, and a cgroup2 hierarchy. It does not import pytest.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -19,22 +20,28 @@ from pathlib import Path
 PROGRAM = Path("/lib/systemd/systemd")
 _START_S = 60.0
 _COMMAND_S = 120.0
-_TARGETS = ("sysinit", "basic", "shutdown", "umount", "network-online", "final", "exit")
-"""The targets that units of services refer to."""
+_FSTAB_GENERATOR = Path("/usr/lib/systemd/system-generators/systemd-fstab-generator")
+_TARGETS = (
+    *("sysinit", "basic", "shutdown", "umount", "network-online", "final", "exit"),
+    *("remote-fs", "remote-fs-pre"),
+)
+"""The targets that units of services and of mounts refer to."""
 
 _INNER = """
 set -e
 mount --make-rprivate /
 umount --lazy --all --types fuse.d7yfs || true  # the mounts of others must not live on here
 mount -t tmpfs tmpfs /run
-for layer in /etc /usr/local/bin; do
+for layer in /etc /usr/local/bin /usr/sbin; do
     mkdir -p /run/layers$layer/upper /run/layers$layer/work
     mount -t overlay overlay -o lowerdir=$layer,upperdir=/run/layers$layer/upper,workdir=/run/layers$layer/work $layer
 done
 umount --lazy --recursive /sys/fs/cgroup
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
-printf '#!/bin/sh\\nexec {d7yfs} "$@"\\n' >/usr/local/bin/d7yfs
-chmod 755 /usr/local/bin/d7yfs
+for program in /usr/local/bin/d7yfs /usr/sbin/mount.d7yfs; do
+    printf '#!/bin/sh\\nexec {programs}/%s "$@"\\n' "$(basename "$program")" >"$program"
+    chmod 755 "$program"
+done
 mkdir -p /etc/d7yfs
 export container=other SYSTEMD_UNIT_PATH={units}
 exec {systemd} --system --unit=empty.target --log-target=console --show-status=no
@@ -44,7 +51,7 @@ exec {systemd} --system --unit=empty.target --log-target=console --show-status=n
 class Systemd:
     """A running manager, whose units are the files in `directory`/units."""
 
-    def __init__(self, directory: Path, d7yfs: Path) -> None:
+    def __init__(self, directory: Path, programs: Path) -> None:
         self._units = directory / "units"
         self._units.mkdir()
         for name in (*_TARGETS, "empty"):
@@ -52,7 +59,7 @@ class Systemd:
         self._log = directory / "systemd.log"
         self._group = _cgroup2() / f"d7yfs-test-{os.getpid()}"
         self._group.mkdir()
-        inner = _INNER.format(d7yfs=shlex.quote(str(d7yfs)), units=self._units, systemd=PROGRAM)
+        inner = _INNER.format(programs=shlex.quote(str(programs)), units=self._units, systemd=PROGRAM)
         unshare = "exec unshare --pid --fork --kill-child --mount --mount-proc --cgroup sh -c"
         command = f"echo $$ >{self._group}/cgroup.procs && {unshare} {shlex.quote(inner)}"
         with self._log.open("ab") as output:
@@ -80,6 +87,32 @@ class Systemd:
         """Add a unit as it is."""
         (self._units / unit.name).write_bytes(unit.read_bytes())
         self.run("systemctl", "daemon-reload")
+
+    def change(self, unit: str, lines: str) -> None:
+        """Add lines to a unit (systemctl edit)."""
+        directory = self._units / f"{unit}.d"
+        directory.mkdir()
+        (directory / "test.conf").write_text(lines)
+        self.run("systemctl", "daemon-reload")
+
+    def add_to_fstab(self, line: str) -> list[str]:
+        """Add the units that systemd makes of a line of fstab; their names."""
+        fstab, made = self._units.parent / "fstab", self._units.parent / "generated"
+        fstab.write_text(f"{line}\n")
+        for each in (made, made / "early", made / "late"):
+            each.mkdir(exist_ok=True)
+        subprocess.run(
+            [_FSTAB_GENERATOR, made, made / "early", made / "late"],
+            env={"SYSTEMD_FSTAB": str(fstab)},
+            check=True,
+            timeout=_COMMAND_S,
+        )
+        units = [*made.glob("*.mount"), *made.glob("*.automount")]
+        for unit in units:
+            shutil.move(unit, self._units / unit.name)
+        shutil.rmtree(made)
+        self.run("systemctl", "daemon-reload")
+        return [unit.name for unit in units]
 
     def inside(self, path: Path) -> Path:
         """The path by which this process reaches what the manager's processes call `path`."""
@@ -118,9 +151,10 @@ class Systemd:
 
 
 @contextlib.contextmanager
-def running(directory: Path, d7yfs: Path) -> Iterator[Systemd]:
-    """A manager that takes commands, ended at the end."""
-    manager = Systemd(directory, d7yfs)
+def running(directory: Path, programs: Path) -> Iterator[Systemd]:
+    """A manager that takes commands, ended at the end. `programs`: the directory of d7yfs and its helper of
+    mount(8)."""
+    manager = Systemd(directory, programs)
     try:
         manager.wait()
         yield manager

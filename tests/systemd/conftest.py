@@ -27,7 +27,7 @@ collect_ignore_glob = [] if _wanted else ["*.py"]
 def manager() -> Iterator[Systemd]:
     with (
         tempfile.TemporaryDirectory(prefix="d7yfs-systemd-", dir="/var/tmp") as directory,
-        systemd.running(Path(directory), _ROOT / ".venv" / "bin" / "d7yfs") as made,
+        systemd.running(Path(directory), _ROOT / ".venv" / "bin") as made,
     ):
         made.install(_ROOT / "systemd" / "d7yfs@.service")
         yield made

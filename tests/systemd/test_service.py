@@ -1,4 +1,5 @@
-"""The unit under a real systemd: kills of workers and of the supervisor, a restart, a stop."""
+"""The unit under a real systemd: readiness, kills of workers and of the supervisor, the watchdog, a reload, a
+restart, a stop."""
 
 from __future__ import annotations
 
@@ -61,18 +62,24 @@ class Service:
 
 
 @pytest.fixture
-def service(manager: Systemd, bucket: Bucket) -> Iterator[Service]:
+def settings() -> str:
+    """Lines of the unit's section [Service] that a test changes."""
+    return ""
+
+
+@pytest.fixture
+def service(manager: Systemd, bucket: Bucket, settings: str) -> Iterator[Service]:
     instance = f"models{next(_numbers)}"
     with tempfile.TemporaryDirectory(prefix="d7yfs-service-", dir="/var/tmp") as ground:
         point, etc = Path(ground) / "mnt", manager.inside(Path("/etc/d7yfs"))
         point.mkdir()
-        settings = {"source": bucket.url("library"), "mountpoint": str(point), "cache_dir": f"{ground}/cache"}
-        settings |= {"metrics_listen": "none", "takeover": "standby"}
-        (etc / f"{instance}.toml").write_text(
-            "".join(f"{key} = {json.dumps(each)}\n" for key, each in settings.items())
-        )
+        options = {"source": bucket.url("library"), "mountpoint": str(point), "cache_dir": f"{ground}/cache"}
+        options |= {"metrics_listen": "none", "takeover": "standby", "shutdown_timeout": "2s"}
+        (etc / f"{instance}.toml").write_text("".join(f"{key} = {json.dumps(each)}\n" for key, each in options.items()))
         (etc / f"{instance}.env").write_text("".join(f"{key}={each}\n" for key, each in bucket.env.items()))
         made = Service(manager, f"d7yfs@{instance}.service", point, bucket)
+        if settings:
+            manager.change(made.name, f"[Service]\n{settings}\n")
         made.systemctl("start")
         try:
             yield made
@@ -109,6 +116,36 @@ def test_the_supervisor_is_killed_and_the_next_one_goes_on_with_the_mount(servic
         assert service.show("MainPID") != main
         until(lambda: service.takeover().get("generation", 1) > 1, "a worker that follows", timeout_s=60)
         assert within(60, file.read) == body[1000:], "a file that was open all the time"
+    service.check_bytes()
+
+
+def test_it_is_ready_when_the_mount_answers(service: Service) -> None:
+    """`systemctl start` has returned."""
+    service.check_bytes()
+    assert f" mounted on {service.point}, " in service.show("StatusText")
+
+
+@pytest.mark.parametrize("settings", ["WatchdogSec=6"])
+def test_a_supervisor_that_hangs_is_killed_and_followed(service: Service) -> None:
+    service.await_worker(1)
+    main = service.show("MainPID")
+    assert service.manager.run("kill", "-STOP", main).returncode == 0
+    until(
+        lambda: service.show("NRestarts") == "1" and service.show("ActiveState") == "active",
+        "a restart by the watchdog",
+        timeout_s=60,
+    )
+    assert service.show("MainPID") != main
+    service.check_bytes()
+
+
+def test_a_stop_under_a_busy_reader(service: Service) -> None:
+    """It gives him time, and ends well even so."""
+    with service.open("over.bin"):
+        service.systemctl("stop")
+        assert (service.show("ActiveState"), service.show("Result")) == ("inactive", "success")
+        assert str(service.point) not in service.manager.run("cat", "/proc/self/mounts").stdout
+    service.systemctl("start")
     service.check_bytes()
 
 
