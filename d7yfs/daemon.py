@@ -112,7 +112,7 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings], role: R
             backings = link if link is not None and link.is_split else None
             succession = await trio.to_thread.run_sync(Succession.begin, handed, config.mount_source, backings)
         tops = succession.known.tops if succession else {}
-        present, late = await latecomer.locate(repositories, config, tops, keepers)
+        present, late = await latecomer.locate(repositories, config, tops, keepers, role.tell_wait)
         async with trio.open_nursery() as nursery:
             mount = _Mount(
                 nursery, settings, mountpoint, present, late, cache, read_again, role, movers, succession, keepers

@@ -4,9 +4,9 @@ Owns the mapping from failure to errno. Every failure that d7yfs expects is a `D
 else that reaches the FUSE adapter is a bug: it is logged with its traceback, and that one caller
 gets EIO.
 
-A message says what failed, on which object, and why; `hint` says what to do about it. Neither ever
-holds a secret, a signed URL or a header value: callers name objects by `s3://bucket/key`, never by
-the request that fetched them.
+A message says what failed, on which object, and why; `hint` says what to do about it, in one or more
+lines. Neither ever holds a secret, a signed URL or a header value: callers name objects by
+`s3://bucket/key`, never by the request that fetched them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class D7yfsError(Exception):
         return self
 
     def __str__(self) -> str:
-        return f"{self.message} ({self.hint})" if self.hint else self.message
+        hint = "; ".join(line.strip().rstrip(";") for line in self.hint.split("\n"))
+        return f"{self.message} ({hint})" if hint else self.message
 
 
 class UsageError(D7yfsError):
@@ -88,6 +89,10 @@ class AccessDenied(D7yfsError):
     """The origin refused the credentials, or there are none."""
 
     errno = errno.EACCES
+
+
+class NotPermitted(AccessDenied):
+    """The origin accepts the credentials, and does not permit them this call."""
 
 
 class ObjectArchived(AccessDenied):

@@ -58,6 +58,14 @@ MUTANTS = (
         "with trio.fail_after(1e9) as scope:",
         "fuse/test_deadlines.py",
     ),
+    # --- what is said of a mount ---
+    Mutant(
+        "a bug report has the value of a variable that is named like a secret",
+        "control/bug_report.py",
+        "text = text.replace(value, _MASK)",
+        "pass",
+        "control/test_bug_report.py",
+    ),
     # --- who may read the cache ---
     Mutant(
         "a record is believed of credentials that the store has not accepted",

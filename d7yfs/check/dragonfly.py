@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import tempfile
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -24,7 +25,7 @@ from d7yfs.cache.directory import CacheDirectory, existing, footprint_bytes
 from d7yfs.cache.disk import Disk
 from d7yfs.cache.filler import Filler
 from d7yfs.cache.version import CachedVersion
-from d7yfs.check.findings import Finding, failed, ok, warning
+from d7yfs.check.findings import Finding, Severity, failed, ok, warning
 from d7yfs.config.schema import Config
 from d7yfs.errors import CacheUnusable, D7yfsError, TokenWithheld, VersionUnbound
 from d7yfs.fetch.dragonfly_proxy import HEALTH_PORT, Proxies, Proxy, address_meant_instead
@@ -47,9 +48,10 @@ _WHERE_LINKS_WORK = (
 
 
 async def check_dragonfly(
-    repository: Repository, version: ObjectVersion, small: ObjectVersion, config: Config
+    repository: Repository, version: ObjectVersion, small: ObjectVersion | None, config: Config
 ) -> AsyncGenerator[Finding, None]:
-    """Test the ways through dfdaemon: with the beginning of `version`, and with all of `small`."""
+    """Test the ways through dfdaemon: with the beginning of `version`, and, if it is given, with all of
+    `small`, by the disk. Only a way that reads cannot do without can fail."""
     proxies, handover = repository.fetcher.proxy, repository.handover
     if proxies is None and handover is None:
         said = f"{repository.config.url}: none configured, reads go directly to {repository.origin.url}"
@@ -58,11 +60,14 @@ async def check_dragonfly(
     if (finding := await _tokens(repository, version)) is not None:
         yield finding
         return
-    if handover is not None:
+    if handover is not None and small is not None:
         yield await _hand_over(repository, handover, small, config)
     if proxies is not None:
-        for proxy in proxies.all:
-            yield await _stream(repository, proxies, proxy, version)
+        found = [await _stream(repository, proxies, proxy, version) for proxy in proxies.all]
+        works = any(each.verdict is not Severity.FAILED for each in found)
+        instead = "through another proxy" if works else "" if proxies.required else "straight from the store"
+        for each in found:
+            yield _excuse(each, instead)
     if repository.origin.describe().get("endpoint", "").startswith("https:"):
         yield _tls(repository, config)
 
@@ -90,6 +95,13 @@ def _tls(repository: Repository, config: Config) -> Finding:
         hint = "keep --verify on, which compares whole files with the store's checksums"
         return warning("tls", f"{said}, and nothing else protects the data that comes through it", hint)
     return ok("tls", f"{said}: the store's checksums protect the data, where it has them (--verify)")
+
+
+def _excuse(found: Finding, instead: str) -> Finding:
+    """A proxy that does not work is a warning where files come `instead` in another way."""
+    if found.verdict is not Severity.FAILED or not instead:
+        return found
+    return warning(found.probe, f"{found.said}; files come {instead} meanwhile", found.hint)
 
 
 async def _stream(repository: Repository, proxies: Proxies, proxy: Proxy, version: ObjectVersion) -> Finding:
@@ -125,7 +137,9 @@ async def _stream(repository: Repository, proxies: Proxies, proxy: Proxy, versio
 
 async def _health(proxy: Proxy) -> str:
     try:
-        async with httpx.AsyncClient(trust_env=False, timeout=_PATIENCE_S) as client:
+        # Plain HTTP: no certificates are loaded, which would take some 20 ms of a daemon.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        async with httpx.AsyncClient(trust_env=False, timeout=_PATIENCE_S, verify=context) as client:
             status = (await client.get(proxy.health_url)).status_code
     except httpx.HTTPError:
         return f"no dfdaemon on health port {HEALTH_PORT}; it may have another one"

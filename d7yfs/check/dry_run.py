@@ -1,14 +1,17 @@
 """The dry run of a mount: each prerequisite is really tried, each finding says what to do. Changes
 nothing, mounts nothing.
 
-Called by `d7yfs check`. Every probe is independent: the others still run after one that fails.
+Called by `d7yfs check`. Every probe is independent: the others still run after one that fails. A
+running mount has its repositories looked at by `check_running`, in its daemon.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -16,18 +19,19 @@ import trio
 from d7yfs.cache.directory import CacheDirectory, existing
 from d7yfs.check.dragonfly import check_dragonfly
 from d7yfs.check.filters import check_filters
-from d7yfs.check.findings import Finding, failed, ok, warning
+from d7yfs.check.findings import Finding, count, failed, ok, warning
 from d7yfs.check.fuse import check_fuse
 from d7yfs.check.triton import check_triton
 from d7yfs.config.schema import Config
 from d7yfs.config.sources import Settings
-from d7yfs.errors import AccessDenied, CacheUnusable, D7yfsError, MountError
+from d7yfs.errors import CacheUnusable, D7yfsError, MountError, NotPermitted
 from d7yfs.fetch.transfer import Nowhere
 from d7yfs.host import mount_table, privileges
 from d7yfs.host.privileges import WorkerUser
 from d7yfs.objects import ByteRange, ListingPage, ObjectVersion
 from d7yfs.origins.survey import list_all
 from d7yfs.repository.repository import Repository, open_repositories
+from d7yfs.repository.slow_store import tell_while_slow
 from d7yfs.tree.listing import DirectoryListing
 
 _PROBE_BYTES = 4096
@@ -36,10 +40,18 @@ _PATIENCE_S = 10.0
 _LOOK_PAGES, _SAMPLE_PAGES = 3, 20
 _NAMED = 3
 
+Tell = Callable[[str], None]
+"""Says, in a line, what a person has been waiting for."""
 
-async def check(settings: Settings, read_again: Callable[[], Settings] | None = None) -> AsyncGenerator[Finding, None]:
-    """Yield each finding as soon as it is known. With `--worker-user` this process becomes that user
-    once the host is checked, and reads the settings again."""
+
+async def check(
+    settings: Settings,
+    read_again: Callable[[], Settings] | None = None,
+    tell: Tell = lambda _: None,
+) -> AsyncGenerator[Finding, None]:
+    """Yield each finding as soon as it is known; `tell` of stores that do not answer meanwhile. With
+    `--worker-user` this process becomes that user once the host is checked, and reads the settings
+    again."""
     for text in settings.warnings:
         yield warning("configuration", text)
     for finding in check_host(settings.config):
@@ -66,7 +78,7 @@ async def check(settings: Settings, read_again: Callable[[], Settings] | None = 
         return
     try:
         for repository in repositories:
-            async with aclosing(_check_repository(repository, settings)) as findings:
+            async with aclosing(_check_repository(repository, settings, tell)) as findings:
                 async for finding in findings:
                     yield finding
     finally:
@@ -74,15 +86,29 @@ async def check(settings: Settings, read_again: Callable[[], Settings] | None = 
             await repository.aclose()
 
 
-async def _check_repository(repository: Repository, settings: Settings) -> AsyncGenerator[Finding, None]:
+async def check_running(repository: Repository, settings: Settings, tell: Tell) -> AsyncGenerator[Finding, None]:
+    """Look at one repository of a running mount, in its daemon: with its connections and credentials,
+    at its first keys alone, and at no disk."""
+    async with aclosing(_check_repository(repository, settings, tell, is_running=True)) as findings:
+        async for finding in findings:
+            yield finding
+
+
+async def _check_repository(
+    repository: Repository, settings: Settings, tell: Tell, *, is_running: bool = False
+) -> AsyncGenerator[Finding, None]:
     config, origin = repository.config, repository.origin
     where = str(config.url)
-    try:
-        prefix = await repository.locate(allow_empty=settings.config.allow_empty)
+
+    async def look() -> tuple[str, DirectoryListing, list[ObjectVersion], bool]:
+        prefix = await repository.locate(allow_empty=settings.config.allow_empty or is_running)
         listing = await _look(repository, prefix)
-        sample, complete = await _sample(repository, prefix)
+        return prefix, listing, *await _sample(repository, prefix, 1 if is_running else _SAMPLE_PAGES)
+
+    try:
+        prefix, listing, sample, complete = await tell_while_slow(look, repository, tell)
     except D7yfsError as error:
-        if config.listing == "exact" and isinstance(error, AccessDenied):
+        if config.listing == "exact" and isinstance(error, NotPermitted):
             said = f"{where}: may not be listed; each name will need a request"
             yield warning("list", said, "no object is known for a test read: read a file after mounting")
             return
@@ -97,10 +123,12 @@ async def _check_repository(repository: Repository, settings: Settings) -> Async
     yield ok("endpoint", f"{where}: {said}")
     files = [version for version in listing.entries.values() if version is not None]
     directories = len(listing.entries) - len(files)
-    yield ok("list", f"{where}: {directories} directories, {len(files)} files at the top")
+    top = f"{count(directories, 'directory', 'directories')}, {count(len(files), 'file', 'files')}"
+    yield ok("list", f"{where}: {top} at the top")
     if listing.hidden_count:
         named = "; ".join(f"{hidden.key!r}: {hidden.reason}" for hidden in listing.hidden[:_NAMED])
-        yield warning("names", f"{where}: {listing.hidden_count} keys cannot be shown ({named})")
+        keys = count(listing.hidden_count, "key", "keys")
+        yield warning("names", f"{where}: {keys} cannot be shown ({named})")
     for finding in check_filters(repository, sample, complete=complete):
         yield finding
     if encoded := [each for each in sample if each.encoding]:
@@ -113,8 +141,10 @@ async def _check_repository(repository: Repository, settings: Settings) -> Async
     if not readable:
         yield warning("read", f"{where}: no readable object found for a test of ranged reads")
         return
-    yield await _ranged_read(repository, readable[0])
-    small = min(readable, key=lambda each: each.size_bytes)
+    read = partial(_ranged_read, repository, readable[0], patience_s=_PATIENCE_S if is_running else 2 * _PATIENCE_S)
+    yield await tell_while_slow(read, repository, tell)
+    # A running mount tells by its problems whether files are handed over.
+    small = None if is_running else min(readable, key=lambda each: each.size_bytes)
     async with aclosing(check_dragonfly(repository, readable[0], small, settings.config)) as findings:
         async for finding in findings:
             yield finding
@@ -135,11 +165,11 @@ async def _look(repository: Repository, prefix: str) -> DirectoryListing:
     return listing
 
 
-async def _sample(repository: Repository, prefix: str) -> tuple[list[ObjectVersion], bool]:
+async def _sample(repository: Repository, prefix: str, most_pages: int) -> tuple[list[ObjectVersion], bool]:
     """The first objects under the prefix, or the object itself, and whether these are all."""
     if prefix and not prefix.endswith("/"):
         return [await repository.origin.stat(prefix)], True
-    pages = await _first(list_all(repository.origin, prefix, delimiter=""), _SAMPLE_PAGES)
+    pages = await _first(list_all(repository.origin, prefix, delimiter=""), most_pages)
     found = [version for page in pages for version in page.objects if not version.fault]
     return found, not (pages and pages[-1].next_token)
 
@@ -155,17 +185,17 @@ async def _first(pages: AsyncGenerator[ListingPage, None], count: int) -> list[L
     return found
 
 
-async def _ranged_read(repository: Repository, version: ObjectVersion) -> Finding:
+async def _ranged_read(repository: Repository, version: ObjectVersion, *, patience_s: float) -> Finding:
     wanted = ByteRange(0, min(_PROBE_BYTES, version.size_bytes))
     name = repository.fetcher.name(version)
     try:
-        # Longer than the fetcher itself takes to give up, because it says why.
-        with trio.fail_after(2 * repository.fetcher.read_timeout_s):
+        # In a dry run longer than the fetcher itself takes to give up, because it says why.
+        with trio.fail_after(min(patience_s, 2 * repository.fetcher.read_timeout_s)):
             await repository.fetcher.fetch(version, wanted, Nowhere())
     except D7yfsError as error:
         return failed("read", error)
     except trio.TooSlowError:
-        return failed("read", f"{name}: no bytes within {repository.fetcher.read_timeout_s:g} s")
+        return failed("read", f"{name}: no bytes within {min(patience_s, repository.fetcher.read_timeout_s):g} s")
     return ok("read", f"{name}: {wanted.size} bytes by range, of this version")
 
 
@@ -211,11 +241,17 @@ def _room(directory: CacheDirectory) -> str:
 
 def _check_mountpoint(point: Path) -> Finding:
     mount = mount_table.mounted_at(point)
-    if mount is not None and mount.fstype.startswith("fuse") and not mount_table.answers(point):
-        said = f"{point} is a dead mount ({mount.source}); a new mount will clean it up"
-        return warning("mount point", said)
+    if mount is not None and mount.fstype.startswith("fuse"):
+        trouble = mount_table.stat_errno(point)
+        if trouble == errno.ENOTCONN:
+            said = f"{point} is a dead mount ({mount.source}); a new mount will clean it up"
+            return warning("mount point", said)
+        silent = ", which does not answer" * (trouble == errno.ETIMEDOUT)
+        said = f"{point} is already mounted: {mount.fstype} of {mount.source}{silent}"
+        return failed("mount point", said, "choose another directory, or unmount it first")
     try:
         mount_table.prepare_mountpoint(point)
     except MountError as error:
         return failed("mount point", error)
-    return ok("mount point", f"{point}: an empty directory")
+    top = f", the top of a file system ({mount.fstype} of {mount.source})" if mount is not None else ""
+    return ok("mount point", f"{point}: an empty directory{top}")

@@ -26,6 +26,11 @@ class Finding:
     hint: str = ""
 
 
+def count(number: int, one: str, many: str) -> str:
+    """The number with its noun."""
+    return f"{number} {one if number == 1 else many}"
+
+
 def ok(probe: str, said: str) -> Finding:
     """The finding of a probe that found nothing wrong."""
     return Finding(probe, Severity.OK, said)

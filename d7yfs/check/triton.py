@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import trio
 
-from d7yfs.check.findings import Finding, failed, ok, warning
+from d7yfs.check.findings import Finding, count, failed, ok, warning
 from d7yfs.errors import ConfigError, D7yfsError, ReadTimeout
 from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.repository.repository import Repository
@@ -37,7 +37,8 @@ async def check_triton(repository: Repository, objects: Iterable[ObjectVersion],
     some = configs[:_MAX_FILES]
     findings = await _read_all(repository, some)
     if not findings:
-        said = f"{repository.config.url}: {len(some)} model configurations, none asks for Dragonfly's repository agent"
+        read = count(len(some), "model configuration", "model configurations")
+        said = f"{repository.config.url}: {read}, none asks for Dragonfly's repository agent"
         findings.append(ok(_PROBE, said))
     if not complete or len(some) < len(configs):
         said = f"{repository.config.url}: only the first {len(some)} model configurations were read"

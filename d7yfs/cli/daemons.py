@@ -101,14 +101,16 @@ def _describe_of_another(mount: Mount) -> str:
 
 
 def tell_all(command: str) -> None:
-    """Have all daemons that run here do `command`, at once. Those that fail or do not answer say so
-    when they are asked for their status."""
+    """Have all daemons of this user's that run here do `command`, at once. Those that fail or do not
+    answer say so when they are asked for their status."""
 
     def tell(path: Path) -> None:
         with suppress(MountError):
             control_socket.run_to_end(path, command)
 
-    paths = control_socket.find_sockets()
+    paths: list[Path] = []
+    with suppress(MountError):  # the runtime directory is another user's, and so are the daemons
+        paths = control_socket.find_sockets()
     with ThreadPoolExecutor(max(1, len(paths))) as pool:
         list(pool.map(tell, paths))
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import click
@@ -20,6 +21,7 @@ from d7yfs.config.schema import DRAGONFLY, REPOSITORY
 from d7yfs.config.sources import Settings
 from d7yfs.objects import ObjectVersion, printable
 from d7yfs.repository.repository import Repository, open_repositories
+from d7yfs.repository.slow_store import tell_while_slow
 from d7yfs.stats.words import show_count, show_size_roughly
 from d7yfs.tree.listing import DirectoryListing, HiddenKey
 from d7yfs.tree.visibility import in_words
@@ -84,7 +86,10 @@ async def _entries(settings: Settings, left_out: _LeftOut, *, recursive: bool) -
         return ((f"{listing.prefix}{name}/", f"{above}{name}", version) for name, version in entries)
 
     try:
-        waiting = [entries_of(await _look(repository), "")]
+        top = await tell_while_slow(
+            partial(_look, repository), repository, lambda text: say(f"d7yfs: {text}", err=True)
+        )
+        waiting = [entries_of(top, "")]
         while waiting:
             prefix, name, version = next(waiting[-1], ("", "", None))
             if not name:

@@ -99,9 +99,9 @@ def mount(ctx: click.Context, arguments: tuple[str, ...], verbose: bool, given: 
     if handed is not None or readiness.in_background or (config.foreground and obstacle):
         ctx.exit(_serve(settings, readiness, partial(load, quiet=True), handed, link, obstacle))
     if obstacle:
-        said: dict[str, Any] | None = launch(daemon_command(sys.argv[1:]))
+        said: dict[str, Any] | None = launch(daemon_command(sys.argv[1:]), _tell_wait)
     else:
-        said = None if config.foreground else fork_daemon()
+        said = None if config.foreground else fork_daemon(_tell_wait)
     if said is None:
         process.pause_collector()
         from d7yfs.supervisor.start import become_supervised  # with trio, for which no waiting command should pay
@@ -123,6 +123,10 @@ def mount(ctx: click.Context, arguments: tuple[str, ...], verbose: bool, given: 
     for warning in said["warnings"]:
         say(f"d7yfs: warning: {warning}", err=True)
     say(said["ready"])
+
+
+def _tell_wait(text: str) -> None:
+    say(f"d7yfs: {text}", err=True)
 
 
 def _find_obstacle(settings: Settings) -> str:

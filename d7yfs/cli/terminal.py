@@ -6,6 +6,8 @@ their own go through `printable` too, because a name may hold a newline.
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from typing import TYPE_CHECKING
 
 import click
@@ -26,3 +28,20 @@ def cell(text: str) -> Text:
     from rich.text import Text  # only here: most commands print no table
 
     return Text(printable(text))
+
+
+def wrap(text: str, indent: str, first: str = "") -> list[str]:
+    """Lines of at most the terminal's width, 80 where there is none, for `text` without markup. The first
+    begins with `first`, the others with `indent`. Paths and URLs are never broken."""
+    width = max(40, shutil.get_terminal_size().columns)
+    lines: list[str] = []
+    for line in map(printable, text.split("\n")):
+        lines += textwrap.wrap(
+            line,
+            width,
+            initial_indent=indent if lines else first or indent,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return lines

@@ -90,11 +90,12 @@ class HostFiles:
         where = f'{file.path}, key "{entry.key}"'
         return Value(entry.credentials, where), {"region": Value(entry.region, where)} if entry.region else {}
 
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """The warnings of all files."""
+    def warnings(self, schemes: Collection[str]) -> tuple[str, ...]:
+        """The warnings of all files that matter to repositories of these schemes."""
         files = (self.credentials, self.dragonfly, self.plugin.content)
-        return self.ignored + tuple(text for file in files if file for text in file.warnings)
+        found = self.ignored + tuple(text for file in files if file for text in file.warnings)
+        sections = self.credentials.section_warnings if self.credentials else {}
+        return found + tuple(text for scheme in sections if scheme in schemes for text in sections[scheme])
 
 
 def read_files(

@@ -148,7 +148,7 @@ def load_settings(
         credentials=not all(_explicit_credentials(stack) for stack in stacks),
         proxy=any(proxy is None or proxy.value for proxy in (first("proxy", stack) for stack in stacks)),
     )
-    warnings += files.warnings
+    warnings += files.warnings({source.url.scheme for source in chosen})
     if named:
         warnings += filter(None, [exposure(here / named, secret=False)])
     resolved = [_resolve(source, stack, files, environ) for source, stack in zip(chosen, stacks, strict=True)]

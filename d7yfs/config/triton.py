@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from d7yfs.config.json_file import JsonFile
+from d7yfs.config.json_file import JsonFile, describe_unknown
 from d7yfs.config.kinds import parse_proxy
 from d7yfs.config.schema import Credentials, CredentialsFile, Profile, ProviderChain, StaticKeys
 from d7yfs.config.settings_file import distrust
@@ -68,6 +68,9 @@ class CredentialFile:
     sections: Mapping[str, tuple[CredentialEntry, ...]]
     """By scheme."""
     warnings: tuple[str, ...]
+    """About the file as a whole."""
+    section_warnings: Mapping[str, tuple[str, ...]]
+    """By scheme: they matter to a mount that uses the section."""
 
     def match(self, url: RepositoryUrl) -> CredentialEntry:
         """The entry whose longest key covers `url`, else the default. Raises ConfigError."""
@@ -80,9 +83,10 @@ class CredentialFile:
                 return replace(found, credentials=replace(found.credentials, key_id=url.account))
             return found
         keys = ", ".join(f'"{redact(entry.key)}"' for entry in entries) or "none"
+        hint = 'add the URL or a default key ""; or set --profile or --anonymous, which replace this file'
         raise ConfigError(
             f'{self.path}: no key of section "{url.scheme}" covers {url}; keys there: {keys}',
-            hint='add the URL or a default key ""; or set --profile or --anonymous, which replace this file',
+            hint="\n  ".join([hint, *self.section_warnings.get(url.scheme, ())]),
         )
 
 
@@ -129,13 +133,16 @@ def locate(environ: Mapping[str, str], variable: str, default: Path) -> Located:
 def read_credentials(path: Path) -> CredentialFile:
     """Parse and validate all sections. Raises ConfigError."""
     reader = JsonFile(path)
+    root = reader.load()
+    for text in describe_unknown(root, SCHEMES, "the file", what="section"):
+        reader.warn(text)
     sections: dict[str, tuple[CredentialEntry, ...]] = {}
-    for section, content in reader.load().items():
-        if section not in SCHEMES:
-            reader.warn(f'unknown section "{section}" is ignored; known: {", ".join(SCHEMES)}')
-            continue
-        sections[section] = _entries(reader, section, reader.require_object(content, f'"{section}"'))
-    return CredentialFile(path, sections, tuple(reader.warnings))
+    warnings: dict[str, tuple[str, ...]] = {}
+    for section in filter(root.__contains__, SCHEMES):
+        part = JsonFile(path)
+        sections[section] = _entries(part, section, part.require_object(root[section], f'"{section}"'))
+        warnings[section] = tuple(part.warnings)
+    return CredentialFile(path, sections, tuple(reader.warnings), warnings)
 
 
 def read_dragonfly(path: Path) -> DragonflyFile:
@@ -151,10 +158,13 @@ def read_dragonfly(path: Path) -> DragonflyFile:
         addresses["proxy"] = reader.require_text(proxy, '"proxy"')
     for key in ("proxy/addr", "addr"):
         addresses[key] = reader.require_text(root.get(key, ""), f'"{key}"')
-    reader.warn_unknown(root, ("proxy", "proxy/addr", "addr", "header", "filter"), "the file")
+    unknown = describe_unknown(root, ("proxy", "proxy/addr", "addr", "header", "filter"), "the file")
+    for text in unknown:
+        reader.warn(text)
     proxies = {key: proxy_address(reader, key, text) for key, text in addresses.items() if text}
     if not any(proxies.values()):
-        raise reader.error("gives no proxy address", 'allowed: {"proxy": "http://host:port"}')
+        allowed = 'allowed: {"proxy": "http://host:port"}'
+        raise reader.error("gives no proxy address", "; ".join([*unknown, allowed]))
     used, address = next((key, found) for key, found in proxies.items() if found)
     for key, other in proxies.items():
         if other != address:

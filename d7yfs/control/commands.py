@@ -1,5 +1,5 @@
 """The commands that a running mount answers on its control socket: status, health, stat, warm,
-refresh, reload, drop, recount, log level, trace, end.
+refresh, reload, drop, recount, log level, trace, check, end.
 
 Owns no state of its own: `Commands` asks the parts of the mount that `daemon` built. `snapshot`
 never waits, because scrapes and systemd's watchdog rest on it. No reply holds a secret. Expected
@@ -27,6 +27,7 @@ from d7yfs.cache.inspection import Stored
 from d7yfs.config.place import Place
 from d7yfs.config.schema import OPTIONS
 from d7yfs.control import control_socket, server
+from d7yfs.control.live_check import report_check
 from d7yfs.control.refresh import Refreshes
 from d7yfs.control.reload import Reloader
 from d7yfs.control.tracing import follow_trace
@@ -106,6 +107,7 @@ class Commands:
             "end-by-force": self._end_by_force,
             "log-level": self._log_level,
             "trace": follow_trace,
+            "check": lambda _: report_check(self.nursery, self.repositories, self.reloader.settings),
         }
 
     def _to_its_end(self, handle: Callable[[Mapping[str, Any]], Awaitable[control_socket.Reply]]) -> server.Handler:

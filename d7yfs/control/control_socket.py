@@ -203,6 +203,18 @@ def is_listened_to(mountpoint: Path, table: Path = Path("/proc/net/unix")) -> bo
     return any(len(each) == 8 and int(each[3], 16) & _SO_ACCEPTCON and name in each[7] for each in fields)
 
 
+def listener_pid(path: Path) -> int:
+    """The process that listens on `path`, even if it hangs. 0 if there is none, or if its queue of
+    connections is full."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.setblocking(False)
+        try:
+            client.connect(str(path))
+        except OSError:
+            return 0
+        return peer_of(client)[0]
+
+
 def find_socket(pid: int) -> Path:
     """The socket on which process `pid`, or a worker of it, listens, even if it hangs. Raises
     MountError if none."""

@@ -14,7 +14,7 @@ import socket
 import sys
 from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from d7yfs.errors import D7yfsError, MountError, UsageError
 
@@ -56,6 +56,11 @@ class Readiness:
             os.close(self._fd)
             self._fd = -1
 
+    def tell_wait(self, text: str) -> None:
+        """Tell what the mount waits for."""
+        self.pass_on({"waits": text})
+        self.notify(f"STATUS={text}")
+
     def tell_failed(self, error: D7yfsError) -> None:
         """Tell that there is no mount, and why."""
         self.pass_on({"error": error.message, "hint": error.hint, "usage": isinstance(error, UsageError)})
@@ -96,9 +101,10 @@ def daemon_command(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-P", "-m", "d7yfs", *arguments]
 
 
-def fork_daemon() -> dict[str, Any] | None:
+def fork_daemon(tell: Callable[[str], None]) -> dict[str, Any] | None:
     """Fork this process, which has one thread: the child returns None, and is to become a daemon. Here
-    wait for its `{"ready": …, "warnings": […]}`. Raises UsageError, MountError.
+    wait for its `{"ready": …, "warnings": […]}`; `tell` what it waits for meanwhile. Raises UsageError,
+    MountError.
 
     Until it is ready the child stays in this process group. If systemd mounts for an automount, that
     group alone can reach the mount point (Documentation/filesystems/autofs.rst).
@@ -119,12 +125,12 @@ def fork_daemon() -> dict[str, Any] | None:
     def wait() -> int:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
-    return _await_message(read_fd, lambda: os.kill(pid, signal.SIGTERM), wait)
+    return _await_message(read_fd, lambda: os.kill(pid, signal.SIGTERM), wait, tell)
 
 
-def launch(command: Sequence[str]) -> dict[str, Any]:
-    """Run a daemon in this process group, as `fork_daemon` does; wait for `{"ready": …, "warnings": […]}`.
-    Raises UsageError, MountError."""
+def launch(command: Sequence[str], tell: Callable[[str], None]) -> dict[str, Any]:
+    """Run a daemon in this process group, as `fork_daemon` does; wait for `{"ready": …, "warnings": […]}`,
+    and `tell` what it waits for meanwhile. Raises UsageError, MountError."""
     import subprocess  # only here: the supervisor is small without
 
     read_fd, write_fd = os.pipe()
@@ -137,22 +143,31 @@ def launch(command: Sequence[str]) -> dict[str, Any]:
     )
     signal.signal(signal.SIGINT, interrupted)
     os.close(write_fd)
-    message = _await_message(read_fd, child.terminate, child.wait)
+    message = _await_message(read_fd, child.terminate, child.wait, tell)
     child.returncode = 0  # it runs on; nobody will wait for it
     return message
 
 
-def _await_message(read_fd: int, terminate: Callable[[], None], wait: Callable[[], int]) -> dict[str, Any]:
-    """The message of a daemon that begins; `wait` gives its exit status."""
+def _read_message(pipe: BinaryIO) -> dict[str, Any]:
+    """The next message of a daemon that begins; empty if it has ended."""
+    message: dict[str, Any] = json.loads(pipe.readline() or b"{}")
+    return message
+
+
+def _await_message(
+    read_fd: int, terminate: Callable[[], None], wait: Callable[[], int], tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """The last message of a daemon that begins; `wait` gives its exit status. Calls `tell` with what it
+    waits for."""
     with os.fdopen(read_fd, "rb") as pipe:
         try:
-            line = pipe.readline()
+            while "waits" in (message := _read_message(pipe)):
+                tell(message["waits"])
         except KeyboardInterrupt:
             terminate()
             raise
-    if not line:
+    if not message:
         raise MountError(f"the daemon ended before the mount answered (exit status {wait()})")
-    message: dict[str, Any] = json.loads(line)
     if "error" in message:
         wait()
         kind = UsageError if message["usage"] else MountError

@@ -102,13 +102,9 @@ def asking_command(question: str, point: Path) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _CHILD.format(_ASKING[question]), str(point)]
 
 
-def answers(point: Path) -> bool:
-    """True if a stat of `point` succeeds in time. Blocks: call it from a thread."""
-    return _stat_errno(point) == 0
-
-
-def _stat_errno(point: Path) -> int:
-    """The errno of a stat of `point` in a child process; 0 for none, ETIMEDOUT for no answer."""
+def stat_errno(point: Path) -> int:
+    """The errno of a stat of `point` in a child process; 0 for none, ETIMEDOUT for no answer. Blocks:
+    call it from a thread."""
     import subprocess
 
     with send_child(STAT, point) as child:
@@ -132,7 +128,7 @@ def prepare_mountpoint(point: Path, is_abandoned: Callable[[], bool] = lambda: F
     """
     cleaned = False
     while (mount := mounted_at(point)) is not None and mount.fstype.startswith("fuse"):
-        trouble = _stat_errno(point)
+        trouble = stat_errno(point)
         if trouble == errno.ETIMEDOUT and mount.fstype == FSTYPE and is_abandoned():
             abort(point)
         elif trouble != errno.ENOTCONN:

@@ -69,6 +69,15 @@ def processors(own: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/
     return max(1, count)
 
 
+def state_of(pid: int) -> str:
+    """The state of a process, one letter (proc_pid_stat(5), field 3): T if it is stopped, Z once it has
+    ended. Empty if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
 def forbid_core_dumps() -> None:
     """Have the kernel write no image of this process, whose memory holds keys, and let no other
     process of its user read that memory (PR_SET_DUMPABLE in prctl(2)). Children cannot dump

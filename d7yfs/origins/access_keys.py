@@ -47,6 +47,9 @@ class KeyFinder(Protocol):
         `held` are those of the last time, None to begin anew. Raises D7yfsErrors.
         """
 
+    def places(self) -> list[str]:
+        """The places that `find` looks at, each with what it lacks (`d7yfs.origins.places`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class BucketRequest:

@@ -30,6 +30,7 @@ from d7yfs.objects import ListingPage, ObjectVersion, SecretStr, StoreIdentity
 from d7yfs.origins.access_keys import AccessKeys, BucketRequest, BucketSigner, KeyFinder
 from d7yfs.origins.headers import entity_tag
 from d7yfs.origins.origin import ANONYMOUS, SESSION, Checksums, ReadRequest
+from d7yfs.origins.places import none_found
 from d7yfs.origins.refusal import Call, Vocabulary, refusal, xml_code
 from d7yfs.origins.renewal import Renewal
 from d7yfs.origins.rest import ControlReply, RestOrigin
@@ -40,8 +41,8 @@ SIGNATURE_LIFE_S = 900
 _PAGE_MAX = 1000
 _ENDPOINT = re.compile(rb"<Endpoint>\s*(?:https?://)?([A-Za-z0-9.-]{4,255})\s*</Endpoint>")
 _RESOLVE = (
-    "is the endpoint's host name right? With addressing_style = virtual the bucket's name stands before it, which many stores of one's own "
-    "have no name for: set addressing_style = path"
+    "is the host right, in --endpoint-url or the URL, or the --region? With --addressing-style virtual the bucket's name stands before the "
+    "host, which many stores of one's own have no name for: --addressing-style path"
 )
 
 log = logging.getLogger(__name__)
@@ -268,7 +269,7 @@ class BucketRest(RestOrigin):
             case _:
                 found = await self._finder.find("", held)
         if found is None and not (isinstance(self._credentials, ProviderChain) and self._credentials.else_anonymous):
-            raise AccessDenied(f"{self._root}: there are no credentials", hint=self.give_credentials)
+            raise none_found(self._root, self.give_credentials, self._finder.places())
         return found
 
     def _sign(self, version: ObjectVersion, keys: AccessKeys | None, *, presigned: bool) -> ReadRequest:

@@ -10,7 +10,7 @@ import os
 import socket
 import ssl
 
-REACH = "is the endpoint right, the service up, and the network open?"
+REACH = "is the endpoint right (--endpoint-url, or the host in the URL), the service up, and the network open?"
 """The hint for a service that cannot be reached."""
 
 

@@ -17,6 +17,7 @@ from d7yfs.errors import (
     BucketNotFound,
     D7yfsError,
     NotFound,
+    NotPermitted,
     ObjectArchived,
     OriginUnavailable,
     VersionGone,
@@ -44,6 +45,8 @@ class Vocabulary:
     barred: frozenset[str] = frozenset()
     elsewhere: frozenset[str] = frozenset()
     """The bucket is at another endpoint or in another region."""
+    unpermitted: frozenset[str] = frozenset()
+    """A permission is missing. So it is after a 401 or 403 with a code that nobody has a remedy for."""
     key_denied: frozenset[str] = frozenset()
     """The key service refused to decrypt."""
     hints: dict[str, str] = field(default_factory=dict)
@@ -131,4 +134,6 @@ def _meaning(reply: ControlReply, code: str, call: Call, words: Vocabulary) -> D
         hint = f"the credentials ({call.credentials}) must be valid and allow {call.needs} here"
         if said and call.region:
             hint = f"endpoint {call.endpoint}, region {call.region}"
+    if not said and (code in words.unpermitted or not own_hint):
+        return NotPermitted(says, hint=own_hint or hint)
     return AccessDenied(f"{says}: {said}" if said else says, hint=own_hint or hint)

@@ -204,7 +204,9 @@ class Rest:
             if any(isinstance(each, socket.gaierror) and each.errno in _NO_HOST for each in causes(error)):
                 host = urlsplit(url).hostname
                 raise OriginUnavailable(f"{subject}: there is no host {host}", hint=self._no_host_hint) from None
-            raise OriginUnavailable(f"{subject}: {where} cannot be reached: {trouble}", hint=REACH) from None
+            is_unresolved = any(isinstance(each, socket.gaierror) for each in causes(error))
+            hint = self._no_host_hint if is_unresolved else REACH
+            raise OriginUnavailable(f"{subject}: {where} cannot be reached: {trouble}", hint=hint) from None
         reply = ControlReply(response.status_code, response.headers, bytes(received))
         if reply.status == 429 or (reply.status >= 500 and reply.status not in (501, 505)):
             raise _BusyReply(reply, retry_after_s(reply.headers, self._clock()))
@@ -270,7 +272,7 @@ class RestOrigin(ABC):
 
     service: ClassVar[str]
     """The service's name for people."""
-    no_host_hint: ClassVar[str] = REACH
+    no_host_hint: ClassVar[str] = "is the host right, in --endpoint-url or the URL, and does this host's DNS know it?"
     """The hint where the host's name has no address."""
 
     def __init__(self, repository: RepositoryConfig, root: str, *, clock: Callable[[], float]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import trio
 
@@ -18,6 +19,7 @@ from d7yfs.config.schema import Config
 from d7yfs.errors import BadReply, D7yfsError, OriginUnavailable
 from d7yfs.logs import show_time
 from d7yfs.repository.repository import Repository
+from d7yfs.repository.slow_store import tell_while_slow
 from d7yfs.repository.tree_keeper import TreeKeeper, TreeKeepers
 from d7yfs.tree.snapshot import SnapshotHead
 
@@ -97,12 +99,14 @@ async def locate(
     config: Config,
     known: Mapping[str, str] | None = None,
     keepers: TreeKeepers | None = None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> tuple[list[tuple[Repository, str]], list[Latecomer]]:
     """Find the prefix to list of each repository, and those that cannot be reached. Those whose prefix
     is `known` are not asked: they are served even if the store is away.
 
-    Has the `keepers` read what earlier mounts have kept. Raises the origin's error if all repositories
-    must be reached, or none can be or is served without its store.
+    Has the `keepers` read what earlier mounts have kept. Calls `tell` with a line about each store that
+    keeps the mount waiting. Raises the origin's error if all repositories must be reached, or none can
+    be or is served without its store.
     """
     places = {each.config.name: each.directory_prefix for each in repositories} | dict(known or {})
     failures: dict[str, D7yfsError] = {}
@@ -110,7 +114,8 @@ async def locate(
     async def locate(repository: Repository) -> None:
         keeper = keepers.get(repository.config.name) if keepers is not None else None
         try:
-            places[repository.config.name] = await _locate_soon(repository, keeper, config)
+            asking = partial(_locate_soon, repository, keeper, config)
+            places[repository.config.name] = await tell_while_slow(asking, repository, tell)
         except D7yfsError as error:
             failures[repository.config.name] = error
         if keeper is not None:

@@ -20,7 +20,7 @@ from d7yfs.config.p2p import Mode
 from d7yfs.config.schema import Credentials, RepositoryConfig
 from d7yfs.config.settings_file import read_file
 from d7yfs.config.sources import Settings
-from d7yfs.errors import AccessDenied, BucketNotFound, ConfigError, NotFound
+from d7yfs.errors import AccessDenied, BucketNotFound, ConfigError, NotFound, NotPermitted
 from d7yfs.fetch.bearer_tokens import BearerTokens
 from d7yfs.fetch.dragonfly_proxy import CONNECT_TIMEOUT_S, FIRST_BYTE_TIMEOUT_S, IDLE_TIMEOUT_S, Limits, Proxies, Proxy
 from d7yfs.fetch.dragonfly_task import MAX_DIRECT_BYTES, TaskOptions, task
@@ -153,9 +153,10 @@ class Repository:
             return await self._believe(self.config.url.prefix)
         try:
             found = await survey(self.origin, self.config.url.prefix)
-        except AccessDenied as error:
+        except NotPermitted as error:
             exact = "--listing exact mounts without the right to list: then a name must be known to be found"
-            raise AccessDenied(error.message, hint=f"{error.hint}; {exact}" if error.hint else exact) from None
+            hint = f"{error.hint}; {exact}" if error.hint else exact
+            raise NotPermitted(error.message, hint=hint).about(**error.facts) from None
         if isinstance(found, SingleObject):
             return found.version.key
         if isinstance(found, Empty) and not allow_empty:

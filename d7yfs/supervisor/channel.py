@@ -12,6 +12,7 @@ The worker says:
 - `beat`: it lives; the value is the time in seconds that running reads have at a stop. `busy`: true
   if it has computed for a tenth of the time since the last one
 - `ready` (a summary), with `warnings` and `stderr` (the path for the output of C libraries, or null)
+- `waits`: what keeps it from being ready, in words
 - `failed` (why it ends), with `hint`, `usage` and `cannot_follow`
 - `notify`: a message for systemd (sd_notify(3))
 - `left`: true, once it neither reads from the connection nor writes to it

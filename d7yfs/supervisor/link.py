@@ -252,6 +252,11 @@ class Role(NamedTuple):
         """The account of it, for `status`."""
         return TakeoverStatus(off=self.no_takeover) if self.link is None else self.link.account
 
+    def tell_wait(self, text: str) -> None:
+        """Tell the log, and who waits for the mount, what keeps it."""
+        log.warning("%s", text)
+        self.readiness.tell_wait(text)
+
     async def upgrade(self) -> None:
         """Have a new worker take over from this process; returns never. Raises MountError."""
         if self.link is None:
@@ -284,6 +289,9 @@ class SupervisedReadiness(Readiness):
         self._channel.send(ready=summary, warnings=list(warnings), stderr=path)
         if self.in_background:
             detach(stderr)
+
+    def tell_wait(self, text: str) -> None:
+        self._channel.send(waits=text)
 
     def tell_failed(self, error: D7yfsError) -> None:
         is_final, usage = isinstance(error, CannotTakeOver), isinstance(error, UsageError)

@@ -155,6 +155,10 @@ class Supervisor:
         if "ready" in said:
             self._tell_ready(said)
             return supervision.became_ready(generation, now)
+        if "waits" in said:
+            if not self._told_ready:
+                self._readiness.tell_wait(said["waits"])
+            return []
         if "failed" in said:
             self._told_failure = True
             if not self._told_ready:

@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,10 +46,23 @@ def nobody() -> Iterator[int]:
 async def test_each_of_several_proxies_is_tried(store: S3Faults, tmp_path: Path) -> None:
     async with FakeDfdaemon().running() as dfdaemon:
         with nobody() as port:
-            settings = settings_for(store, tmp_path, proxy=f"http://127.0.0.1:{port},{dfdaemon.url}")
-            found = [each async for each in check(settings) if each.probe == "proxy"]
-    assert [each.verdict for each in found] == [Severity.FAILED, Severity.OK]
+            both: dict[str, Any] = {"proxy": f"http://127.0.0.1:{port},{dfdaemon.url}", "fallback": False}
+            found = [each async for each in check(settings_for(store, tmp_path, **both)) if each.probe == "proxy"]
+    assert [each.verdict for each in found] == [Severity.WARNING, Severity.OK]
+    assert found[0].said.endswith("files come through another proxy meanwhile")
     assert dfdaemon.url in found[1].said
+
+
+@pytest.mark.parametrize(("fallback", "verdict"), [(True, Severity.WARNING), (False, Severity.FAILED)])
+async def test_a_proxy_that_is_down_fails_only_if_the_store_may_not_stand_in(
+    store: S3Faults, tmp_path: Path, fallback: bool, verdict: Severity
+) -> None:
+    with nobody() as port:
+        url = f"http://127.0.0.1:{port}"
+        found = await findings(settings_for(store, tmp_path, proxy=url, fallback=fallback))
+    assert found["proxy"].verdict is verdict
+    assert ("files come straight from the store" in found["proxy"].said) is fallback
+    assert found["proxy"].hint
 
 
 @pytest.mark.parametrize(("fallback", "verdict"), [("true", Severity.WARNING), ("false", Severity.FAILED)])
@@ -73,7 +87,7 @@ async def test_a_proxy_at_its_old_port(store: S3Faults, tmp_path: Path, monkeypa
         monkeypatch.setattr(dragonfly, "address_meant_instead", lambda url: dfdaemon.url)
         with nobody() as port:
             found = await findings(settings_for(store, tmp_path, proxy=f"http://127.0.0.1:{port}"))
-        assert found["proxy"].verdict is Severity.FAILED
+        assert found["proxy"].verdict is Severity.WARNING
         assert f"but {dfdaemon.url} answers" in found["proxy"].hint
         dfdaemon.kill()
         with nobody() as port:
@@ -89,7 +103,7 @@ async def test_a_proxy_that_does_not_heed_content_ids(store: S3Faults, tmp_path:
         assert "content ids" in found["proxy"].said
         assert "--versioned" in found["proxy"].hint
         dfdaemon.script(other_task(), forever=True)
-        found = await findings(settings_for(store, tmp_path, proxy=dfdaemon.url))
+        found = await findings(settings_for(store, tmp_path, proxy=dfdaemon.url, fallback=False))
         assert found["proxy"].verdict is Severity.FAILED
         assert "content ids" in found["proxy"].said
 

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from d7yfs.check.findings import Finding, Severity
 from d7yfs.config.schema import Config
 from d7yfs.config.size_bound import SizeBound
 from d7yfs.config.sources import Settings, load_settings
+from d7yfs.host import mount_table
+from tests.host.test_mount_table import MuteMounts
 from tests.servers import faults
 from tests.servers.dfdaemon import FakeDfdaemon
 from tests.servers.gcs import GcsServer
@@ -46,7 +49,7 @@ async def test_all_is_well(store: S3Faults, tmp_path: Path) -> None:
     for probe in ("credentials", "list", "read", "proxy", "cache", "mount point"):
         assert found[probe].verdict is Severity.OK, found[probe]
     assert "anonymous) (from --anonymous)" in found["credentials"].said
-    assert "1 directories, 1 files" in found["list"].said
+    assert "1 directory, 1 file at the top" in found["list"].said
     assert "none configured" in found["proxy"].said
     assert not (tmp_path / "cache").exists(), "a dry run makes nothing"
     assert list((tmp_path / "mnt").iterdir()) == []
@@ -136,7 +139,7 @@ async def test_what_filters_hide_is_counted(store: S3Faults, tmp_path: Path) -> 
     ):
         assert said in finding.said
     found = await findings(settings_for(store, tmp_path, **flags))
-    assert "1 directories, 1 files at the top" in found["list"].said, "as they are shown"
+    assert "1 directory, 1 file at the top" in found["list"].said, "as they are shown"
 
 
 async def test_filters_that_hide_everything_or_match_nothing(store: S3Faults, tmp_path: Path) -> None:
@@ -156,7 +159,7 @@ async def test_keys_that_cannot_be_shown(store: S3Faults, tmp_path: Path) -> Non
     store.put("b/models/top/below", b"x")
     found = await findings(settings_for(store, tmp_path))
     assert found["names"].verdict is Severity.WARNING
-    assert "1 keys" in found["names"].said
+    assert "1 key cannot" in found["names"].said
     assert "models/top" in found["names"].said
 
 
@@ -169,7 +172,7 @@ async def test_the_proxy(store: S3Faults, tmp_path: Path) -> None:
         assert len(dfdaemon.requests_for("b/models/a/model.onnx")) == 1
         dfdaemon.kill()
         found = await findings(settings)
-        assert found["proxy"].verdict is Severity.FAILED
+        assert found["proxy"].verdict is Severity.WARNING
         assert found["proxy"].hint
         assert found["read"].verdict is Severity.OK, "the store itself is well"
 
@@ -215,3 +218,23 @@ def test_a_cache_directory_of_somebody_else(tmp_path: Path) -> None:
     found = host(tmp_path, cache_dir=tmp_path / "theirs")["cache"]
     assert found.verdict is Severity.FAILED
     assert "12345" in found.said
+
+
+@pytest.mark.mount
+def test_what_is_mounted_by_fuse_is_dead_only_if_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() or not Path("/dev/fuse").exists():
+        pytest.skip("needs root and /dev/fuse")
+    monkeypatch.setattr(mount_table, "PROBE_TIMEOUT_S", 0.3)
+    with closing(MuteMounts()) as made:
+        _judge(tmp_path, made.make(tmp_path))
+
+
+def _judge(tmp_path: Path, fd: int) -> None:
+    found = host(tmp_path, mountpoint=tmp_path, cache_dir=tmp_path.parent / "cache")["mount point"]
+    assert found.verdict is Severity.FAILED
+    assert "which does not answer" in found.said
+    os.close(fd)
+    found = host(tmp_path, mountpoint=tmp_path, cache_dir=tmp_path.parent / "cache")["mount point"]
+    assert found.verdict is Severity.WARNING
+    assert "is a dead mount" in found.said
+    assert mount_table.mounted_at(tmp_path) is not None, "a dry run changes nothing"

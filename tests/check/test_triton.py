@@ -45,7 +45,7 @@ async def test_each_model_that_asks_for_the_agent_is_named(store: S3Faults, tmp_
 async def test_none_asks_for_it(store: S3Faults, tmp_path: Path) -> None:
     (found,) = await triton_findings(store, tmp_path)
     assert found.verdict is Severity.OK
-    assert "1 model configurations, none asks" in found.said
+    assert "1 model configuration, none asks" in found.said
 
 
 async def test_what_is_no_repository_of_tritons_is_not_spoken_of(store: S3Faults, tmp_path: Path) -> None:

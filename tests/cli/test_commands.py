@@ -317,6 +317,9 @@ def test_check(store: InThread[S3Faults], tmp_path: Path) -> None:
     assert re.search(r"^ok +read", shown.stdout, re.MULTILINE)
     assert re.search(r"^warning +names", shown.stdout, re.MULTILINE)
     assert f"cache_dir = {tmp_path / 'cache'}  (from --cache-dir)" in shown.stdout
+    part = d7yfs(*arguments, "--settings", "--cache-size", "50%,9T", "--cache-min-free", "5%")
+    assert re.search(r"cache_size = 50%,9TiB, now [0-9.]+ [KMGT]iB  \(from --cache-size\)", part.stdout)
+    assert re.search(r"cache_min_free = 5%, now [0-9.]+ [KMGT]iB ", part.stdout)
 
 
 def test_check_of_what_is_broken_is_status_1(store: InThread[S3Faults], tmp_path: Path) -> None:

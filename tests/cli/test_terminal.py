@@ -13,6 +13,7 @@ from rich.console import Console
 
 from d7yfs.cli import main
 from d7yfs.cli.status import _settings_table, _table
+from d7yfs.cli.terminal import wrap
 from d7yfs.stats.status import MountStatus, parse
 from tests.cache.doubles import backing, directory, fill, version
 from tests.servers.in_thread import InThread
@@ -56,6 +57,17 @@ def test_check(store: InThread[S3Faults], tmp_path: Path) -> None:
     url = f"s3://127.0.0.1:{store.server.port}/b/models"
     done = run("check", url, "--anonymous", "--cache-dir", tmp_path / "cache", "--exclude", "[ab]*", "--settings")
     assert "[ab]*" in done.stdout
+
+
+def test_lines_are_wrapped_and_paths_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    path = "/a" * 50
+    lines = wrap(f"{'word ' * 20}{path} \x1b and more of it", "    ", "ok  ")
+    assert [line[:4] for line in lines] == ["ok  ", *["    "] * (len(lines) - 1)]
+    assert [line for line in lines if len(line) > 80] == [f"    {path}"]
+    assert r"\x1b" in "".join(lines)
+    monkeypatch.setenv("COLUMNS", "50")
+    assert max(map(len, wrap("word " * 20, ""))) <= 50
 
 
 def test_an_error_about_an_object(store: InThread[S3Faults]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from d7yfs.config.schema import CredentialsFile, Profile, ProviderChain, StaticKeys
+from d7yfs.config.sources import load_settings
 from d7yfs.config.triton import (
     CredentialEntry,
     CredentialFile,
@@ -107,6 +108,13 @@ def test_no_match_names_the_url_and_the_keys(tmp_path: Path, content: Any) -> No
     assert ('"s3://models/triton"' if content.get("s3") else "keys there: none") in message
 
 
+def test_no_match_names_what_is_wrong_with_the_keys(tmp_path: Path) -> None:
+    file = credentials(tmp_path, {"s3": {"s3:/models": {}}})
+    with pytest.raises(ConfigError) as caught:
+        file.match(RepositoryUrl.parse("s3://models/tri"))
+    assert caught.value.hint.endswith(f'\n  {file.path}: s3["s3:/models"] is not a URL, so it covers nothing')
+
+
 @pytest.mark.parametrize(
     ("entry", "expected", "warning"),
     [
@@ -116,15 +124,27 @@ def test_no_match_names_the_url_and_the_keys(tmp_path: Path, content: Any) -> No
         ({"profile": "dev", "key_id": "AKIA"}, Profile("dev"), "no secret_key"),
         ({"secret_key": SECRET}, ProviderChain(), "no key_id"),
         ({"session_token": SECRET}, ProviderChain(), "session_token without keys"),
-        ({"profile": "dev", "colour": "red"}, Profile("dev"), 'unknown key "colour"'),
+        (
+            {"profile": "dev", "colour": "red"},
+            Profile("dev"),
+            'unknown key "colour" in s3[""] is ignored; known: key_id,',
+        ),
+        (
+            {"profile": "dev", "secretkey": SECRET},
+            Profile("dev"),
+            '"secretkey" in s3[""] is ignored; did you mean "secret_key"?',
+        ),
+        ({"profile": "dev", "keyId": "x"}, Profile("dev"), 'did you mean "key_id"?'),
     ],
 )
 def test_keys_else_profile_else_chain(tmp_path: Path, entry: Any, expected: object, warning: str) -> None:
     file = credentials(tmp_path, {"s3": {"": entry}})
     assert entry_of(file, "s3://b").credentials == expected
-    assert len(file.warnings) == bool(warning)
-    assert warning in "".join(file.warnings)
-    assert SECRET not in "".join(file.warnings)
+    warnings = file.section_warnings["s3"]
+    assert len(warnings) == bool(warning)
+    assert warning in "".join(warnings)
+    assert SECRET not in "".join(warnings)
+    assert file.warnings == ()
 
 
 def test_empty_session_token_is_absent(tmp_path: Path) -> None:
@@ -135,12 +155,32 @@ def test_empty_session_token_is_absent(tmp_path: Path) -> None:
 
 
 def test_what_is_unknown_warns(tmp_path: Path) -> None:
-    content = {"hf": {"": "x"}, "s3": {"": {}, "models": {}, "gs://b": {}}}
+    content = {"hf": {"": "x"}, "S3": {"": {}}, "s3": {"": {}, "models": {}, "gs://b": {}}}
     file = credentials(tmp_path, content)
-    assert len(file.warnings) == 3
-    assert all(str(file.path) in warning for warning in file.warnings)
-    assert [word for word in ('"hf"', 's3["models"]', 's3["gs://b"]') if word not in "".join(file.warnings)] == []
+    warnings = file.warnings + file.section_warnings["s3"]
+    assert len(warnings) == 4
+    assert all(str(file.path) in warning for warning in warnings)
+    assert [word for word in ('"hf"', 's3["models"]', 's3["gs://b"]') if word not in "".join(warnings)] == []
+    assert 'unknown section "S3" in the file is ignored; did you mean "s3"?' in warnings[1]
     assert len(file.sections["s3"]) == 1
+
+
+def test_what_a_mount_has_no_use_for_does_not_warn(tmp_path: Path) -> None:
+    """Triton's documentation has such a name of an account, and many files do."""
+    entry = {"account_str": "a", "account_key": SECRET}
+    path = write(tmp_path, {"s3": {"": {"colour": ""}}, "as": {"": entry, "as://Account-002/Container": entry}})
+    path.chmod(0o600)
+    environ = {"TRITON_CLOUD_CREDENTIAL_PATH": str(path)}
+
+    def warnings(url: str) -> tuple[str, ...]:
+        return load_settings({"cache_dir": tmp_path}, [url], None, environ, None).warnings
+
+    assert [text.partition(": ")[2] for text in warnings("s3://b")] == [
+        'unknown key "colour" in s3[""] is ignored; known: key_id, secret_key, session_token, region, profile'
+    ]
+    (said,) = warnings("as://account/models")
+    assert "Account-002" in said
+    assert warnings("gs://b") == ()
 
 
 def test_two_spellings_of_one_place(tmp_path: Path) -> None:
@@ -219,6 +259,14 @@ def test_address(tmp_path: Path, content: Any, proxy: str) -> None:
     assert file.warnings == ()
 
 
+def test_a_mistyped_address_names_the_key_that_is_meant(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        dragonfly(tmp_path, {"Proxi": "h:1", "proxy": ""})
+    assert caught.value.hint == (
+        'unknown key "Proxi" in the file is ignored; did you mean "proxy"?; allowed: {"proxy": "http://host:port"}'
+    )
+
+
 def test_two_addresses_warn(tmp_path: Path) -> None:
     file = dragonfly(tmp_path, {"proxy": "a:1", "addr": "b:1"})
     assert file.proxy == "http://a:1"
@@ -267,6 +315,7 @@ def test_headers_of_the_request_itself_are_ignored_by_name(tmp_path: Path, name:
 WRONG_DRAGONFLY: list[tuple[Any, str]] = [
     ({}, "gives no proxy address"),
     ({"proxy": "", "addr": ""}, "gives no proxy address"),
+    ({"proxi": "h:1"}, "gives no proxy address"),
     ({"proxy": "none"}, "gives no proxy address"),
     ({"proxy": {}}, "gives no proxy address"),
     ({"proxy": 4001}, '"proxy" has the wrong type'),

@@ -100,11 +100,25 @@ def test_a_systemd_that_does_not_listen_is_no_trouble(tmp_path: Path) -> None:
 
 def test_launch_raises_what_the_daemon_said() -> None:
     with pytest.raises(UsageError) as caught:
-        launch(daemon_command(["mount", "ftp://host/bucket", "/nonexistent"]))
+        launch(daemon_command(["mount", "ftp://host/bucket", "/nonexistent"]), pytest.fail)
     assert "ftp" in caught.value.message
     assert "s3" in str(caught.value)
 
 
 def test_launch_of_a_daemon_that_ends_without_a_word() -> None:
     with pytest.raises(MountError, match="ended before the mount answered"):
-        launch(daemon_command(["completion", "bash"]))
+        launch(daemon_command(["completion", "bash"]), pytest.fail)
+
+
+def test_launch_tells_what_the_daemon_waits_for() -> None:
+    heard: list[str] = []
+    daemon = """
+import os
+from d7yfs.host.launch import Readiness
+readiness = Readiness(os.environ)
+readiness.tell_wait("one")
+readiness.tell_wait("two")
+readiness.tell_ready("there", [], None)
+"""
+    assert launch([sys.executable, "-c", daemon], heard.append)["ready"] == "there"
+    assert heard == ["one", "two"]

@@ -83,8 +83,8 @@ def test_odd_names_in_the_mount_table(tmpfs: Path) -> None:
 
 def test_an_empty_directory_can_be_mounted_on(tmp_path: Path) -> None:
     assert mount_table.prepare_mountpoint(tmp_path) is False
-    assert mount_table.answers(tmp_path)
-    assert not mount_table.answers(tmp_path / "absent")
+    assert mount_table.stat_errno(tmp_path) == 0
+    assert mount_table.stat_errno(tmp_path / "absent") == errno.ENOENT
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_dead_mount_is_cleaned_up(tmp_path: Path, mute_mount: Callable[[Path],
     with pytest.raises(OSError) as caught:  # noqa: PT011  # the errno is what matters
         os.statvfs(tmp_path)
     assert caught.value.errno == errno.ENOTCONN
-    assert not mount_table.answers(tmp_path)
+    assert mount_table.stat_errno(tmp_path) == errno.ENOTCONN
     assert mount_table.prepare_mountpoint(tmp_path) is True
     assert mount_table.mounted_at(tmp_path) is None
     assert mount_table.prepare_mountpoint(tmp_path) is False
@@ -130,9 +130,9 @@ def test_a_mount_that_does_not_answer_is_left_alone(
     fd = mute_mount(tmp_path)
     began = time.monotonic()
     monkeypatch.setattr(mount_table, "PROBE_TIMEOUT_S", 0.3)
-    assert not mount_table.answers(tmp_path)
+    assert mount_table.stat_errno(tmp_path) == errno.ETIMEDOUT
     assert time.monotonic() - began < 5
-    monkeypatch.setattr(mount_table, "_stat_errno", lambda point: errno.ETIMEDOUT)
+    monkeypatch.setattr(mount_table, "stat_errno", lambda point: errno.ETIMEDOUT)
     with pytest.raises(MountError, match=r"already mounted \(mem://mute\)") as caught:
         mount_table.prepare_mountpoint(tmp_path)
     assert f"d7yfs umount {tmp_path}" in caught.value.hint

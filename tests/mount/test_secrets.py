@@ -84,6 +84,7 @@ def test_no_secret_anywhere(mounter: Mounter, faulty: InThread[S3Faults], tmp_pa
             ("status", mounted.point, "--json"),
             ("stat", mounted.point / "good", "--json"),
             ("reload", mounted.point, "--json"),
+            ("check", mounted.point),
             ("ls", url),
             ("mount", url, "--cache-dir", tmp_path / "cache", point),
             ("check", url, "--cache-dir", tmp_path / "cache", "--settings", "--log-level", "debug"),

@@ -148,6 +148,7 @@ def test_what_is_hidden_is_counted(mounter: Mounter, store: InThread[S3Faults]) 
     assert {line.split()[-1] for line in listed.stdout.splitlines()} == {"bert/", "resnet/"}
     assert "not shown: 2 hidden by include or exclude, 1 without their marker" in listed.stderr
     checked = run("check", url, "--anonymous", *SETTINGS, "--cache-dir", mounted.cache_dir).stdout
+    checked = " ".join(checked.split())
     assert "5 of 11 objects are shown" in checked
     assert "publish marker */READY: 2 directories have it, 1 do not (half/)" in checked
 

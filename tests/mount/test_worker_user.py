@@ -288,6 +288,18 @@ def test_check_tries_all_that_matters_as_that_user(
     assert (verdict, said) == ("failed", f"{USER}: {config}: cannot be read: Permission denied")
 
 
+def test_check_of_such_a_mount_is_done_by_its_worker(
+    mounter: Mounter, store: InThread[S3Faults], program: Sequence[str]
+) -> None:
+    mounted = mount(mounter, store, program)
+    command = [*program, "check", "--json", f"{mounted.point}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    found = {each["probe"]: each for each in json.loads(done.stdout)}
+    assert done.returncode == 0, found
+    assert f"already mounted by pid {mounted.pid}" in found["mount"]["said"]
+    assert (found["list"]["verdict"], found["read"]["verdict"]) == ("ok", "ok")
+
+
 def test_root_works_in_such_a_cache_as_its_owner(
     mounter: Mounter, store: InThread[S3Faults], program: Sequence[str]
 ) -> None:

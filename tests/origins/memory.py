@@ -6,7 +6,7 @@ import math
 
 import trio
 
-from d7yfs.errors import AccessDenied, D7yfsError, NotFound
+from d7yfs.errors import D7yfsError, NotFound, NotPermitted
 from d7yfs.objects import ListingPage, ObjectVersion, SecretStr, StoreIdentity
 from d7yfs.origins.origin import Checksums, Origin, ReadRequest
 
@@ -34,7 +34,7 @@ class MemoryOrigin:
         if self.troubles:
             raise self.troubles.pop(0)
         if not prefix.startswith(self.allowed):
-            raise AccessDenied(prefix)
+            raise NotPermitted(prefix)
         entries: dict[str, bool] = {}
         for key in self.keys:
             if key.startswith(prefix):

@@ -291,7 +291,7 @@ async def test_failing_sign_in_goes_on_with_what_is_valid(chain: Access, identit
     [
         (CredentialUnavailableError("secret words"), AccessDenied, "no credentials"),
         (ClientAuthenticationError("AADSTS7000215: secret words"), AccessDenied, r"AADSTS7000215"),
-        (ClientAuthenticationError("secret words"), AccessDenied, "sign-in was refused"),
+        (ClientAuthenticationError("secret words"), AccessDenied, "no credentials were found"),
         (ServiceRequestError("secret words"), OriginUnavailable, "cannot be reached"),
         (FileNotFoundError("secret words"), AccessDenied, "FileNotFoundError"),
         (ValueError("secret words"), AccessDenied, "AZURE_"),
@@ -305,6 +305,34 @@ async def test_failed_sign_in(
         await chain.authorize_control()
     assert "secret words" not in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+async def test_a_sign_in_that_is_configured_is_refused(
+    chain: Access, identity: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AZURE_CLIENT_ID", "somebody")
+    identity.failure = ClientAuthenticationError("secret words")
+    with pytest.raises(AccessDenied, match="sign-in was refused"):
+        await chain.authorize_control()
+
+
+async def test_the_places_without_an_identity_are_named_and_the_sdk_is_silent(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With azure-identity's own chain, which finds none."""
+    monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "EnvironmentCredential")
+    access = access_for(ProviderChain(), "account", "models", ask_key=_no_key, proxy="", clock=clock)
+    with pytest.raises(AccessDenied, match="no credentials were found") as caught:
+        await access.authorize_control()
+    await access.aclose()
+    lines = caught.value.hint.splitlines()
+    assert "  AZURE_STORAGE_KEY is not set" in lines
+    assert "  AZURE_CLIENT_ID is not set" in lines
+    assert not caplog.text
+
+
+async def _no_key(_grant: Grant, _body: bytes) -> bytes:
+    return b""
 
 
 class MetadataService(HttpServer):

@@ -12,6 +12,7 @@ from d7yfs.errors import (
     BucketNotFound,
     D7yfsError,
     NotFound,
+    NotPermitted,
     ObjectArchived,
     OriginUnavailable,
     VersionGone,
@@ -67,7 +68,7 @@ def failure(
         (503, "ServerBusy", OriginUnavailable, "ServerBusy"),
         (500, "OperationTimedOut", OriginUnavailable, "OperationTimedOut"),
         (429, "", OriginUnavailable, "429"),
-        (403, "AuthorizationPermissionMismatch", AccessDenied, "Storage Blob Data Reader"),
+        (403, "AuthorizationPermissionMismatch", NotPermitted, "Storage Blob Data Reader"),
         (403, "AuthorizationFailure", AccessDenied, "firewall"),
         (403, "AuthorizationSourceIPMismatch", AccessDenied, "sip"),
         (403, "AuthorizationProtocolMismatch", AccessDenied, "https"),
@@ -80,7 +81,7 @@ def failure(
         (403, "AccountIsDisabled", AccessDenied, "barred"),
         (409, "BlobUsesCustomerSpecifiedEncryption", AccessDenied, "key of the client"),
         (400, "InvalidHeaderValue", AccessDenied, "too old"),
-        (403, "", AccessDenied, "account key"),
+        (403, "", NotPermitted, "account key"),
     ],
 )
 def test_codes(status: int, code: str, expected: type[D7yfsError], words: str) -> None:

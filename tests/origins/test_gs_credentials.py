@@ -184,8 +184,10 @@ async def test_file_that_is_no_good(
 
 async def test_nothing_found(clock: Clock) -> None:
     async with opened(ProviderChain(), clock) as credentials:
-        with pytest.raises(AccessDenied, match="no metadata server"):
+        with pytest.raises(AccessDenied, match="no credentials were found") as caught:
             await credentials.get()
+        assert "  GOOGLE_APPLICATION_CREDENTIALS is not set" in caught.value.hint.splitlines()
+        assert "metadata server" in caught.value.hint
     async with opened(ProviderChain(else_anonymous=True), clock) as credentials:
         held = await credentials.get()
         assert (held.credentials, held.token, credentials.source) == (None, "", "none (anonymous)")

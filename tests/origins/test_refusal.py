@@ -12,6 +12,7 @@ from d7yfs.errors import (
     BucketNotFound,
     D7yfsError,
     NotFound,
+    NotPermitted,
     ObjectArchived,
     OriginUnavailable,
     VersionGone,
@@ -61,7 +62,7 @@ def reply(status: int, headers: dict[str, str] | None = None, body: bytes = b"")
         (403, "KeyDenied", AccessDenied, "refuses to decrypt"),
         (403, "Barred", AccessDenied, "barred"),
         (403, "Firewall", AccessDenied, "open it"),
-        (403, "", AccessDenied, "allow t:Get"),
+        (403, "", NotPermitted, "allow t:Get"),
         (400, "Odd", AccessDenied, "was refused"),
     ],
 )

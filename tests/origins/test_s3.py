@@ -550,8 +550,14 @@ async def test_failing_credential_program_is_not_quoted(s3: ScriptedS3, give_key
 
 async def test_no_credentials_at_all(s3: ScriptedS3) -> None:
     async with aclosing(s3.origin(ProviderChain())) as origin:
-        with pytest.raises(AccessDenied, match="there are no credentials"):
+        with pytest.raises(AccessDenied, match="no credentials were found") as caught:
             await origin.list("")
+    first, *places = caught.value.hint.splitlines()
+    assert "--anonymous" in first
+    assert "  AWS_ACCESS_KEY_ID is not set" in places
+    assert [each for each in places if each.endswith(("does not exist", "has no keys for the profile default"))]
+    assert "\n" not in str(caught.value), "the log has it in one line"
+    assert "is not set; " in str(caught.value)
 
 
 def test_unknown_profile() -> None:

@@ -14,6 +14,7 @@ from d7yfs.errors import (
     ConfigError,
     D7yfsError,
     NotFound,
+    NotPermitted,
     ObjectArchived,
     OriginUnavailable,
 )
@@ -49,8 +50,8 @@ def client_error(code: str, status: int) -> aws.ClientError:
         (reply("InvalidObjectState", 403), ObjectArchived, "restore"),
         (reply("InvalidAccessKeyId", 403), AccessDenied, "not known"),
         (reply("SignatureDoesNotMatch", 403), AccessDenied, "secret key"),
-        (reply("AccessDenied", 403), AccessDenied, "s3:GetObject"),
-        (reply("403", 403), AccessDenied, "s3:GetObject"),
+        (reply("AccessDenied", 403), NotPermitted, "s3:GetObject"),
+        (reply("403", 403), NotPermitted, "s3:GetObject"),
         (reply("ExpiredToken", 400), AccessDenied, "renew"),
         (reply("RequestTimeTooSkewed", 403, date=DATE), AccessDenied, "by 1200 s"),
         (reply("SlowDown", 503), OriginUnavailable, "SlowDown"),

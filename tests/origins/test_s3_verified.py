@@ -380,7 +380,8 @@ async def test_a_host_name_without_an_address_may_be_the_buckets() -> None:
     ) as origin:
         with pytest.raises(OriginUnavailable, match=r"no host models\.store\.invalid") as caught:
             await origin.list("")
-    assert "addressing_style = path" in caught.value.hint
+    assert "--endpoint-url" in caught.value.hint
+    assert "--addressing-style path" in caught.value.hint
 
 
 @pytest.mark.parametrize(

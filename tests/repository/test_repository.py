@@ -116,4 +116,8 @@ async def test_with_exact_names_nothing_is_listed(tmp_path: Path, prefix: str, f
         with pytest.raises(AccessDenied) as caught:
             await otherwise.locate(allow_empty=True)
         assert "--listing exact mounts without the right to list" in caught.value.hint
+        origin.troubles.append(AccessDenied("no credentials were found"))
+        with pytest.raises(AccessDenied) as caught:
+            await otherwise.locate(allow_empty=True)
+        assert "exact" not in caught.value.hint, "it would not help"
     await repository.aclose()

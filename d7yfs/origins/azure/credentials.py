@@ -17,9 +17,11 @@ from __future__ import annotations
 import base64
 import binascii
 import logging
+import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from shutil import which
 from typing import Generic, TypeVar
 from urllib.parse import parse_qs
 
@@ -32,6 +34,7 @@ from azure.identity import CredentialUnavailableError, DefaultAzureCredential
 from d7yfs.config.schema import Anonymous, Credentials, ProviderChain, SasToken, StaticKeys
 from d7yfs.errors import AccessDenied, BadReply, ConfigError, OriginUnavailable
 from d7yfs.origins.azure.sas import VERSION, SasSigner, expiry_of, iso, timestamp
+from d7yfs.origins.places import describe_variable, none_found
 from d7yfs.origins.renewal import Renewal
 from d7yfs.origins.sign_in_session import bounded_session
 
@@ -39,6 +42,13 @@ SIGNATURE_LIFE_S = 900
 """How long our signatures are valid: this host's clock may be so far behind."""
 SCOPE = "https://storage.azure.com/.default"
 """The scope of tokens in every cloud; the clouds differ in the authority (AZURE_AUTHORITY_HOST)."""
+
+_GIVE_CREDENTIALS = (
+    "set AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN, give this host a managed or workload identity, sign in with `az login`, or read a "
+    "public container with --anonymous"
+)
+_IDENTITIES = ("AZURE_CLIENT_ID", "AZURE_FEDERATED_TOKEN_FILE")
+"""Variables that name an identity to sign in as."""
 
 _KEY_LIFE_S = 6 * 3600
 """The life of a user delegation key; the service allows seven days."""
@@ -62,6 +72,8 @@ _ENTRA_CODE = re.compile(r"AADSTS\d+")
 # At DEBUG and INFO these write headers and tokens, at DEBUG urllib3 URLs.
 for _name in ("azure", "msal", "urllib3"):
     logging.getLogger(_name).setLevel(logging.WARNING)
+# At WARNING this one writes a dozen lines for each sign-in that finds no identity.
+logging.getLogger("azure.identity").setLevel(logging.ERROR)
 
 log = logging.getLogger(__name__)
 
@@ -167,6 +179,13 @@ class _DelegationDenied(AccessDenied):
     """The refusal of a user delegation key to an identity that is known."""
 
 
+def _places() -> list[str]:
+    """The places where keys and identities are looked for, each with what it lacks."""
+    names = ("AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN", *_IDENTITIES)
+    found = [describe_variable(each, os.environ) for each in names]
+    return [*found, "managed identity: no answer, or none", f"az login: {'no login' if which('az') else 'no az here'}"]
+
+
 class _Identity(Access):
     """Access by the identity that azure-identity signs in as."""
 
@@ -244,16 +263,18 @@ class _Identity(Access):
             token = credential.get_token(SCOPE)
             return _Lent(token.token, float(token.expires_on))
         except CredentialUnavailableError:
-            failure: AccessDenied | OriginUnavailable = AccessDenied(
-                f"{subject}: no credentials: azure-identity found no identity to sign in as",
-                hint="set AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN, give this host a managed or workload identity, or sign "
-                "in with `az login`; --anonymous is for public containers",
-            )
+            failure: AccessDenied | OriginUnavailable = none_found(subject, _GIVE_CREDENTIALS, _places())
         except ClientAuthenticationError as error:
             code = _ENTRA_CODE.search(str(error))
-            failure = AccessDenied(
-                f"{subject}: the sign-in was refused{f' ({code[0]})' if code else ''}",
-                hint="check AZURE_TENANT_ID, AZURE_CLIENT_ID and the secret, certificate or federated token that goes with them",
+            # The chain says so, too, when none of its sources is there.
+            is_absent = code is None and not any(os.environ.get(each) for each in _IDENTITIES)
+            failure = (
+                none_found(subject, _GIVE_CREDENTIALS, _places())
+                if is_absent
+                else AccessDenied(
+                    f"{subject}: the sign-in was refused{f' ({code[0]})' if code else ''}",
+                    hint="check AZURE_TENANT_ID, AZURE_CLIENT_ID and the secret, certificate or federated token that goes with them",
+                )
             )
         except (ServiceRequestError, ServiceResponseError):
             failure = OriginUnavailable(

@@ -36,6 +36,7 @@ WORDS = Vocabulary(
     throttled=codes("ServerBusy OperationTimedOut InternalError AccountBeingCreated"),
     archived=codes("BlobArchived BlobBeingRehydrated"),
     barred=codes("AccountIsDisabled ContainerDisabled"),
+    unpermitted=codes("AuthorizationPermissionMismatch InsufficientAccountPermissions"),
     hints={
         "ContainerNotFound": "check the spelling: as://account/container/prefix",
         "FilesystemNotFound": "check the spelling: as://account/container/prefix",

@@ -39,6 +39,7 @@ from d7yfs.errors import AccessDenied
 from d7yfs.origins import renewal
 from d7yfs.origins.gs.errors import token_refused
 from d7yfs.origins.origin import ANONYMOUS
+from d7yfs.origins.places import describe_file, describe_variable, none_found
 from d7yfs.origins.renewal import Renewal
 from d7yfs.origins.sign_in_session import bounded_session
 
@@ -49,6 +50,7 @@ _SIGNING_SCOPES = ("https://www.googleapis.com/auth/iam",)
 _TIMEOUT_S = 15.0
 _AHEAD_S = 300.0
 """How long before it expires a token is replaced; the metadata server has a new one by then."""
+_GIVE_CREDENTIALS = "set --credentials-file or GOOGLE_APPLICATION_CREDENTIALS, or read a public bucket with --anonymous"
 _LOOK_INTERVAL_S = 1.0
 """How often the file is checked for changes."""
 _AWS_TOKEN = "urn:ietf:params:aws:token-type:aws4_request"  # noqa: S105 - the name of a type
@@ -202,9 +204,10 @@ class GoogleCredentials:
             if path is None and isinstance(self._source, ProviderChain) and self._source.else_anonymous:
                 log.warning("%s: going on without credentials: %s", self._subject, reason)
                 return GoogleLogin(None, "none (anonymous)", stamp=stamp)
-            failure = AccessDenied(
-                f"{self._subject}: {reason}",
-                hint="set credentials_file or GOOGLE_APPLICATION_CREDENTIALS, or anonymous = true for a public bucket",
+            failure = (
+                none_found(self._subject, _GIVE_CREDENTIALS, _places())
+                if path is None
+                else AccessDenied(f"{self._subject}: {reason}", hint=_GIVE_CREDENTIALS)
             )
         else:
             return GoogleLogin(credentials, words, project or os.environ.get(environment_vars.PROJECT, ""), stamp)
@@ -216,10 +219,9 @@ class GoogleCredentials:
             return self._source.path
         if named := os.environ.get(environment_vars.CREDENTIALS):
             return Path(named)
-        root = os.environ.get(environment_vars.CLOUD_SDK_CONFIG_DIR)
-        if not root and not trusts_home():
+        if not os.environ.get(environment_vars.CLOUD_SDK_CONFIG_DIR) and not trusts_home():
             return None
-        path = Path(root or Path("~/.config/gcloud").expanduser()) / "application_default_credentials.json"
+        path = _gcloud_file()
         return path if path.is_file() else None
 
     def _stamp(self) -> Hashable:
@@ -232,6 +234,23 @@ class GoogleCredentials:
             return False
         self._looked_at = now
         return self._stamp() != held.stamp
+
+
+def _gcloud_file() -> Path:
+    """The file that `gcloud auth application-default login` writes."""
+    root = os.environ.get(environment_vars.CLOUD_SDK_CONFIG_DIR) or Path("~/.config/gcloud").expanduser()
+    return Path(root) / "application_default_credentials.json"
+
+
+def _places() -> list[str]:
+    """The places of the default credentials, each with what it lacks."""
+    is_trusted = bool(os.environ.get(environment_vars.CLOUD_SDK_CONFIG_DIR)) or trusts_home()
+    is_off = os.environ.get(environment_vars.NO_GCE_CHECK, "").lower() == "true"
+    return [
+        describe_variable(environment_vars.CREDENTIALS, os.environ),
+        describe_file(_gcloud_file(), lacks="login", is_trusted=is_trusted),
+        f"metadata server: {'NO_GCE_CHECK is set' if is_off else 'no answer'}",
+    ]
 
 
 class _Request(Request):
@@ -289,7 +308,7 @@ def _from_file(path: Path) -> tuple[Any, str | None]:
 def _reason(error: Exception, path: Path | None) -> str:
     """Why the credentials cannot be loaded, in our own words: google-auth's may quote the file."""
     if path is None:
-        return "there are no credentials: no file is named, gcloud has none, and there is no metadata server"
+        return "no credentials were found: no file is named, gcloud has none, and there is no metadata server"
     if isinstance(error, OSError):
         return f"the credentials file {path} cannot be read: {error.strerror}"
     if isinstance(error, json.JSONDecodeError):

@@ -20,6 +20,7 @@ import trio
 from d7yfs.bounds.values import read_json, read_time
 from d7yfs.errors import BadReply, OriginUnavailable
 from d7yfs.origins.access_keys import AccessKeys, from_environment
+from d7yfs.origins.places import describe_variable
 from d7yfs.origins.rest import Rest
 
 METADATA_URL = "http://169.254.169.254"
@@ -48,6 +49,11 @@ class ObsCredentials:
         Raises BadReply, and OriginUnavailable while the metadata service fails.
         """
         return from_environment(self.environ, _ENVIRONMENTS) or await self._from_agency()
+
+    def places(self) -> list[str]:
+        """See `KeyFinder`."""
+        found = [describe_variable(each[0], self.environ) for each in _ENVIRONMENTS]
+        return [*found, "instance metadata: no answer, or no agency"]
 
     async def _from_agency(self) -> AccessKeys | None:
         """The agency's keys; None without a metadata service or without an agency."""

@@ -40,6 +40,7 @@ from d7yfs.bounds.values import read_json
 from d7yfs.config.settings_file import read_file, trusts_home
 from d7yfs.errors import AccessDenied, ConfigError, D7yfsError
 from d7yfs.origins.access_keys import AccessKeys, from_environment
+from d7yfs.origins.places import describe_file, describe_variable
 
 _LOOK_AGAIN_S = 60.0
 """Seconds until a file, or keys without a known end, are read again."""
@@ -91,6 +92,21 @@ class OssCredentials:
     async def find(self, profile: str, _held: AccessKeys | None) -> AccessKeys | None:
         """The profile's keys, else the chain's. Raises AccessDenied and ConfigError."""
         return await trio.to_thread.run_sync(self._find, profile, abandon_on_cancel=True)
+
+    def places(self) -> list[str]:
+        """See `KeyFinder`."""
+        named = ("OSS_CONFIG_FILE", "ALIBABA_CLOUD_CREDENTIALS_FILE")
+        files = [self._home / name for name in (*_OSSUTIL_FILES[:1], *_ALIBABA_FILES[:1], _CLI_FILE)]
+        files = [*(Path(self.environ[each]) for each in named if self.environ.get(each)), *files]
+        found = [describe_variable(each[0], self.environ) for each in _ENVIRONMENTS]
+        found += [
+            describe_file(each, lacks="keys", is_trusted=trusts_home() or not each.is_relative_to(self._home))
+            for each in files
+        ]
+        found += [
+            describe_variable(f"ALIBABA_CLOUD_{each}", self.environ) for each in ("OIDC_TOKEN_FILE", "CREDENTIALS_URI")
+        ]
+        return [*found, "instance metadata: no answer, or no RAM role"]
 
     def _find(self, profile: str) -> AccessKeys | None:
         try:

@@ -20,6 +20,7 @@ from d7yfs.errors import (
     AccessDenied,
     ConfigError,
     D7yfsError,
+    NotPermitted,
     OriginUnavailable,
 )
 from d7yfs.origins.encryption import undecryptable
@@ -96,9 +97,8 @@ def refused(reply: ControlReply, code: str, call: Call) -> D7yfsError:
         "the customer's own (SSE-C)?"
     )
     meant = refusal(reply, code, call, replace(WORDS, hints={"400": hint}))
-    if type(meant) is not AccessDenied:
+    if type(meant) not in (AccessDenied, NotPermitted):
         return meant
-    message, hint = meant.message, meant.hint
     told = _MESSAGE.search(reply.body[:16384])
     if is_elsewhere(reply, code, call.region):
         region = region_in(reply)
@@ -106,6 +106,8 @@ def refused(reply: ControlReply, code: str, call: Call) -> D7yfsError:
         message, hint = f"{call.subject}: {there}, not in {call.region}", f"set region = {region or '…'}"
     elif encryption := undecryptable(code, told[1].decode(errors="replace") if told else ""):
         message, hint = f"{statement(reply, code, call)}: {encryption.reason}", encryption.hint
+    else:
+        return meant
     return AccessDenied(message, hint=hint).about(**meant.facts)
 
 

@@ -41,6 +41,7 @@ from d7yfs.config.url import normal_endpoint
 from d7yfs.errors import ConfigError
 from d7yfs.origins.access_keys import AccessKeys
 from d7yfs.origins.bucket import Address
+from d7yfs.origins.places import describe_file, describe_variable
 from d7yfs.origins.renewal import stamp
 from d7yfs.origins.rest import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
 from d7yfs.origins.s3.errors import guarded
@@ -108,6 +109,26 @@ class AwsSdk:
         return await trio.to_thread.run_sync(
             lambda: guarded(lambda: self._find(held), self._subject, str(self._credentials)), abandon_on_cancel=True
         )
+
+    def places(self) -> list[str]:
+        """See `KeyFinder`."""
+        profile = self._credentials.name if isinstance(self._credentials, Profile) else os.environ.get("AWS_PROFILE")
+        lacks = f"keys for the profile {profile or 'default'}"
+        found = [] if isinstance(self._credentials, Profile) else [describe_variable("AWS_ACCESS_KEY_ID", os.environ)]
+        for name, variable in _HOME_FILES.items():
+            path = Path(os.environ.get(variable) or f"~/.aws/{name.removesuffix('_file')}").expanduser()
+            found.append(describe_file(path, lacks=lacks, is_trusted=variable in os.environ or trusts_home()))
+        if isinstance(self._credentials, Profile):
+            return found
+        others = (
+            "AWS_WEB_IDENTITY_TOKEN_FILE",
+            "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        )
+        found += [describe_variable(each, os.environ) for each in others]
+        is_off = os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true"
+        why = "AWS_EC2_METADATA_DISABLED is set" if is_off else "no answer, or no role"
+        return [*found, f"instance metadata: {why}"]
 
     def _settings(self) -> tuple[str, str]:
         """Region and endpoint."""
