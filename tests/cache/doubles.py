@@ -15,6 +15,7 @@ from typing import TypeVar, cast
 import trio
 
 from d7yfs.cache.backing import BackingFile
+from d7yfs.cache.census import Census
 from d7yfs.cache.descriptors import Descriptors
 from d7yfs.cache.directory import TRIES, CacheDirectory
 from d7yfs.cache.disk import Disk, Lane, _Call
@@ -77,6 +78,10 @@ class OpenedDirectory(CacheDirectory):
         if self._census._fd >= 0:
             os.dup2(grave, self._census._fd, inheritable=False)
         os.close(grave)
+
+    def leave(self) -> None:
+        """Be no daemon of the directory any more."""
+        self._census = Census()  # the descriptor of the former one goes with it
 
 
 class OpenedFiles(VersionFiles):

@@ -109,6 +109,7 @@ class Daemon:
                 await trio.sleep_forever()
         finally:
             await transport.aclose()
+            self._directory.leave()
             self._gone.set()
 
     async def stop(self) -> None:
