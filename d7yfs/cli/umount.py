@@ -16,6 +16,7 @@ from d7yfs.control import control_socket
 from d7yfs.control.control_socket import NoAnswer
 from d7yfs.errors import MountError, UsageError
 from d7yfs.host import mount_table
+from d7yfs.host.process import state_of
 
 _END_TIMEOUT_S = 30.0
 _END_POLL_S = 0.05
@@ -105,7 +106,7 @@ def _await_end(point: Path, pid: int) -> None:
     """Wait for a process that is not our child. Its pidfd would tell its end only after that of a
     thread that a frozen disk holds. Raises MountError."""
     began = time.monotonic()
-    while (state := _state(pid)) not in ("", "Z"):
+    while (state := state_of(pid)) not in ("", "Z"):
         waited_s = time.monotonic() - began
         if state == "T" and waited_s > _ANSWER_TIMEOUT_S:
             raise MountError(
@@ -115,11 +116,3 @@ def _await_end(point: Path, pid: int) -> None:
         if waited_s > _END_TIMEOUT_S:
             raise MountError(f"{point} is unmounted, but its daemon (pid {pid}) still runs", hint="see its log")
         time.sleep(_END_POLL_S)
-
-
-def _state(pid: int) -> str:
-    """The state of a process (proc_pid_stat(5), field 3); empty if there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""

@@ -28,7 +28,7 @@ from d7yfs.stats.status import blank
 from d7yfs.tree.huge_directory import Streams
 from d7yfs.tree.listing import Answer, DirectoryListing, NoObject, Scan, TooLarge, Unordered, key_fault, name_fault
 from d7yfs.tree.nodes import Absent, Directory, Expired, File, Found, NameChanges
-from d7yfs.tree.question import Question, raise_last, wait_for_news
+from d7yfs.tree.question import Question, is_far, raise_last, wait_for_news
 from d7yfs.tree.source import ListingMode, ListingSource, ask
 from d7yfs.tree.tree import Tree
 
@@ -120,12 +120,12 @@ class Lister:
             if any(self._apply_answer(each, directory, name, asked_at) for each in asked):
                 continue
             waiting = [each for each in asked if not each.done]
-            if all(each.leaves_open for each in waiting) and (question := next(questions, None)) is not None:
+            if (
+                all(self._is_slow(each, directory) for each in waiting)
+                and (question := next(questions, None)) is not None
+            ):
                 asked.append(question)
-                if question.pages or question.done:
-                    continue
-                waiting.append(question)
-            if waiting:
+            elif waiting:
                 await wait_for_news(waiting)
             else:
                 raise_last(asked)
@@ -155,8 +155,7 @@ class Lister:
         return not isinstance(self._find(directory, name, asked_at), Expired)
 
     async def list(self, directory: Directory, asked_at: float) -> None:
-        """Return when `tree.listed` for this question, or when the directory is huge. Raises as
-        `lookup`."""
+        """Return once the directory is `tree.listed` or huge. Raises as `lookup`."""
         entries = self.streams.entries(directory) if directory.huge else None
         if entries is not None and entries <= self._limit:
             directory.huge = False  # it has shrunk
@@ -175,26 +174,22 @@ class Lister:
                 listing = self.list_directory(directory)
             under_way = [each for each in (scan, listing) if each is not None and not each.done]
             if under_way:
+                if scan is not None and listing is None:
+                    scan.want()
                 await wait_for_news(under_way, race_at - trio.current_time() if listing is None else math.inf)
             elif listing is not None:
                 raise_last([listing])
                 listing = None  # it was asked for before this question
 
-    def _is_far(self, scan: Question, pages: int, directory: Directory) -> bool:
-        """True if a flat listing, with `pages` when a reader came, may be long in reaching the
-        directory.
+    def _is_slow(self, question: Question, directory: Directory) -> bool:
+        """True if a question may take longer to tell of a name in a directory than the next one."""
+        return question.leaves_open or (question is self.scanning and self._is_far(question, 0, directory))
 
-        The next page has not brought it, or need not. A reader that walks the repository in order
-        always wants the next page, and so asks for nothing more than the flat listing.
-        """
-        key = scan.listing.reached.key if scan.listing is not None else ""
-        if not key or key.startswith(directory.prefix):
-            return False
-        above = self._tree.above(directory)
-        return scan.pages > pages or any(
-            isinstance(each, Directory) and key < each.prefix < directory.prefix
-            for each in (above.entries if above else ())
-        )
+    def _is_far(self, scan: Question, pages: int, directory: Directory) -> bool:
+        """True if a flat listing, with `pages` when a reader came, may be long in reaching the directory."""
+        if not scan.pages and self.last_scan.pages == 1:
+            return False  # its first page tells of all
+        return is_far(scan, pages, directory, None if directory is self._top else self._tree.above(directory))
 
     # --- which question ---
 
@@ -291,6 +286,11 @@ class Lister:
                         self._stop_scans(f"it has more than {self._limit} objects")
                         return
                     question.count_page(more=bool(page.next_token))
+                    if question.leaves_open and question.pages == 1:
+                        await question.rest()
+                        if self._top.asked_at >= question.asked_at and not self._top.subdirectories:
+                            self._scan_again_at = self._top.expires_at
+                            return  # the top directory was listed meanwhile, and is all that there is
         except (Unordered, TooLarge) as error:
             self._is_too_large |= isinstance(error, TooLarge)
             self._stop_scans(error.reason)

@@ -17,6 +17,9 @@ from d7yfs.errors import D7yfsError
 from d7yfs.tree.listing import Answer, DirectoryListing, Scan
 from d7yfs.tree.nodes import Directory, NameChanges
 
+REST_S = 0.2
+"""The pause of a flat listing that no reader waits for, after its first page. Most readers want few
+directories, which are listed alone meanwhile."""
 _PAGE_S = 5.0
 """The longest time that a healthy store works on a page."""
 _FEW_PAGES = 3
@@ -58,9 +61,11 @@ class Question:
     done: bool = False
     error: D7yfsError | None = None
     found: Refreshed = field(default_factory=Refreshed)
+    _wanted: trio.Event = field(default_factory=trio.Event)
     _waiting: set[trio.Event] = field(default_factory=set)
     _came_at: list[float] = field(default_factory=list)
-    """When each page came."""
+    """When each page came, less the rest before it."""
+    _rested_s: float = 0.0
 
     @property
     def key(self) -> str:
@@ -77,8 +82,9 @@ class Question:
 
     @property
     def took_s(self) -> float:
-        """The seconds that the store worked on it, at the usual time per page, without outages."""
-        now = trio.current_time()
+        """The seconds that the store worked on it, at the usual time per page, without outages and
+        rests."""
+        now = trio.current_time() - self._rested_s
         page_s = _FEW_PAGE_S
         if self.pages >= _FEW_PAGES:
             pages_s = [stop - start for start, stop in pairwise([self.asked_at, *self._came_at])]
@@ -88,9 +94,20 @@ class Question:
     def count_page(self, *, more: bool) -> None:
         """Count a page that was added to the listing, and wake all readers."""
         self.pages += 1
-        self._came_at.append(trio.current_time())
+        self._came_at.append(trio.current_time() - self._rested_s)
         self.leaves_open = more
         self._wake()
+
+    def want(self) -> None:
+        """Let it `rest` no more: a reader waits for its next page."""
+        self._wanted.set()
+
+    async def rest(self) -> None:
+        """Leave the processors to other questions until it is wanted, or for REST_S."""
+        began_at = trio.current_time()
+        with trio.move_on_after(REST_S):
+            await self._wanted.wait()
+        self._rested_s += trio.current_time() - began_at
 
     def finish(self) -> None:
         """End the question, and wake all readers."""
@@ -103,6 +120,7 @@ class Question:
 
     async def wait(self) -> Refreshed:
         """Wait for the end. Raises its error."""
+        self.want()
         while not self.done:
             await wait_for_news([self])
         if self.error is not None:
@@ -121,6 +139,25 @@ async def wait_for_news(questions: Sequence[Question], timeout_s: float = math.i
     finally:
         for each in questions:
             each._waiting.discard(event)
+
+
+def is_far(scan: Question, pages: int, directory: Directory, above: Directory | None) -> bool:
+    """True if a flat listing, with `pages` when a reader came, may be long in reaching a directory;
+    `above` is the one that shows it, None for the top.
+
+    The next page has not brought it, or need not. A reader that walks the repository in order always
+    wants the next page. It asks for nothing more than the flat listing, and for the top directory, which
+    only the last page completes.
+    """
+    if above is None and not scan.pages:
+        return True
+    key = scan.listing.reached.key if isinstance(scan.listing, Scan) else ""
+    if key.startswith(directory.prefix):
+        return False
+    return scan.pages > pages or any(
+        isinstance(each, Directory) and key < each.prefix < directory.prefix
+        for each in (above.entries if above is not None else ())
+    )
 
 
 def raise_last(asked: Sequence[Question]) -> None:

@@ -167,14 +167,16 @@ class Question:
     error: D7yfsError | None = None
     failed_at: float = -1.0
     ended_at: float = math.inf
+    rested_s: float = 0.0
+    """Seconds in which d7yfs did not ask for its next page."""
 
     @property
     def took_s(self) -> float:
-        """Seconds that it took, or has taken so far."""
-        return min(self.ended_at, trio.current_time()) - self.asked_at
+        """Seconds that the store took, or has taken so far."""
+        return min(self.ended_at, trio.current_time()) - self.asked_at - self.rested_s
 
     def take(self, page: ListingPage) -> None:
-        self.pages_s.append(trio.current_time() - self.told_at)
+        self.pages_s.append(self.took_s - sum(self.pages_s))
         self.told_at = trio.current_time()
         self.pages += 1
         keys = [version.key for version in page.objects]
@@ -230,6 +232,7 @@ class Recorded:
                 async for page in pages:
                     question.take(page)
                     yield page
+                    question.rested_s += trio.current_time() - question.told_at
         except D7yfsError as error:
             self._failed(question, error)
             raise

@@ -16,6 +16,7 @@ from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.stats.repository_status import LastScanStatus
 from d7yfs.tree.lister import LIMIT, RACE_AFTER_S, STALE_RETRY_S, Lister
 from d7yfs.tree.nodes import Absent, Directory, File, Found, NameChanges
+from d7yfs.tree.question import REST_S
 from d7yfs.tree.refresher import Refresher
 from d7yfs.tree.source import ListingMode
 from d7yfs.tree.tree import ROOT_INODE, TTL_PER_LISTING, Tree, TreeRoot
@@ -110,12 +111,44 @@ async def test_find_costs_a_request_per_thousand_objects_once(autojump_clock: Mo
     listings.delays_s["scan"] = 0.05
     async with scene(listings) as it:
         assert await it.find() == 3500
-        assert listings.requests == ["scan "] * 4
+        assert sorted(listings.requests) == ["list ", *["scan "] * 4]
         assert await it.find() == 3500
-        assert len(listings.requests) == 4
+        assert len(listings.requests) == 5
         await trio.sleep(TTL_S + 1)
         assert await it.find() == 3500
-        assert listings.requests == ["scan "] * 8
+        assert sorted(listings.requests) == [*["list "] * 2, *["scan "] * 8]
+
+
+async def test_a_repository_of_one_page_is_listed_whole_and_no_other_way(autojump_clock: MockClock) -> None:
+    listings = MemoryListings(*many(5, 70))
+    async with scene(listings) as it:
+        for _ in range(3):
+            assert await it.look("d003/f007")
+            assert await it.find() == 350
+            await trio.sleep(TTL_S + 1)
+        assert sorted(listings.requests) == ["list ", *["scan "] * 3], "its size is not known before"
+
+
+async def test_a_flat_listing_that_nobody_waits_for_rests_after_its_first_page(autojump_clock: MockClock) -> None:
+    listings = MemoryListings(*many(16, 70), page_size=70)
+    listings.delays_s = {"scan": 1 / 32, "list": 1 / 32}
+    async with scene(listings, ttl_s=1.0) as it:
+        assert len(await it.names("d015")) == 70
+        await trio.sleep(REST_S - 2 / 32)
+        assert len(listings.of("scan")) == 1, "its reader has all that it wanted"
+        await trio.sleep(1)
+        assert len(listings.of("scan")) == 16
+        assert it.lister.last_scan.took_s == 0.5, "the rest is no work of the store's"
+
+
+async def test_a_flat_listing_ends_if_there_are_no_directories(autojump_clock: MockClock) -> None:
+    listings = MemoryListings(*(f"f{number:03}" for number in range(90)), page_size=30)
+    async with scene(listings) as it:
+        assert len(await it.names()) == 90
+        await trio.sleep(1)
+        assert sorted(listings.requests) == [*["list "] * 3, "scan "], "nothing would be new"
+        assert await it.look("f050")
+        assert len(listings.requests) == 4
 
 
 async def test_what_was_asked_is_counted(autojump_clock: MockClock) -> None:
@@ -126,7 +159,7 @@ async def test_what_was_asked_is_counted(autojump_clock: MockClock) -> None:
         await trio.sleep(2)
         said = it.lister.describe()
         assert (said.scans, said.scan_pages) == (1, listings.requests.count("scan ")) == (1, 2)
-        assert said.listings == said.listing_pages == 51
+        assert said.listings == said.listing_pages == 1 + 36, "without the 14 that the first page has passed"
         assert said.answered_s == pytest.approx(2.0)
 
 
@@ -151,10 +184,11 @@ async def test_a_directory_is_listed_once_the_pages_have_come_past_it(autojump_c
     listings.delays_s["scan"] = 0.5
     async with scene(listings) as it:
         assert await it.names("a") == ["1", "2"]
-        assert (trio.current_time(), listings.requests) == (0.5, ["scan ", "scan "])
+        assert trio.current_time() == 0.5
         await trio.sleep(1)
+        assert await it.names("b") == ["1"]
         assert await it.names() == ["a", "b", "c"]
-        assert listings.requests == ["scan ", "scan "]
+        assert sorted(listings.requests) == ["list ", "scan ", "scan "]
         assert it.lister.describe().last_scan.directories == 3
 
 
@@ -164,21 +198,20 @@ async def test_what_the_pages_leave_open_races_a_listing_of_its_own_directory(au
     async with scene(listings) as it:
         node = await it.look("z")
         assert isinstance(node, Directory)
-        assert trio.current_time() == 100, "by the listing of the top directory, beside the second page"
+        assert trio.current_time() == 0, "by the listing of the top directory, beside the first page"
         assert listings.of("list") == ["", ""]
         assert await it.look("z/1")
-        assert trio.current_time() == 100, "and by one of z/"
-        assert len(listings.of("scan")) == 2
+        assert trio.current_time() == 0, "and by one of z/, as the pages begin with a/"
+        assert len(listings.of("scan")) == 1
 
 
 async def test_the_pages_say_nothing_of_a_directory_that_is_newer_than_they_are(autojump_clock: MockClock) -> None:
-    listings = MemoryListings("a", "x", "z", page_size=2)
+    listings = MemoryListings("a/1", "x", "z", page_size=2)
     listings.delays_s = {"scan": 100.0, "list": 10.0}
     async with scene(listings) as it, trio.open_nursery() as nursery:
         nursery.start_soon(it.look, "z")
-        await trio.sleep(105)  # the first page has come, and the top directory is listed at the same time
+        await trio.sleep(105)  # the first page has come
         listings.add("m/1")
-        await trio.sleep(20)  # the latter is over
         assert isinstance(await it.look("m"), Directory)
         assert await it.look("m/1"), "though the pages have passed it"
         assert trio.current_time() < 200
@@ -186,12 +219,14 @@ async def test_the_pages_say_nothing_of_a_directory_that_is_newer_than_they_are(
 
 
 async def test_a_listing_waits_a_second_for_the_flat_one_and_then_races_it(autojump_clock: MockClock) -> None:
-    listings = MemoryListings("a", "b/1", page_size=1)
+    listings = MemoryListings("a/1", "a/2", page_size=1)
     listings.delays_s["scan"] = 100.0
     async with scene(listings) as it:
-        assert await it.names() == ["a", "b"]
-        assert trio.current_time() == RACE_AFTER_S
-        assert listings.of("list") == ["", ""]
+        assert await it.names() == ["a"]
+        assert trio.current_time() == 0
+        assert await it.names("a") == ["1", "2"]
+        assert trio.current_time() == RACE_AFTER_S, "as the first page begins with a/"
+        assert listings.of("list") == ["", "a/", "a/"]
 
 
 async def test_a_directory_that_the_next_page_will_not_bring_is_listed_beside_the_rest(
@@ -202,7 +237,7 @@ async def test_a_directory_that_the_next_page_will_not_bring_is_listed_beside_th
     async with scene(listings) as it:
         assert len(await it.names("d015")) == 70
         assert listings.of("list") == ["", "d015/"]
-        assert trio.current_time() == 3 / 32, "a page, the top directory, and its own"
+        assert trio.current_time() == 2 / 32, "the top directory, beside the first page, and its own"
 
 
 async def test_a_directory_that_the_next_page_has_not_brought_is_listed_beside_the_rest(
@@ -213,7 +248,7 @@ async def test_a_directory_that_the_next_page_has_not_brought_is_listed_beside_t
     async with scene(listings) as it:
         assert await it.names("z") == ["1"], "where all that is known to come before it is one directory"
         assert listings.of("list") == ["", "z/"]
-        assert trio.current_time() == 4 / 32, "a page, the top directory, another page, and its own"
+        assert trio.current_time() == 3 / 32, "the top directory, another page, and its own"
 
 
 async def test_who_is_amid_a_directory_waits_for_its_next_page(autojump_clock: MockClock) -> None:
@@ -222,7 +257,7 @@ async def test_who_is_amid_a_directory_waits_for_its_next_page(autojump_clock: M
     async with scene(listings) as it:
         assert len(await it.names("d000")) == 90
         assert trio.current_time() == 4 / 32, "what the first page behind it has shown"
-        assert not listings.of("list")
+        assert listings.of("list") == [""], "beside the first page"
 
 
 @pytest.mark.parametrize("page_size", [1, 7, 70, 100, 300, 1000])
@@ -247,7 +282,7 @@ async def test_beyond_the_limit_it_goes_directory_by_directory(
         assert it.lister.describe().in_use == "whole"
         assert await it.find() == 300
         assert listings.of("scan") == [""] * 3, "it stops as soon as it is too much"
-        assert sorted(listings.of("list")) == ["", *(f"d{i:03}/" for i in range(10))]
+        assert sorted(listings.of("list")) == ["", *(f"d{i:03}/" for i in range(3, 10))], "what it has passed is known"
         await trio.sleep(TTL_S + 1)
         await it.names("d003")
         assert len(listings.of("scan")) == 3, "from then on"
@@ -267,7 +302,8 @@ async def test_the_limit_may_change(autojump_clock: MockClock) -> None:
         await trio.sleep(TTL_S + 1)
         listings.requests.clear()
         assert await it.find() == 300
-        assert listings.requests == ["scan "] * 6
+        assert listings.of("scan") == [""] * 6
+        assert len(listings.of("list")) <= 1
         it.lister.set_limit(200)
         await trio.sleep(TTL_S + 1)
         assert await it.find() == 300
@@ -278,7 +314,7 @@ async def test_whole_knows_no_limit(autojump_clock: MockClock) -> None:
     listings = MemoryListings(*many(10, 30), page_size=100)
     async with scene(listings, ListingMode.WHOLE, limit=120) as it:
         assert await it.find() == 300
-        assert listings.requests == ["scan "] * 3
+        assert sorted(listings.requests) == ["list ", *["scan "] * 3]
         said = it.lister.describe()
         assert said.last_scan == LastScanStatus(objects=300, directories=11, pages=3, took_s=0.0)
         assert it.lister.whole_requests == 3
@@ -309,7 +345,7 @@ async def test_a_flat_listing_that_fails_leaves_each_his_own_directory(autojump_
     listings.errors["scan"] = OriginUnavailable("too much")
     async with scene(listings) as it:
         assert await it.find() == 9
-        assert listings.requests == ["scan ", "list ", "list d000/", "list d001/", "list d002/"]
+        assert sorted(listings.requests) == ["list ", "list d000/", "list d001/", "list d002/", "scan "]
         del listings.errors["scan"]
         await trio.sleep(TTL_S + 1)
         assert await it.find() == 9
@@ -320,7 +356,7 @@ async def test_a_repository_below_a_prefix(autojump_clock: MockClock) -> None:
     async with scene(MemoryListings("m/a/x", "n/b"), prefix="m/") as it:
         assert await it.names() == ["a"]
         assert await it.names("a") == ["x"]
-        assert it.listings.requests == ["scan m/"]
+        assert sorted(it.listings.requests) == ["list m/", "scan m/"]
 
 
 async def test_one_object_is_asked_for_by_its_key(autojump_clock: MockClock) -> None:
@@ -346,7 +382,7 @@ async def test_questions_at_once_are_one(autojump_clock: MockClock, mode: Listin
                 nursery.start_soon(it.look, "a")
             await wait_all_tasks_blocked()
             gate.set()
-        assert len(listings.requests) == (2 if mode is ListingMode.EXACT else 1), (
+        assert len(listings.requests) == (1 if mode is ListingMode.DIRECTORY else 2), (
             "who gave up took nothing from the others"
         )
 
@@ -376,7 +412,7 @@ async def test_forever_asks_once(autojump_clock: MockClock) -> None:
         await it.find()
         await trio.sleep(80_000)
         await it.find()
-        assert listings.requests == ["scan "]
+        assert sorted(listings.requests) == ["list ", "scan "]
 
 
 async def test_a_slow_listing_lives_longer(autojump_clock: MockClock) -> None:
@@ -637,7 +673,7 @@ async def test_a_flat_listing_that_fails_is_tried_again_after_a_while(
         listings.requests.clear()
         listings.errors.clear()
         assert await it.look("a")
-        assert listings.requests == ["scan "]
+        assert listings.of("scan") == [""]
 
 
 @pytest.mark.parametrize("mode", [ListingMode.WHOLE, ListingMode.DIRECTORY])
@@ -722,7 +758,8 @@ async def test_a_refresh_sees_what_is_there_now(autojump_clock: MockClock, mode:
         await it.refresher.refresh(it.tree.directory(ROOT_INODE))
         assert it.changes[-1] == ("c/", NameChanges(replaced=("w",)))
         if mode in (ListingMode.AUTO, ListingMode.WHOLE):
-            assert listings.requests == ["scan ", "scan a/", "scan "]
+            assert listings.of("scan") == ["", "a/", ""]
+            assert listings.of("list") == [""], "at first"
 
 
 @pytest.mark.parametrize("mode", ListingMode)
@@ -828,7 +865,7 @@ async def test_one_entry_is_refreshed_by_itself(autojump_clock: MockClock) -> No
         assert after is not before
         assert await it.refresher.refresh_entry(await it.directory("a"), "x") == NameChanges()
         assert await it.look("a/x") is after
-        assert sorted(listings.requests) == ["holds a/x/"] * 2 + ["scan "] + ["stat a/x"] * 2
+        assert sorted(listings.requests) == ["holds a/x/"] * 2 + ["list ", "scan "] + ["stat a/x"] * 2
         del listings.versions["a/y"]
         assert await it.refresher.refresh_entry(await it.directory("a"), "y") == NameChanges(removed=("y",))
         assert await it.look("a/y") is None
@@ -841,7 +878,7 @@ async def test_a_repository_that_arrives_is_asked_for(autojump_clock: MockClock)
         listings.add("m/a")
         it.lister.relocate("m/")
         assert await it.names() == ["a"]
-        assert listings.requests == ["scan ", "scan m/"]
+        assert sorted(listings.requests) == ["list ", "list m/", "scan ", "scan m/"]
 
 
 def test_not_found_of_the_bucket_is_no_absent_name() -> None:
