@@ -78,12 +78,6 @@ def state_of(pid: int) -> str:
         return ""
 
 
-def bare_environment() -> dict[str, str]:
-    """The variables of a program of ours that works for this process: no credentials, no proxies."""
-    known = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "PYTHONWARNINGS")
-    return {name: os.environ[name] for name in known if name in os.environ}
-
-
 def forbid_core_dumps() -> None:
     """Have the kernel write no image of this process, whose memory holds keys, and let no other
     process of its user read that memory (PR_SET_DUMPABLE in prctl(2)). Children cannot dump

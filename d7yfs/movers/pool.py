@@ -10,6 +10,7 @@ Called by the fetchers; run by `daemon`. Trio thread only.
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from collections.abc import Callable
 
 import trio
 
-from d7yfs.host.process import bare_environment, processors
+from d7yfs.host.process import processors
 from d7yfs.movers.demand import IDLE_S, TUNNEL_IDLE_S, Demand
 from d7yfs.movers.protocol import (
     ALIVE_S,
@@ -312,7 +313,7 @@ class MoverPool:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,  # its standard error is the engine's, for a traceback
                     pass_fds=[theirs.fileno()],
-                    env=bare_environment(),
+                    env=_environment(),
                 )
         except BaseException:
             ours.close()
@@ -366,6 +367,12 @@ class MoverPool:
         self.moved_bytes += size_bytes
         self.count(size_bytes)
         moving.hear(word)
+
+
+def _environment() -> dict[str, str]:
+    """The variables of a mover: no credentials, no proxies."""
+    known = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "PYTHONWARNINGS")
+    return {name: os.environ[name] for name in known if name in os.environ}
 
 
 def make_pool(asked: int | None, read_timeout_s: float) -> MoverPool:

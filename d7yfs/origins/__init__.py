@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING
 
+from d7yfs.config.schema import Credentials, RepositoryConfig
 from d7yfs.errors import ConfigError
-
-if TYPE_CHECKING:  # the program that parses listings needs none of them
-    from d7yfs.config.schema import Credentials, RepositoryConfig
-    from d7yfs.origins.origin import Origin
+from d7yfs.origins.origin import Origin
 
 # httpx imports a command line of its own, and with that rich and pygments, where they are installed: 30 ms
 # and 4 MiB of each mount. None means that a module is absent (the Python reference, 5.3.1), and httpx

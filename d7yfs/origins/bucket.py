@@ -30,12 +30,11 @@ from d7yfs.objects import ListingPage, ObjectVersion, SecretStr, StoreIdentity
 from d7yfs.origins.access_keys import AccessKeys, BucketRequest, BucketSigner, KeyFinder
 from d7yfs.origins.headers import entity_tag
 from d7yfs.origins.origin import ANONYMOUS, SESSION, Checksums, ReadRequest
-from d7yfs.origins.parser_process import ListingParser
 from d7yfs.origins.places import none_found
 from d7yfs.origins.refusal import Call, Vocabulary, refusal, xml_code
 from d7yfs.origins.renewal import Renewal
 from d7yfs.origins.rest import ControlReply, RestOrigin
-from d7yfs.origins.xml_listing import XmlListing, seconds_ns
+from d7yfs.origins.xml_listing import XmlListing, parse_listing, seconds_ns
 
 SIGNATURE_LIFE_S = 900
 """How long a signed GET is valid: the clock skew that all providers grant a header signature."""
@@ -143,7 +142,6 @@ class BucketRest(RestOrigin):
         self._renewal = Renewal(self._load, name=f"{self._root}: the credentials", clock=clock)
         self._shown_endpoint = repository.url.endpoint_url or repository.endpoint_url
         self._addressing_style = repository.addressing_style
-        self._parser = ListingParser(sorted(self.archives))
         self._paying = {f"{self.header}request-payer": "requester"} if repository.requester_pays else {}
 
     def _listing_query(self, token: str) -> dict[str, str]:
@@ -172,7 +170,7 @@ class BucketRest(RestOrigin):
 
     def _parse_list(self, reply: ControlReply, date_ns: int) -> ListingPage:
         """The page; times are cut to seconds, as HEAD gives them."""
-        page = self._parser.parse(reply.body)
+        page = parse_listing(reply.body, archives=self.archives)
         next_token = self._next_token(page) if page.truncated else ""
         if page.truncated and not next_token:
             raise ValueError("the listing is cut off and names no next page")
@@ -252,7 +250,6 @@ class BucketRest(RestOrigin):
 
     async def aclose(self) -> None:
         """Close the connections."""
-        self._parser.close()
         await self._renewal.aclose()
         await super().aclose()
 
