@@ -44,6 +44,7 @@ ERRNOS = {
     "NotADirectory": errno.ENOTDIR,
     "IsADirectory": errno.EISDIR,
     "AccessDenied": errno.EACCES,
+    "NotPermitted": errno.EACCES,
     "CacheStalled": errno.EIO,
     "MoverLost": errno.EIO,
     "ObjectArchived": errno.EACCES,
