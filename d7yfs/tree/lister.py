@@ -194,10 +194,7 @@ class Lister:
     # --- which question ---
 
     def _asks_by_name(self, directory: Directory) -> bool:
-        """True if a name in the directory is asked for alone.
-
-        So it is by mode or size, where listing is denied, or while a listing lives.
-        """
+        """True if a name is asked for alone: by mode, by size, where denied, while a listing lives."""
         now = trio.current_time()
         denied = now < self._denied.get(directory, -math.inf)
         alone = self.mode is ListingMode.EXACT or directory.huge or denied or directory.fresh(now)
@@ -295,19 +292,21 @@ class Lister:
             self._is_too_large |= isinstance(error, TooLarge)
             self._stop_scans(error.reason)
             return
-        took_s = question.took_s
-        at_once = 0
+        took_s, at_once = question.took_s, 0
+        expires_at = self._tree.lives_until(question.asked_at, took_s)
         for listing in scan.listings():
             directory = self._tree.find_directory(self._repository, listing.prefix)
             if directory is None:
                 continue  # dropped for room, or gone since
-            question.found.add(directory, self._apply(directory, listing, question.asked_at, took_s))
+            kept = question.keeps(directory, expires_at)
+            changes = NameChanges() if kept else self._apply(directory, listing, question.asked_at, took_s)
+            question.found.add(directory, changes)
             at_once += 1 + len(listing.entries)
             if at_once >= _APPLIED_AT_ONCE:
                 at_once = 0
                 await trio.lowlevel.checkpoint()
         if scan.prefix == self._top.prefix:
-            self._scan_again_at = self._tree.lives_until(question.asked_at, took_s)
+            self._scan_again_at = expires_at
             self.last_scan = LastScanStatus(
                 objects=scan.objects,
                 directories=question.found.directories,
@@ -365,6 +364,7 @@ class Lister:
         listing = question.listing.listing(directory.prefix) if isinstance(question.listing, Scan) else None
         if listing is not None:
             changes = self._apply(directory, listing, question.asked_at, question.took_s)
+            question.taken.add(directory)
             question.found.changes += [(directory.prefix, changes)] if changes else []
 
     def _apply(self, directory: Directory, listing: DirectoryListing, asked_at: float, took_s: float) -> NameChanges:

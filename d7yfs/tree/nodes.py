@@ -184,6 +184,14 @@ class Directory:
         """The seconds until the known entries expire."""
         return min(max(self.expires_at - now, 0.0), FOREVER_S)
 
+    def prolong(self, asked_at: float, expires_at: float, now: float) -> bool:
+        """True if the entries are those of the question of `asked_at`, and live: they do until
+        `expires_at` from now on, if that is later."""
+        if self.children is None or self.stale or asked_at != self.asked_at or now >= self.expires_at:
+            return False
+        self.expires_at = max(self.expires_at, expires_at)
+        return True
+
     def attributes_timeout_s(self, now: float) -> float:
         """The seconds for which the kernel may keep the attributes: as long as the directory's
         listing lives.

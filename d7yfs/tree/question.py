@@ -61,6 +61,8 @@ class Question:
     done: bool = False
     error: D7yfsError | None = None
     found: Refreshed = field(default_factory=Refreshed)
+    taken: set[Directory] = field(default_factory=set)
+    """The directories that were taken out of a flat listing on the way."""
     _wanted: trio.Event = field(default_factory=trio.Event)
     _waiting: set[trio.Event] = field(default_factory=set)
     _came_at: list[float] = field(default_factory=list)
@@ -90,6 +92,11 @@ class Question:
             pages_s = [stop - start for start, stop in pairwise([self.asked_at, *self._came_at])]
             page_s = min(median(pages_s), _PAGE_S)
         return min(now - self.asked_at, max(self.pages, 1) * page_s)
+
+    def keeps(self, directory: Directory, expires_at: float) -> bool:
+        """True if a directory has the entries that were taken out of this listing, and they live: they do
+        until `expires_at` now, if that is later."""
+        return directory in self.taken and directory.prolong(self.asked_at, expires_at, trio.current_time())
 
     def count_page(self, *, more: bool) -> None:
         """Count a page that was added to the listing, and wake all readers."""

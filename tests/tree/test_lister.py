@@ -141,6 +141,27 @@ async def test_a_flat_listing_that_nobody_waits_for_rests_after_its_first_page(a
         assert it.lister.last_scan.took_s == 0.5, "the rest is no work of the store's"
 
 
+async def test_a_directory_that_was_taken_out_of_the_pages_lives_as_long_as_the_rest(
+    autojump_clock: MockClock,
+) -> None:
+    listings = MemoryListings(*many(4, 10), page_size=10)
+    listings.delays_s = {"scan": 0.5, "list": 0.125}
+    async with scene(listings, ttl_s=1.0) as it, trio.open_nursery() as nursery:
+        nursery.start_soon(it.find)
+        await trio.sleep(1.25)  # two of four pages have come
+        first, last = [it.tree.find_directory("", f"d{number:03}/") for number in (0, 3)]
+        assert first is not None
+        assert last is not None
+        before = first.children
+        assert before is not None
+        assert last.children is None
+        await trio.sleep(1)
+        assert it.lister.scanning is None
+        assert first.children is before, "its entries are not applied twice"
+        assert first.expires_at == last.expires_at
+        assert it.lister.last_scan.directories == 5
+
+
 async def test_a_flat_listing_ends_if_there_are_no_directories(autojump_clock: MockClock) -> None:
     listings = MemoryListings(*(f"f{number:03}" for number in range(90)), page_size=30)
     async with scene(listings) as it:
