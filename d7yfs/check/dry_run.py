@@ -236,7 +236,7 @@ def _too_full(directory: CacheDirectory) -> Finding | None:
 
 def _room(directory: CacheDirectory) -> str:
     free, least, most = directory.free_bytes, directory.min_free_bytes, directory.size_limit_bytes
-    return f"{free / 2**30:.1f} GiB free on its disk, of which it leaves {least / 2**30:.1f}; it keeps {most / 2**30:.1f} GiB at most"
+    return f"{free / 2**30:.1f} GiB free on its disk, of which it leaves {least / 2**30:.1f} GiB; it keeps {most / 2**30:.1f} GiB at most"
 
 
 def _check_mountpoint(point: Path) -> Finding:

@@ -276,7 +276,8 @@ def find_problems(
         row: _Row | _CacheRow, name: str, sign: _Sign, served: str, hint: str, *, blocks: bool
     ) -> ProblemStatus:
         since = begun.get((row.code, name), now if sign.since is None else sign.since)
-        text = f"{row.title} for {show_span(now - since)} ({sign.why})"
+        lasted = f" for {show_span(now - since)}" if now - since >= 1 else ""
+        text = f"{row.title}{lasted} ({sign.why})"
         return ProblemStatus(
             code=row.code,
             repository=name,
