@@ -222,6 +222,14 @@ def _proxies(value: object) -> str:
     return ",".join(dict.fromkeys(addresses))
 
 
+def _name_globs(value: object) -> Globs:
+    globs = Globs.parse(_text(value, "text in quotes, globs separated by commas"))
+    for glob in globs.globs:
+        if "/" in glob:
+            raise ValueError("has a slash; allowed: globs of names, such as *.sh")
+    return globs
+
+
 _PROXY_ALLOWED = "allowed: http://host:port, host:port, or none"
 
 
@@ -362,6 +370,7 @@ P2P = Kind("MODES", lambda value: P2p.parse(_text(value)), unset=P2p())
 GLOBS = Kind(
     "GLOB[,GLOB…]", lambda value: Globs.parse(_text(value, "text in quotes, globs separated by commas")), unset=Globs()
 )
+NAME_GLOBS = Kind("NAMEGLOB[,NAMEGLOB…]", _name_globs, unset=Globs())
 MARKERS = Kind("[DIRGLOB/]NAME", lambda value: Markers.parse(_text(value)), unset=Markers())
 INODES = Kind("N", _integer(1000, 1_000_000_000, "number of inodes"))
 COUNT = Kind("N", _integer(1, 1_000_000_000, "number of objects"))

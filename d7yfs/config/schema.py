@@ -400,6 +400,11 @@ class Config:
     gid: int = _mount(kinds.NUMERIC_ID, "Group of all files.", lambda: mounter()[1], default="that user's group")
     file_mode: int = _mount(kinds.MODE, "Permissions of files, in octal.", 0o444)
     dir_mode: int = _mount(kinds.MODE, "Permissions of directories, in octal.", 0o555)
+    executable: Globs = _mount(
+        kinds.NAME_GLOBS,
+        "Names of files that all who may read them may execute, such as *.sh. Triton starts the stub that a Python model ships.",
+        Globs(("triton_python_backend_stub",)),
+    )
     xattr: bool = _mount(
         kinds.TRUTH,
         "Show ETag, version, URL, route and Dragonfly's task as extended attributes user.d7yfs.*; ls -l then asks twice for each file.",

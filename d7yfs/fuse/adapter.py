@@ -247,23 +247,21 @@ class Adapter(pyfuse3.Operations):
             ):
                 return
         now = trio.current_time()
-        # One for all entries of a kind, since each is copied into the reply: thousands come in one
+        # One for all entries, since each is copied into the reply: thousands come in one
         # call.
-        values = {kind: self._common_attributes(is_directory=kind) for kind in (False, True)}
-        entry_timeout_s = directory.remaining_s(now)
-        for value in values.values():
-            value.entry_timeout = entry_timeout_s
+        value, entry_timeout_s = self._common_attributes(), directory.remaining_s(now)
+        value.entry_timeout = entry_timeout_s
         revalidates = self._filesystem.revalidates(directory)
         told: list[int] = []
         for index, name, node in entries:
-            value = values[node.is_directory]
             if revalidates is not None:
                 value.entry_timeout = 0.0 if revalidates(name) else entry_timeout_s
             if isinstance(node, Unseen):
                 value.st_ino = InodeT(UNSEEN_INODES | index)
+                value.st_mode = ModeT(self._appearance.mode(node))
                 nameonly_entries.clear_node_id(value)
             else:
-                _set_attributes(node, value, now)
+                self._set_attributes(node, value, now)
             if not pyfuse3.readdir_reply(token, FileNameT(os.fsencode(name)), value, index + 3):
                 break
             if not isinstance(node, Unseen):
@@ -370,26 +368,25 @@ class Adapter(pyfuse3.Operations):
     # --- values ---
 
     def _attributes_of(self, node: Node) -> EntryAttributes:
-        value = self._common_attributes(is_directory=node.is_directory)
-        _set_attributes(node, value, trio.current_time())
+        value = self._common_attributes()
+        self._set_attributes(node, value, trio.current_time())
         return value
 
-    def _common_attributes(self, *, is_directory: bool) -> EntryAttributes:
-        """The attributes that all directories, or all files, have in common."""
+    def _common_attributes(self) -> EntryAttributes:
+        """The attributes that all nodes have in common."""
         appearance = self._appearance
         value = EntryAttributes()
-        value.st_mode = ModeT(appearance.mode(is_directory=is_directory))
         value.st_uid = appearance.uid
         value.st_gid = appearance.gid
         value.st_blksize = BLOCK_SIZE
         return value
 
-
-def _set_attributes(node: Node, value: EntryAttributes, now: float) -> None:
-    """Set in `value` the attributes of the node."""
-    value.st_ino = InodeT(node.inode)
-    value.st_nlink = node.nlink
-    value.st_size = size_bytes = node.size_bytes
-    value.st_blocks = -(-size_bytes // 512)
-    value.st_atime_ns = value.st_mtime_ns = value.st_ctime_ns = node.mtime_ns
-    value.attr_timeout = node.attributes_timeout_s(now)
+    def _set_attributes(self, node: Node, value: EntryAttributes, now: float) -> None:
+        """Set in `value` the attributes of the node."""
+        value.st_ino = InodeT(node.inode)
+        value.st_mode = ModeT(self._appearance.mode(node))
+        value.st_nlink = node.nlink
+        value.st_size = size_bytes = node.size_bytes
+        value.st_blocks = -(-size_bytes // 512)
+        value.st_atime_ns = value.st_mtime_ns = value.st_ctime_ns = node.mtime_ns
+        value.attr_timeout = node.attributes_timeout_s(now)

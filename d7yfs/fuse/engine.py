@@ -84,7 +84,14 @@ def make_engine(config: Config, filesystem: Filesystem, invalidator: Invalidator
     return make(
         filesystem,
         invalidator,
-        Appearance(config.uid, config.gid, config.file_mode, config.dir_mode, config.xattr),
+        Appearance(
+            config.uid,
+            config.gid,
+            config.file_mode,
+            config.dir_mode,
+            config.xattr,
+            config.executable.of_names(),
+        ),
         deadline_s=config.read_timeout_s,
         passthrough=config.passthrough,
     )

@@ -80,8 +80,6 @@ class Responder:
         self._appearance = appearance
         self._guard = guard
         self._buffer = buffer
-        self._file_mode = appearance.mode(is_directory=False)
-        self._directory_mode = appearance.mode(is_directory=True)
         self._common = (appearance.uid, appearance.gid, 0, BLOCK_SIZE, 0)
         """The last five attributes of every node."""
         self._now = trio.lowlevel.current_clock().current_time
@@ -144,7 +142,7 @@ class Responder:
     def _attributes(self, node: Node) -> tuple[int, ...]:
         seconds, ns = divmod(node.mtime_ns, 1_000_000_000)
         inode, size_bytes = node.inode, node.size_bytes
-        blocks, mode = -(-size_bytes // 512), self._directory_mode if node.is_directory else self._file_mode
+        blocks, mode = -(-size_bytes // 512), self._appearance.mode(node)
         return inode, size_bytes, blocks, seconds, seconds, seconds, ns, ns, ns, mode, node.nlink, *self._common
 
     def statfs(self, _nodeid: int, _uid: int, _body: memoryview) -> Reply:

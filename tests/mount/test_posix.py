@@ -102,6 +102,28 @@ def test_owner_and_modes_are_as_configured(tuned: Mounted) -> None:
     assert (directory.st_uid, directory.st_gid, directory.st_mode) == (1234, 2345, 0o040510)
 
 
+def test_what_a_server_starts_can_be_started(tmp_path: Path, bucket: Bucket, fuse_engine: str) -> None:
+    names = ("triton_python_backend_stub", "run.sh", "run.py")
+    for name in names:
+        bucket.put(f"programs/{name}", b"#!/bin/sh\necho it runs\n")
+
+    def started(mounted: Mounted) -> list[tuple[str, int]]:
+        told = []
+        for each in sorted(within(20, mounted.point.iterdir)):
+            if within(20, lambda each=each: os.access(each, os.X_OK)):
+                assert within(20, lambda each=each: subprocess.check_output([each])) == b"it runs\n"
+                told.append((each.name, within(20, each.stat).st_mode & 0o777))
+        return told
+
+    with Mounter(tmp_path) as mounter:
+        first = mounter.mount(bucket.url("programs"), env=bucket.env)
+        assert started(first) == [("triton_python_backend_stub", 0o555)]
+        second = mounter.mount(
+            bucket.url("programs"), "--executable", "*.sh,*.py", "--file-mode", "0440", env=bucket.env
+        )
+        assert started(second) == [("run.py", 0o550), ("run.sh", 0o550)]
+
+
 def test_extended_attributes_on_demand(tuned: Mounted, bucket: Bucket) -> None:
     path = tuned.point / "over.bin"
     names = within(20, lambda: os.listxattr(path))

@@ -191,7 +191,7 @@ class World:
             forget_names=self.invalidator.changed,
         )
         self.refreshes = Refreshes(self.tree, self.filesystem.refreshers, self.invalidator)
-        appearance = Appearance(0, 0, 0o444, 0o555, xattr=False)
+        appearance = Appearance(0, 0, 0o444, 0o555, xattr=False, is_executable=lambda _key: False)
         self.adapter: Any = Adapter(self.filesystem, self.invalidator, appearance, deadline_s=DEADLINE_S)
         self.kernel.filesystem, self.kernel.adapter = self.filesystem, self.adapter
         self._keys = [setup.prefix + path for path in choose.sample(PATHS, choose.choice([3, 6, 12, len(PATHS)]))]
