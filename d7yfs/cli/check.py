@@ -63,7 +63,8 @@ def check(ctx: click.Context, arguments: tuple[str, ...], as_json: bool, show_se
     live = live_mount.look_at(point.absolute()) if point and not names_settings else None
     settings = load() if live is None else None
     if settings is not None and settings.config.mountpoint is not None:
-        live = live_mount.look_at(settings.config.mountpoint, settings.config.mount_source)
+        source = live_mount.name_source((each.name, each.url) for each in settings.config.repositories)
+        live = live_mount.look_at(settings.config.mountpoint, source)
     # The log's warnings are findings here.
     logging.getLogger("d7yfs").addHandler(logging.NullHandler())
     for finding in live.findings if live is not None else ():

@@ -1,7 +1,8 @@
 """Typed access to one JSON file whose format another program defines.
 
 Every failure is a ConfigError that names the file and the key, never a value: these files hold
-secrets. An unknown key is a warning, a wrong type an error. Called by the readers of each format
+secrets. An unknown key is a warning, a wrong type an error; a key that is null is absent, as for the
+programs that own the formats. Called by the readers of each format
 (`triton`, `torchserve`).
 """
 
@@ -84,7 +85,7 @@ class JsonFile:
             keys = [key for key, _ in pairs]
             twice = next(key for key in keys if keys.count(key) > 1)
             raise self.error(f'key "{redact(twice)}" appears twice in one object', "keep one of them")
-        return content
+        return {key: value for key, value in content.items() if value is not None}
 
 
 def describe_unknown(

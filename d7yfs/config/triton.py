@@ -96,7 +96,7 @@ class DragonflyFile:
 
     path: Path
     proxy: str
-    """`http://host[:port]`, never empty."""
+    """`http://host[:port]`; empty for none."""
     headers: Mapping[str, SecretStr]
     """For proxied requests only."""
     filter: tuple[str, ...]
@@ -146,7 +146,7 @@ def read_credentials(path: Path) -> CredentialFile:
 
 
 def read_dragonfly(path: Path) -> DragonflyFile:
-    """Parse and validate. Raises ConfigError, also when the file gives no address."""
+    """Parse and validate. Raises ConfigError. Without an address reads are direct, as the agent's are."""
     reader = JsonFile(path)
     root = reader.load()
     addresses: dict[str, str] = {}
@@ -158,16 +158,13 @@ def read_dragonfly(path: Path) -> DragonflyFile:
         addresses["proxy"] = reader.require_text(proxy, '"proxy"')
     for key in ("proxy/addr", "addr"):
         addresses[key] = reader.require_text(root.get(key, ""), f'"{key}"')
-    unknown = describe_unknown(root, ("proxy", "proxy/addr", "addr", "header", "filter"), "the file")
-    for text in unknown:
-        reader.warn(text)
+    reader.warn_unknown(root, ("proxy", "proxy/addr", "addr", "header", "filter"), "the file")
     proxies = {key: proxy_address(reader, key, text) for key, text in addresses.items() if text}
-    if not any(proxies.values()):
-        allowed = 'allowed: {"proxy": "http://host:port"}'
-        raise reader.error("gives no proxy address", "; ".join([*unknown, allowed]))
-    used, address = next((key, found) for key, found in proxies.items() if found)
+    used, address = next(((key, found) for key, found in proxies.items() if found), ("", ""))
+    if not address:
+        reader.warn('gives no proxy address ({"proxy": "http://host:port"}), so nothing goes through Dragonfly')
     for key, other in proxies.items():
-        if other != address:
+        if address and other != address:
             reader.warn(f'"{key}" gives another address than "{used}" and is ignored')
     return DragonflyFile(path, address, proxy_headers(reader, root), proxy_filter(reader, root), tuple(reader.warnings))
 

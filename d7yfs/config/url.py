@@ -9,12 +9,12 @@ The origin registry has a module for each scheme.
     s3://http://host[:port]/bucket[/prefix]   the same with the scheme written out
     s3://https://host[:port]/bucket[/prefix]  over TLS
 
-The same three forms exist with gs://, oss:// and obs://; oss://bucket.endpoint/prefix is the OSS
+s3a:// and s3n:// (Hadoop's) are s3://, and gcs:// is gs://. The same three forms exist with gs://, oss:// and obs://; oss://bucket.endpoint/prefix is the OSS
 tools' spelling. On Azure an account comes before the container, and decides the address:
 
     as://account/container[/prefix]                               Triton's form; also az://
     as://account.blob.core.windows.net/container[/prefix]         another suffix than this becomes the endpoint
-    abfs://container@account.dfs.core.windows.net[/prefix]        Hadoop's; also abfss://
+    abfs://container@account.dfs.core.windows.net[/prefix]        Hadoop's; also abfss://, wasb[s]://
     as://http://host:port/account/container[/prefix]              an emulator, or a gateway with the account in the path
 
 Keys are opaque: nothing is percent-decoded, case and an inner `//` are kept (on S3, `a//b` and
@@ -43,7 +43,15 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _HOST_PORT = re.compile(r"(?P<host>\[[^\]/]*\]|[^:/\[\]]*)(?P<port>:.*)?", re.DOTALL)
 _HOST = re.compile(r"[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_SPELLINGS = {"az": "as", "abfs": "as", "abfss": "as"}
+_SPELLINGS = {
+    **{"s3a": "s3", "s3n": "s3", "gcs": "gs"},
+    **dict.fromkeys(("az", "abfs", "abfss", "wasb", "wasbs"), "as"),
+}
+_ELSEWHERE = {
+    "hf": "download the model once (hf download ORG/NAME --local-dir DIR), copy it to a bucket, and mount that",
+    "modelscope": "download the model once (modelscope download), copy it to a bucket, and mount that",
+}
+"""What to do with the schemes of hubs, which have no buckets."""
 AZURE_SUFFIX = "core.windows.net"
 _AZURE_HOST = re.compile(r"(?P<account>[a-z0-9]{3,24})\.(?:blob|dfs)\.(?P<suffix>[a-z0-9.-]+)")
 _ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
@@ -177,7 +185,8 @@ def _split_scheme(text: str) -> tuple[str, str]:
             f"write s3://{scheme}://host/bucket",
         )
     if scheme not in SCHEMES:
-        raise _error(text, f"scheme {scheme}:// is not supported; supported: {mountable}", f"write {_FORMS}")
+        hint = _ELSEWHERE.get(scheme, f"write {_FORMS}")
+        raise _error(text, f"scheme {scheme}:// is not supported; supported: {mountable}", hint)
     return scheme, text[match.end() :]
 
 

@@ -14,7 +14,7 @@ import errno
 import os
 import pwd
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,8 +45,8 @@ class LiveMount:
 
 
 def look_at(point: Path, source: str | None = None) -> LiveMount | None:
-    """Tell what is mounted at `point`; None for nothing. `source`: somebody would mount that there (as
-    the mount table has it); then None also for another kind of file system, which may be mounted on."""
+    """Tell what is mounted at `point`; None for nothing. `source`: somebody would mount that there
+    (`name_source`); then None also for another kind of file system, which may be mounted on."""
     mount = mount_table.mounted_at(point)
     if mount is None and source is None:
         return _explain_place(point)
@@ -79,12 +79,17 @@ def _explain_place(point: Path) -> LiveMount | None:
     return LiveMount(point, (failed(_PROBE, f"{point} lies in the mount at {above}", f"run d7yfs check {above}"),))
 
 
+def name_source(urls: Iterable[tuple[str, object]]) -> str:
+    """The repositories of a mount, by name and URL in its normal form, whatever was written."""
+    return ", ".join(f"{name}={url}".removeprefix("=") for name, url in urls)
+
+
 def _describe(mount: Mount, source: str | None, status: MountStatus, took_ms: float, path: Path) -> Iterator[Finding]:
     """The findings on a daemon that answers, without those on its stores."""
     point = mount.point
-    urls = [f"{each.name}={each.url}".removeprefix("=") for each in status.repositories]
+    mounted = name_source((each.name, each.url) for each in status.repositories)
     answers = f"answers in {max(1, round(took_ms))} ms"
-    said = f"{point}: already mounted by pid {status.pid}, {answers}: {', '.join(urls)}"
+    said = f"{point}: already mounted by pid {status.pid}, {answers}: {mounted}"
     try:
         alive = parse(HealthStatus, control_socket.ask(path, "health", timeout_s=_HEALTH_S)).alive
     except MountError:
@@ -95,8 +100,8 @@ def _describe(mount: Mount, source: str | None, status: MountStatus, took_ms: fl
     else:
         yield ok(_PROBE, said)
     # A helper's mount has the helper's name in the mount table.
-    if source not in (None, ";".join(urls)):
-        said = f"{point} is mounted from {', '.join(urls)}, and not from {source}"
+    if source not in (None, mounted):
+        said = f"{point} is mounted from {mounted}, and not from {source}"
         yield failed(_PROBE, said, f"choose another directory, or unmount it first: d7yfs umount {point}")
     if status.version != __version__:
         said = f"the mount runs d7yfs {status.version}, and {__version__} is installed"

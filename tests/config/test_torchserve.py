@@ -54,7 +54,7 @@ def test_workers_are_text_or_a_number_and_0_when_absent(tmp_path: Path, value: A
     assert written(tmp_path, content).initial_workers == workers
 
 
-@pytest.mark.parametrize("value", [-1, "-1", "many", "", True, 1.5, "1.5", [1], None])
+@pytest.mark.parametrize("value", [-1, "-1", "many", "", True, 1.5, "1.5", [1]])
 def test_what_is_no_number_of_workers_is_refused(tmp_path: Path, value: Any) -> None:
     with pytest.raises(ConfigError, match="minWorker"):
         written(tmp_path, {"minWorker": value})

@@ -197,7 +197,7 @@ WRONG_CREDENTIALS: list[tuple[Any, str]] = [
     ({"s3": {"": SECRET}}, 's3[""] has the wrong type'),
     ({"s3": {"": {"secret_key": [SECRET]}}}, 's3[""].secret_key has the wrong type'),
     ({"s3": {"s3://b": {"key_id": 5, "secret_key": SECRET}}}, 's3["s3://b"].key_id has the wrong type'),
-    ({"s3": {"": {"session_token": None, "secret_key": SECRET}}}, 's3[""].session_token has the wrong type'),
+    ({"s3": {"": {"session_token": 5, "secret_key": SECRET}}}, 's3[""].session_token has the wrong type'),
     ({"gs": {"": {"key": SECRET}}}, 'gs[""] has the wrong type'),
     ({"as": {"": {"account_key": {"x": SECRET}}}}, 'as[""].account_key has the wrong type'),
     ({"oss": {"": {"secret_key": [SECRET]}}}, 'oss[""].secret_key has the wrong type'),
@@ -259,12 +259,29 @@ def test_address(tmp_path: Path, content: Any, proxy: str) -> None:
     assert file.warnings == ()
 
 
+@pytest.mark.parametrize(
+    "content", [{}, {"proxy": "", "addr": ""}, {"proxy": "none"}, {"proxy": {}}, {"proxy": None, "header": None}]
+)
+def test_without_an_address_reads_are_direct_and_a_warning_says_so(tmp_path: Path, content: Any) -> None:
+    file = dragonfly(tmp_path, content)
+    assert (file.proxy, file.headers, file.filter) == ("", {}, ())
+    (warning,) = file.warnings
+    assert "gives no proxy address" in warning
+
+
 def test_a_mistyped_address_names_the_key_that_is_meant(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        dragonfly(tmp_path, {"Proxi": "h:1", "proxy": ""})
-    assert caught.value.hint == (
-        'unknown key "Proxi" in the file is ignored; did you mean "proxy"?; allowed: {"proxy": "http://host:port"}'
-    )
+    first, second = dragonfly(tmp_path, {"Proxi": "h:1", "proxy": ""}).warnings
+    assert 'unknown key "Proxi" in the file is ignored; did you mean "proxy"?' in first
+    assert "gives no proxy address" in second
+
+
+def test_null_means_absent(tmp_path: Path) -> None:
+    file = dragonfly(tmp_path, {"proxy": "h:1", "addr": None, "header": {"X-Team": None}, "filter": None})
+    assert (file.proxy, file.headers, file.filter, file.warnings) == ("http://h:1", {}, (), ())
+    entry = {"key_id": "k", "secret_key": SECRET, "session_token": None, "region": None, "profile": None}
+    held = credentials(tmp_path, {"s3": {"": entry}, "gs": None, "as": {"": None}})
+    assert held.match(RepositoryUrl.parse("s3://b/p")).credentials == StaticKeys("k", SecretStr(SECRET), None)
+    assert (held.sections.get("gs"), held.sections["as"], held.warnings) == (None, (), ())
 
 
 def test_two_addresses_warn(tmp_path: Path) -> None:
@@ -313,13 +330,7 @@ def test_headers_of_the_request_itself_are_ignored_by_name(tmp_path: Path, name:
 
 
 WRONG_DRAGONFLY: list[tuple[Any, str]] = [
-    ({}, "gives no proxy address"),
-    ({"proxy": "", "addr": ""}, "gives no proxy address"),
-    ({"proxi": "h:1"}, "gives no proxy address"),
-    ({"proxy": "none"}, "gives no proxy address"),
-    ({"proxy": {}}, "gives no proxy address"),
     ({"proxy": 4001}, '"proxy" has the wrong type'),
-    ({"proxy": None}, '"proxy" has the wrong type'),
     ({"proxy": {"addr": 4001}}, "proxy.addr has the wrong type"),
     ({"proxy": "dfdaemon"}, '"proxy" is not a proxy address'),
     ({"proxy": "https://h:1"}, "plain http"),

@@ -63,6 +63,8 @@ def test_other_providers_parse(scheme: str) -> None:
         ),
         ("abfs://c@models.dfs.core.windows.net/p/q", "", "models", "c", "p/q"),
         ("abfss://c@models.dfs.core.windows.net", "", "models", "c", ""),
+        ("wasb://c@models.blob.core.windows.net/p", "", "models", "c", "p"),
+        ("wasbs://c@models.blob.core.windows.net/p/q", "", "models", "c", "p/q"),
         ("as://http://127.0.0.1:10000/models/c/p", "http://127.0.0.1:10000", "models", "c", "p"),
         ("as://127.0.0.1:10000/models/c", "http://127.0.0.1:10000", "models", "c", ""),
     ],
@@ -159,6 +161,19 @@ def test_refused(text: str, what: str) -> None:
         RepositoryUrl.parse(text)
     assert what in caught.value.message
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "same"), [("s3a://b/p", "s3://b/p"), ("s3n://b", "s3://b"), ("gcs://b/p/q", "gs://b/p/q")]
+)
+def test_spellings_of_other_tools(text: str, same: str) -> None:
+    assert RepositoryUrl.parse(text) == RepositoryUrl.parse(same)
+
+
+def test_a_hub_is_no_store_and_the_way_is_told() -> None:
+    with pytest.raises(ConfigError, match="hf:// is not supported") as caught:
+        RepositoryUrl.parse("hf://org/name")
+    assert "copy it to a bucket" in caught.value.hint
 
 
 def test_unsupported_scheme_lists_the_supported() -> None:

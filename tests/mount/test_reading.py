@@ -182,9 +182,12 @@ def test_d7yfs_stat_and_status_of_a_live_mount(library: Mounted, bucket: Bucket)
     library.read("over.bin")
     told = run("stat", library.point / "over.bin")
     assert told.returncode == 0, told.stderr
-    rows = dict(line.split(":", 1) for line in told.stdout.splitlines())
-    assert rows["cached_bytes"].strip() == rows["size_bytes"].strip() == str(MIB + 1)
-    assert rows["etag"].strip() == bucket.client.head_object(Bucket=bucket.name, Key="library/over.bin")["ETag"]
+    rows = {name: text.strip() for name, text in (line.split(":", 1) for line in told.stdout.splitlines())}
+    etag = bucket.client.head_object(Bucket=bucket.name, Key="library/over.bin")["ETag"]
+    assert (rows["size"], rows["cached"]) == (f"1 MiB ({MIB + 1} bytes)", f"1 MiB ({MIB + 1} bytes), 100%")
+    assert rows["etag"] == etag
+    facts = json.loads(run("stat", "--json", library.point / "over.bin").stdout)
+    assert (facts["size_bytes"], facts["cached_bytes"], facts["etag"]) == (MIB + 1, MIB + 1, etag)
     assert run("stat", library.point / "absent").returncode == 1
 
     (whole,) = json.loads(run("status", "--json", library.point).stdout)

@@ -17,6 +17,8 @@ from xml.sax.saxutils import escape
 
 import pytest
 import trio
+from botocore.exceptions import InvalidRegionError
+from botocore.utils import validate_region_name
 from trio.testing import assert_checkpoints, assert_no_checkpoints
 
 from d7yfs.config.schema import Anonymous, Credentials, Profile, ProviderChain, RepositoryConfig, StaticKeys
@@ -146,6 +148,24 @@ def test_the_address_at_an_endpoint_of_ones_own_is_botocores(
     ours = {(bucket, region): told(bucket, region) for bucket in buckets for region in regions}
     monkeypatch.setattr(sdk, "_PLAIN_BUCKET", re.compile("(?!)"))
     assert ours == {each: told(*each) for each in ours}
+
+
+@pytest.mark.parametrize("style", ["auto", "virtual"])
+@pytest.mark.parametrize("region", ["ru_central1", "eu.west", "1", "x-"])
+def test_a_region_that_botocore_refuses_is_signed_for_at_an_endpoint_of_ones_own(style: str, region: str) -> None:
+    with pytest.raises(InvalidRegionError):
+        validate_region_name(region)
+    url = RepositoryUrl.parse("s3://bucket")
+    repository = RepositoryConfig(url=url, endpoint_url="http://h:9000", addressing_style=style)
+    address, signer = AwsSdk(repository, Anonymous()).resolve(region)
+    assert (signer.region, signer.service) == (region, "s3")
+    assert address.base_url == {"auto": "http://h:9000/bucket/", "virtual": "http://bucket.h:9000/"}[style]
+
+
+def test_a_region_that_cannot_be_signed_for_is_told() -> None:
+    repository = RepositoryConfig(url=RepositoryUrl.parse("s3://bucket"), endpoint_url="http://h:9000")
+    with pytest.raises(ConfigError, match="region"):
+        AwsSdk(repository, Anonymous()).resolve("a/b c")
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])

@@ -57,7 +57,10 @@ _SERVICE_MODELS = create_loader()
 """botocore's parsed description of S3, shared by all sessions: one costs 12 MiB and 50 ms."""
 _PLAIN_BUCKET = re.compile(r"(?!.*--)[A-Za-z0-9._-]{1,255}")
 """A bucket's name, and no ARN or alias of anything else: those have rules of their own."""
-_PLAIN_REGION = re.compile(r"(?!aws-|.*fips)[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
+_PLAIN_REGION = re.compile(r"(?!aws-|.*fips)[!-+.0-~-]{1,64}")
+"""A region that is the one to sign for, with a store's own endpoint: also one that botocore refuses,
+such as ru_central1.
+"""
 
 _FOUND_IN = {
     "explicit": "given to d7yfs",
@@ -151,7 +154,8 @@ class AwsSdk:
     def _resolve(self, region: str) -> tuple[Address, S3Signer]:
         repository, custom = self._repository, bool(self.endpoint_url)
         bucket, style = repository.url.bucket, repository.addressing_style
-        if custom and style != "virtual" and _PLAIN_BUCKET.fullmatch(bucket) and _PLAIN_REGION.fullmatch(region):
+        literal = custom and _PLAIN_REGION.fullmatch(region) is not None
+        if literal and style != "virtual" and _PLAIN_BUCKET.fullmatch(bucket):
             # botocore would say the same, for 12 MiB and 60 ms.
             address = Address.of(self.endpoint_url, bucket, "path")
             return address, S3Signer(address, region, "s3")
@@ -166,7 +170,7 @@ class AwsSdk:
             s3["use_accelerate_endpoint"] = repository.accelerate
         client = self._session().create_client(
             "s3",
-            region_name=region,
+            region_name=_DEFAULT_REGION if literal else region,
             endpoint_url=self.endpoint_url or None,
             aws_access_key_id="nobody",
             aws_secret_access_key="nobody",  # noqa: S106 - only the form of the URL counts
@@ -188,7 +192,7 @@ class AwsSdk:
         base_url, _, query = url.partition("?")
         _, _, scope, service, _ = parse_qs(query)["X-Amz-Credential"][0].rsplit("/", 4)
         address = Address(self.endpoint_url, base_url.removesuffix("k"))
-        return address, S3Signer(address, scope, service)
+        return address, S3Signer(address, region if literal else scope, service)
 
     def _find(self, held: AccessKeys | None) -> AccessKeys | None:
         found, files = self._found, self._files
