@@ -51,7 +51,7 @@ _ELSEWHERE = {
     "hf": "download the model once (hf download ORG/NAME --local-dir DIR), copy it to a bucket, and mount that",
     "modelscope": "download the model once (modelscope download), copy it to a bucket, and mount that",
 }
-"""What to do with the schemes of hubs, which have no buckets."""
+"""The way from a hub, which has no buckets, to a mount."""
 AZURE_SUFFIX = "core.windows.net"
 _AZURE_HOST = re.compile(r"(?P<account>[a-z0-9]{3,24})\.(?:blob|dfs)\.(?P<suffix>[a-z0-9.-]+)")
 _ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
