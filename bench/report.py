@@ -43,19 +43,18 @@ def tables(results: Results) -> Group:
 
 
 def markdown(results: Results) -> str:
-    """The table of figures for bench/README.md."""
+    """The tables of figures and costs for bench/README.md: what was measured, without our goals."""
     lines = [
-        "| case | " + " | ".join(results.peers) + " | unit | vs best | goal |",
-        "|---|" + "---:|" * len(results.peers) + "---|---:|---|",
+        "| case | " + " | ".join(results.peers) + " | unit | × the best |",
+        "|---|" + "---:|" * len(results.peers) + "---|---:|",
     ]
     for case, metric in results.rows():
         cells = [_cell(results, case.name, metric.name, peer) for peer in results.peers]
-        goals = "; ".join(_words(verdict) for verdict in results.verdicts(case.name, metric))
         ratio = _ratio(results.ratio(case.name, metric))
-        lines.append(f"| {case.name} {metric.name} | " + " | ".join(cells) + f" | {metric.unit} | {ratio} | {goals} |")
-    lines += ["", *(f"- {_words(verdict)}" for verdict in results.bounds()), ""]
+        lines.append(f"| {case.name} {metric.name} | " + " | ".join(cells) + f" | {metric.unit} | {ratio} |")
     rivals = [peer for peer in results.peers if any(results.costs(case, peer) for case in results.cases)]
     lines += [
+        "",
         "| costs of the cold part: CPU s/GiB · peak RSS MB · GETs · MB from the store | " + " | ".join(rivals) + " |",
         "|---|" + "---:|" * len(rivals),
     ]
@@ -151,10 +150,6 @@ def number(value: float) -> str:
 
 def _ratio(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
-
-
-def _words(verdict: Verdict) -> str:
-    return verdict.text if verdict.met is None else f"{verdict.text} {'met' if verdict.met else '**missed**'}"
 
 
 def _verdict(verdict: Verdict) -> Text:
