@@ -75,7 +75,8 @@ done
 install -d "$root/etc/d7yfs"
 install -m 644 systemd/example.toml "$root/$example"
 files=("$example")
-if [ -d "$root/etc/systemd/system" ]; then
+if [ -n "$root" ] || [ -d /etc/systemd/system ]; then
+    install -d "$root/etc/systemd/system"
     sed "s|/usr/local/bin/|$prefix/bin/|" 'systemd/d7yfs@.service' >"$root/$unit"
     files+=("$unit")
 fi

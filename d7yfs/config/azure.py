@@ -32,7 +32,7 @@ def from_environ(environ: Mapping[str, str], account: str) -> Found | None:
     named = environ.get(ACCOUNT, "").lower()
     if named in ("", account):
         if key := environ.get(KEY):
-            return Value(StaticKeys(account, SecretStr(key)), KEY), {}
+            return Value(StaticKeys(account, SecretStr(key), given_in=KEY), KEY), {}
         if token := environ.get(SAS_TOKEN):
             return Value(SasToken(SecretStr(token.lstrip("?"))), SAS_TOKEN), {}
     return _from_connection_string(text, account) if (text := environ.get(CONNECTION_STRING)) else None
@@ -68,7 +68,8 @@ def _from_connection_string(text: str, account: str) -> Found | None:
     said = {"endpoint_url": endpoint, "endpoint_suffix": suffix}
     places = {name: Value(value, CONNECTION_STRING) for name, value in said.items() if value}
     if key := parts.get("accountkey"):
-        return Value(StaticKeys(account, SecretStr(key)), CONNECTION_STRING), places
+        keys = StaticKeys(account, SecretStr(key), given_in=CONNECTION_STRING)
+        return Value(keys, CONNECTION_STRING), places
     if token := parts.get("sharedaccesssignature"):
         return Value(SasToken(SecretStr(token.lstrip("?"))), CONNECTION_STRING), places
     raise ConfigError(

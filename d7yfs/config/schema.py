@@ -537,6 +537,8 @@ class StaticKeys:
     key_id: str
     secret_key: SecretStr
     session_token: SecretStr | None = None
+    given_in: str = field(default="", compare=False)
+    """The file and the key in it, or the variable, for messages."""
 
     def __str__(self) -> str:
         # The end of the key's id tells keys apart; the whole id is not for everybody.

@@ -117,7 +117,9 @@ def _storage(reader: JsonFile, content: Mapping[str, object]) -> ObjectStore | N
         case "gcs" if text["service_account_path"]:
             credentials = CredentialsFile(Path(text["service_account_path"]))
         case "abs" if text["account_key"]:
-            credentials = StaticKeys(account, SecretStr(text["account_key"]))
+            credentials = StaticKeys(
+                account, SecretStr(text["account_key"]), given_in=f'{reader.path}: "account_key"'
+            )
     url = _url(reader, _SCHEMES[kind], account, text[place], f"object_storage.{place}")
     return ObjectStore(url, credentials, text.get("region", ""), _endpoint(reader, text.get("endpoint", "")))
 
@@ -150,7 +152,9 @@ def _keys(reader: JsonFile, text: Mapping[str, str], key_id: str, secret: str) -
         raise reader.error(
             f'gives "{there}" without "{lacking}"', "give both, or neither to use the provider's own chain"
         )
-    return StaticKeys(text[key_id], SecretStr(text[secret])) if text[key_id] else ProviderChain()
+    if not text[key_id]:
+        return ProviderChain()
+    return StaticKeys(text[key_id], SecretStr(text[secret]), given_in=f'{reader.path}: "{secret}"')
 
 
 def _url(reader: JsonFile, scheme: str, account: str, place: str, where: str) -> RepositoryUrl:

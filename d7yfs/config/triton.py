@@ -203,7 +203,7 @@ def _entry(reader: JsonFile, section: str, where: str, raw: object) -> tuple[Cre
     reader.warn_unknown(content, known, where)
     text = {key: reader.require_text(content.get(key, ""), f"{where}.{key}") for key in known}
     if section == "as":
-        keys = StaticKeys(text["account_str"].lower(), SecretStr(text["account_key"]))
+        keys = StaticKeys(text["account_str"].lower(), SecretStr(text["account_key"]), given_in=f"{reader.path}: {where}")
         return keys if keys.secret_key else ProviderChain(), ""
     if bool(text["key_id"]) != bool(text["secret_key"]):
         lacking = "secret_key" if text["key_id"] else "key_id"
@@ -212,7 +212,8 @@ def _entry(reader: JsonFile, section: str, where: str, raw: object) -> tuple[Cre
         reader.warn(f"{where} has a session_token without keys, which is ignored")
     elif text["key_id"]:
         token = SecretStr(text["session_token"]) if text["session_token"] else None
-        return StaticKeys(text["key_id"], SecretStr(text["secret_key"]), token), text["region"]
+        given_in = f"{reader.path}: {where}"
+        return StaticKeys(text["key_id"], SecretStr(text["secret_key"]), token, given_in), text["region"]
     return Profile(text["profile"]) if text["profile"] else ProviderChain(), text["region"]
 
 

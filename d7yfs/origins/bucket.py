@@ -31,7 +31,7 @@ from d7yfs.origins.access_keys import AccessKeys, BucketRequest, BucketSigner, K
 from d7yfs.origins.headers import entity_tag
 from d7yfs.origins.origin import ANONYMOUS, SESSION, Checksums, ReadRequest
 from d7yfs.origins.places import none_found
-from d7yfs.origins.refusal import Call, Vocabulary, refusal, xml_code
+from d7yfs.origins.refusal import Call, Vocabulary, place_of, refusal, xml_code
 from d7yfs.origins.renewal import Renewal
 from d7yfs.origins.rest import ControlReply, RestOrigin
 from d7yfs.origins.xml_listing import XmlListing, parse_listing, seconds_ns
@@ -354,7 +354,8 @@ class BucketRest(RestOrigin):
         return refusal(reply, code, self._describe_call(needs, subject), self.words)
 
     def _describe_call(self, needs: str, subject: str) -> Call:
-        return Call(self._subject(subject), needs, self._endpoint, self.describe()["credentials"], self._clock())
+        credentials = place_of(self._credentials, self.describe()["credentials"])
+        return Call(self._subject(subject), needs, self._endpoint, credentials, self._clock())
 
     async def _follow(self, reply: ControlReply, code: str) -> bool:  # noqa: ARG002 - S3 has a use for it
         """Send requests to where `reply` says that the bucket is. False without a place to go to."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from d7yfs.config.schema import Credentials, StaticKeys
 from d7yfs.errors import (
     AccessDenied,
     BucketNotFound,
@@ -63,11 +64,17 @@ class Call:
     """The permission that the call needs: `oss:ListObjects`."""
     endpoint: str
     credentials: str
-    """Where the credentials came from: `access key`, `profile x`, …"""
+    """Where the credentials came from: `access key in FILE: s3[""]`, `profile x`, … (`place_of`)"""
     now: float
     """time.time(), to tell a skewed clock."""
     region: str = ""
     """The region that was signed for, where the provider has a use for it."""
+
+
+def place_of(credentials: Credentials, shown: str) -> str:
+    """Where credentials that are `shown` so came from; keys are looked for where they were written."""
+    given_in = credentials.given_in if isinstance(credentials, StaticKeys) else ""
+    return f"{shown} in {given_in}" if given_in else shown
 
 
 def codes(names: str) -> frozenset[str]:

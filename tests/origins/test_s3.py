@@ -118,6 +118,17 @@ async def test_anonymous_signs_nothing(s3: ScriptedS3) -> None:
     assert "authorization" not in s3.requests[0].headers
 
 
+@pytest.mark.parametrize("code", ["InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"])
+async def test_a_refusal_of_keys_names_the_file_and_the_key_that_gave_them(s3: ScriptedS3, code: str) -> None:
+    s3.reply = lambda _: refusal(403, code)
+    keys = StaticKeys("AKIAEXAMPLEEXAMPLE", SecretStr("hidden"), given_in='/etc/keys.json: s3[""]')
+    async with aclosing(s3.origin(keys)) as origin:
+        with pytest.raises(AccessDenied) as caught:
+            await origin.list("")
+    assert 'came from access key …MPLE in /etc/keys.json: s3[""]' in caught.value.hint
+    assert "hidden" not in str(caught.value)
+
+
 async def test_environment_does_not_divert_requests(s3: ScriptedS3, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")

@@ -34,7 +34,7 @@ from d7yfs.origins.azure.listing import ARCHIVE_TIER, is_directory, parse
 from d7yfs.origins.azure.sas import VERSION, expiry_of
 from d7yfs.origins.headers import entity_tag
 from d7yfs.origins.origin import ANONYMOUS, Checksums, ReadRequest
-from d7yfs.origins.refusal import Call
+from d7yfs.origins.refusal import Call, place_of
 from d7yfs.origins.renewal import RELOAD_INTERVAL_S
 from d7yfs.origins.rest import ControlReply, RestOrigin
 from d7yfs.origins.xml_listing import seconds_ns
@@ -241,7 +241,7 @@ class AzureOrigin(RestOrigin):
             subject=self._subject(key),
             needs=needs or f"{permission}, as the role Storage Blob Data Reader does,",
             endpoint=self._account_url,
-            credentials=self._access.source,
+            credentials=place_of(self._credentials, self._access.source),
             now=self._clock(),
         )
         return refused(

@@ -36,7 +36,7 @@ from d7yfs.origins.gs.json_api import JsonApi
 from d7yfs.origins.gs.signing import RSA, SIGNATURE_LIFE_S, SIGNATURE_PARAMS, HmacKey, canonical_query, unsigned_url
 from d7yfs.origins.gs.xml_api import XmlApi
 from d7yfs.origins.origin import ANONYMOUS, Checksums, ReadRequest
-from d7yfs.origins.refusal import Call
+from d7yfs.origins.refusal import Call, place_of
 from d7yfs.origins.rest import ControlReply, RestOrigin
 from d7yfs.tls import ca_file
 
@@ -269,7 +269,7 @@ class GsOrigin(RestOrigin):
                 return reply
             if reply.status != 401 or held is None:
                 break
-        call = Call(subject, PERMISSIONS[needs], self._endpoint_url, self.describe()["credentials"], self._clock())
+        call = Call(subject, PERMISSIONS[needs], self._endpoint_url, place_of(self._source, self.describe()["credentials"]), self._clock())
         raise refused(reply, call, self._api.error_code, listing=needs == "list")
 
     def _payer(self, held: GoogleLogin | None) -> dict[str, str]:
@@ -294,4 +294,4 @@ def _hmac_key(bucket: str, environ: Mapping[str, str]) -> StaticKeys | None:
     if bool(access_id) != bool(secret):
         lacking = SECRET_VARIABLE if access_id else ACCESS_ID_VARIABLE
         raise ConfigError(f"gs://{bucket}: half of an HMAC key: {lacking} is not set", hint="set both, or neither")
-    return StaticKeys(access_id, SecretStr(secret)) if access_id else None
+    return StaticKeys(access_id, SecretStr(secret), given_in=SECRET_VARIABLE) if access_id else None
