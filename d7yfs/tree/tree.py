@@ -273,9 +273,12 @@ class Tree(InodeTable):
         # been there earlier.
         first_sight_ns = max(self.first_sight_ns, listing.date_ns if known else 0)
         children: dict[str, Node] = {}
+        # In the store's order, so that a directory that has not changed is shown as it was.
         for name, version in listing.entries.items():
             if name not in newer:
                 children[name] = self.entry(directory, name, version, old.get(name), first_sight_ns)
+            elif (node := newer[name].node) is not None:
+                children[name] = node
         children.update((name, single.node) for name, single in newer.items() if single.node is not None)
         dropped = 0 if known else directory.fingerprint
         changed = bool(dropped and dropped != fingerprint(children))
@@ -329,8 +332,8 @@ class Tree(InodeTable):
         self.set_single(directory, name, Single(node, asked_at, expires_at))
         if node is not old and directory.children is not None:
             # A new dict: a reader may be iterating over the old one.
-            others = {each: child for each, child in directory.children.items() if each != name}
-            directory.children = others if node is None else {**others, name: node}
+            shown = {**directory.children, name: node}
+            directory.children = {each: child for each, child in shown.items() if child is not None}
             directory.subdirectories = sum(1 for child in directory.children.values() if child.is_directory)
         entries = {} if node is None else {name: node}
         changes = self._compare(directory, {name: old} if known else {}, entries)

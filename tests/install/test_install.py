@@ -38,7 +38,7 @@ mkdir mnt
 set -- --anonymous --cache-dir "$PWD/cache" "$url" "$PWD/mnt"
 venv/bin/d7yfs check "$@"
 if venv/bin/d7yfs mount --fuse-engine pyfuse3 "$@" 2>said; then exit 1; fi
-grep "pip install 'd7yfs\[pyfuse3\]'" said
+grep "PYFUSE3=yes make install" said
 venv/bin/d7yfs mount --log-file "$PWD/log" --metrics-listen none "$@"
 trap 'venv/bin/d7yfs umount --force "$PWD/mnt"; cat log' EXIT
 ls mnt

@@ -875,6 +875,18 @@ def test_per_name_the_last_question_counts() -> None:
     assert mount.tree.get(ROOT_INODE).mtime_ns > mtime_ns
 
 
+def test_a_name_that_is_asked_for_alone_keeps_its_place() -> None:
+    mount = Mount(make_tree(), version("m/a"), version("m/b", etag="1"), version("m/c"))
+    mount.list()
+    before = listing_of(mount.objects, "m/")
+    mount.now = 10.0
+    for etag in ("2", "3"):
+        mount.tree.apply_name(ROOT_INODE, "b", version("m/b", etag=etag), 10.0, asked_at=10.0)
+        assert [*mount.tree.directory(ROOT_INODE).names] == ["a", "b", "c"]
+    mount.tree.apply(ROOT_INODE, before, 11.0, asked_at=9.0)
+    assert [*mount.tree.directory(ROOT_INODE).names] == ["a", "b", "c"]
+
+
 def test_a_name_lives_by_itself_and_its_absence_shorter() -> None:
     tree = make_tree()
     tree.apply_name(ROOT_INODE, "a", version("m/a"), 2.0, asked_at=1.0, took_s=1.0)

@@ -18,11 +18,14 @@ from tests.triton.models import MIB, Models, shown, weights_of
 pytestmark = [pytest.mark.mount, pytest.mark.store]
 
 STUB = "triton_python_backend_stub"
+(PACKAGES,) = PROGRAM.resolve().parent.glob("lib/*/site-packages")
+# The program looks for its libraries beside the place where it was installed.
+LIBRARIES = {"LD_LIBRARY_PATH": str(PACKAGES / "nvidia_pytriton.libs")}
 
 
 def put_model_with_stub(models: Models, weights: bytes) -> None:
     models.put_model("m", weights)
-    (own,) = PROGRAM.resolve().parent.glob(f"lib/*/site-packages/pytriton/tritonserver/backends/python/{STUB}")
+    (own,) = PACKAGES.glob(f"pytriton/tritonserver/backends/python/{STUB}")
     models.put(f"m/{STUB}", own.read_bytes())
 
 
@@ -41,7 +44,7 @@ def test_a_model_that_ships_its_stub_loads_and_runs_it(mounter: Mounter, models:
     weights = weights_of(1, MIB)
     put_model_with_stub(models, weights)
     mounted = mounter.mount(models.url, env=models.bucket.env)
-    triton = start(mounted.point)
+    triton = start(mounted.point, env=LIBRARIES)
     triton.wait_for("m")
     assert shown(triton, "m", weights)
     assert within(20, lambda: programs_of(mounted.point)) == [f"m/{STUB}"]
@@ -50,6 +53,6 @@ def test_a_model_that_ships_its_stub_loads_and_runs_it(mounter: Mounter, models:
 def test_without_the_permission_it_does_not_load(mounter: Mounter, models: Models, start: Start) -> None:
     put_model_with_stub(models, weights_of(1, MIB))
     mounted = mounter.mount(models.url, "--executable", "", env=models.bucket.env)
-    triton = start(mounted.point)
+    triton = start(mounted.point, env=LIBRARIES)
     with pytest.raises(TritonError, match="Failed to give execute permission"):
         triton.wait_for("m", timeout_s=20)
