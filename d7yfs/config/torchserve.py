@@ -117,9 +117,7 @@ def _storage(reader: JsonFile, content: Mapping[str, object]) -> ObjectStore | N
         case "gcs" if text["service_account_path"]:
             credentials = CredentialsFile(Path(text["service_account_path"]))
         case "abs" if text["account_key"]:
-            credentials = StaticKeys(
-                account, SecretStr(text["account_key"]), given_in=f'{reader.path}: "account_key"'
-            )
+            credentials = StaticKeys(account, SecretStr(text["account_key"]), given_in=f'{reader.path}: "account_key"')
     url = _url(reader, _SCHEMES[kind], account, text[place], f"object_storage.{place}")
     return ObjectStore(url, credentials, text.get("region", ""), _endpoint(reader, text.get("endpoint", "")))
 

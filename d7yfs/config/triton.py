@@ -203,7 +203,9 @@ def _entry(reader: JsonFile, section: str, where: str, raw: object) -> tuple[Cre
     reader.warn_unknown(content, known, where)
     text = {key: reader.require_text(content.get(key, ""), f"{where}.{key}") for key in known}
     if section == "as":
-        keys = StaticKeys(text["account_str"].lower(), SecretStr(text["account_key"]), given_in=f"{reader.path}: {where}")
+        keys = StaticKeys(
+            text["account_str"].lower(), SecretStr(text["account_key"]), given_in=f"{reader.path}: {where}"
+        )
         return keys if keys.secret_key else ProviderChain(), ""
     if bool(text["key_id"]) != bool(text["secret_key"]):
         lacking = "secret_key" if text["key_id"] else "key_id"

@@ -9,8 +9,9 @@ The origin registry has a module for each scheme.
     s3://http://host[:port]/bucket[/prefix]   the same with the scheme written out
     s3://https://host[:port]/bucket[/prefix]  over TLS
 
-s3a:// and s3n:// (Hadoop's) are s3://, and gcs:// is gs://. The same three forms exist with gs://, oss:// and obs://; oss://bucket.endpoint/prefix is the OSS
-tools' spelling. On Azure an account comes before the container, and decides the address:
+s3a:// and s3n:// (Hadoop's) are s3://, and gcs:// is gs://. The same three forms exist with gs://,
+oss:// and obs://; oss://bucket.endpoint/prefix is the OSS tools' spelling. On Azure an account comes
+before the container, and decides the address:
 
     as://account/container[/prefix]                               Triton's form; also az://
     as://account.blob.core.windows.net/container[/prefix]         another suffix than this becomes the endpoint
@@ -44,7 +45,8 @@ _HOST_PORT = re.compile(r"(?P<host>\[[^\]/]*\]|[^:/\[\]]*)(?P<port>:.*)?", re.DO
 _HOST = re.compile(r"[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SPELLINGS = {
-    **{"s3a": "s3", "s3n": "s3", "gcs": "gs"},
+    **dict.fromkeys(("s3a", "s3n"), "s3"),
+    "gcs": "gs",
     **dict.fromkeys(("az", "abfs", "abfss", "wasb", "wasbs"), "as"),
 }
 _ELSEWHERE = {

@@ -29,7 +29,9 @@ NEGATIVE_TTL_S = 5.0
 DEADLINE_S = 20.0
 UNKNOWN = 4711
 """No inode, and no handle."""
-APPEARANCE = Appearance(uid=11, gid=12, file_mode=0o440, dir_mode=0o550, xattr=True, is_executable=lambda key: key.endswith(".sh"))
+APPEARANCE = Appearance(
+    uid=11, gid=12, file_mode=0o440, dir_mode=0o550, xattr=True, is_executable=lambda key: key.endswith(".sh")
+)
 
 
 class FakeFilesystem:

@@ -107,13 +107,15 @@ def test_what_a_server_starts_can_be_started(tmp_path: Path, bucket: Bucket, fus
     for name in names:
         bucket.put(f"programs/{name}", b"#!/bin/sh\necho it runs\n")
 
+    def start(path: Path) -> tuple[str, int] | None:
+        if not os.access(path, os.X_OK):
+            return None
+        assert subprocess.check_output([path]) == b"it runs\n"
+        return path.name, path.stat().st_mode & 0o777
+
     def started(mounted: Mounted) -> list[tuple[str, int]]:
-        told = []
-        for each in sorted(within(20, mounted.point.iterdir)):
-            if within(20, lambda each=each: os.access(each, os.X_OK)):
-                assert within(20, lambda each=each: subprocess.check_output([each])) == b"it runs\n"
-                told.append((each.name, within(20, each.stat).st_mode & 0o777))
-        return told
+        found = within(20, lambda: [start(path) for path in sorted(mounted.point.iterdir())])
+        return [*filter(None, found)]
 
     with Mounter(tmp_path) as mounter:
         first = mounter.mount(bucket.url("programs"), env=bucket.env)

@@ -269,7 +269,13 @@ class GsOrigin(RestOrigin):
                 return reply
             if reply.status != 401 or held is None:
                 break
-        call = Call(subject, PERMISSIONS[needs], self._endpoint_url, place_of(self._source, self.describe()["credentials"]), self._clock())
+        call = Call(
+            subject,
+            PERMISSIONS[needs],
+            self._endpoint_url,
+            place_of(self._source, self.describe()["credentials"]),
+            self._clock(),
+        )
         raise refused(reply, call, self._api.error_code, listing=needs == "list")
 
     def _payer(self, held: GoogleLogin | None) -> dict[str, str]:
