@@ -89,7 +89,7 @@ def test_an_endpoint_that_is_no_s3(mounter: Mounter, faulty: InThread[S3Faults])
     assert "S3" in done.stderr
 
 
-@pytest.mark.parametrize("url", ["ftp://host/b", "gcs://bucket/x"])
+@pytest.mark.parametrize("url", ["ftp://host/b", "hf://organisation/model"])
 def test_an_unsupported_scheme_lists_those_that_are(mounter: Mounter, url: str) -> None:
     done = mounter.refused(url)
     assert done.returncode == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
@@ -143,7 +144,7 @@ async def test_anonymous() -> None:
 async def test_signature_of_somebody_else(text: str) -> None:
     shared = access(SasToken(SecretStr(text)))
     assert "until 2027-01-15T08:00:00Z" in shared.source
-    assert "abc" not in shared.source + repr(shared)
+    assert not re.search("abc(%2B|[+])", shared.source + repr(shared))
     for grant in (await shared.authorize_control(), await shared.authorize_read("a", "", presigned=False)):
         assert (grant.query, dict(grant.headers), grant.expires_at) == (SAS, {}, SAS_END)
     assert not await shared.reload()
