@@ -28,7 +28,7 @@ from d7yfs.control import live_mount
 from d7yfs.control.live_mount import LiveMount
 from d7yfs.errors import MountError
 from d7yfs.objects import printable
-from d7yfs.stats.words import show_size_roughly
+from d7yfs.stats.words import show_count, show_size_roughly
 
 _STYLE = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.FAILED: "red"}
 _PROBE_COLUMN = 8
@@ -132,7 +132,7 @@ class _Report:
             return
         count = Counter(each.verdict for each in self._found)
         warnings = count[Severity.WARNING]
-        said = f"{count[Severity.OK]} ok, {warnings} warning{'s' * (warnings != 1)}, {count[Severity.FAILED]} failed"
+        said = f"{count[Severity.OK]} ok, {show_count(warnings, 'warning')}, {count[Severity.FAILED]} failed"
         if is_mounted:
             meant = "it is mounted, with trouble" if self.has_failed or warnings else "it is mounted"
         elif would_mount:

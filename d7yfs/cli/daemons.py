@@ -74,11 +74,16 @@ def find(mountpoint: Path | None) -> dict[Path, str]:
 
 def own_mounts() -> list[Path]:
     """The mount points of this user, oldest first, also those of dead daemons. Looks at no mount."""
-    ours = [each for each in mount_table.mount_table() if each.fstype == mount_table.FSTYPE]
-    points = [each.point for each in ours if each.owner == os.geteuid()]
+    return [each.point for each in mounts_here() if each.owner == os.geteuid()]
+
+
+def mounts_here() -> list[Mount]:
+    """The mounts of d7yfs of all users, oldest first. If a runtime directory is named, those without a socket
+    there belong to others, and are left out."""
+    found = [each for each in mount_table.mount_table() if each.fstype == mount_table.FSTYPE]
     if control_socket.RUNTIME_VARIABLE in os.environ:
-        points = [point for point in points if control_socket.socket_path(point).exists()]
-    return points
+        found = [each for each in found if control_socket.socket_path(each.point).exists()]
+    return found
 
 
 def describe_others() -> list[str]:

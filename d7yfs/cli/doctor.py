@@ -8,12 +8,10 @@ from pathlib import Path
 
 import click
 
-from d7yfs.cli.daemons import UntouchedPath
+from d7yfs.cli.daemons import UntouchedPath, mounts_here
 from d7yfs.cli.terminal import say
-from d7yfs.control import control_socket
 from d7yfs.control.bug_report import LOG_LINES, write_report
 from d7yfs.errors import UsageError
-from d7yfs.host import mount_table
 
 
 @click.command()
@@ -35,7 +33,7 @@ def doctor(mountpoint: Path | None, output: str | None, config: Path | None, no_
     About one mount, or all that are here. It works with a daemon that hangs, a dead one, or none. No
     secret is in the file, which only its owner can read. Read it before you send it.
     """
-    points = [mountpoint.absolute()] if mountpoint is not None else _points()
+    points = [mountpoint.absolute()] if mountpoint is not None else sorted({each.point for each in mounts_here()})
     path = Path(output or time.strftime("d7yfs-doctor-%Y%m%d-%H%M%S.txt"))
     text = write_report(points, os.environ, config, names=not no_names)
     if output == "-":
@@ -54,12 +52,3 @@ def doctor(mountpoint: Path | None, output: str | None, config: Path | None, no_
     if not no_names:
         say(f"and: status, and the last {LOG_LINES} lines of the log")
     say("secrets are left out; names of hosts, users, buckets" + (" and objects" * (not no_names)) + " are in it")
-
-
-def _points() -> list[Path]:
-    """The mounts of d7yfs here. If a runtime directory is named, those without a socket there belong to
-    others."""
-    found = {each.point for each in mount_table.mount_table() if each.fstype == mount_table.FSTYPE}
-    if control_socket.RUNTIME_VARIABLE in os.environ:
-        found = {each for each in found if control_socket.socket_path(each).exists()}
-    return sorted(found)

@@ -70,10 +70,20 @@ class JsonFile:
         """Note something unusual that does no harm."""
         self.warnings.append(f"{self.path}: {message}")
 
-    def warn_unknown(self, content: Mapping[str, object], known: tuple[str, ...], where: str) -> None:
-        """Warn of each key that the format does not know, and name the nearest that it does."""
-        for text in describe_unknown(content, known, where):
-            self.warn(text)
+    def warn_unknown(
+        self, content: Mapping[str, object], known: tuple[str, ...], where: str, *, what: str = "key"
+    ) -> list[str]:
+        """Warn of each key of `content` that the format does not know, and name the nearest that it does.
+        Returns the warnings, without the file's name.
+        """
+        lines = []
+        for key in content:
+            if key not in known:
+                close = difflib.get_close_matches(key.lower(), known, 1)
+                meant = f'did you mean "{close[0]}"?' if close else f"known: {', '.join(known)}"
+                lines.append(f'unknown {what} "{redact(key)}" in {where} is ignored; {meant}')
+                self.warn(lines[-1])
+        return lines
 
     def error(self, what: str, hint: str = "") -> ConfigError:
         """An error about this file."""
@@ -86,19 +96,6 @@ class JsonFile:
             twice = next(key for key in keys if keys.count(key) > 1)
             raise self.error(f'key "{redact(twice)}" appears twice in one object', "keep one of them")
         return {key: value for key, value in content.items() if value is not None}
-
-
-def describe_unknown(
-    content: Mapping[str, object], known: tuple[str, ...], where: str, *, what: str = "key"
-) -> list[str]:
-    """A line for each key of `content` that is not among the `known`, with the nearest of these."""
-    lines = []
-    for key in content:
-        if key not in known:
-            close = difflib.get_close_matches(key.lower(), known, 1)
-            meant = f'did you mean "{close[0]}"?' if close else f"known: {', '.join(known)}"
-            lines.append(f'unknown {what} "{redact(key)}" in {where} is ignored; {meant}')
-    return lines
 
 
 def _strict(text: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from d7yfs.config.settings_file import read_file
+from d7yfs.config.settings_file import read_text
 from d7yfs.errors import ConfigError
 
 _LINE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=\s*(?:'([^']*)'|\"([^\"\\]*)\"|([^'\"\\]*?))\s*")
@@ -17,16 +17,8 @@ _LINE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=\s*(?:'([^']*)'|\"([^\"\\]*)\"|([^
 
 def read_variables(path: Path) -> dict[str, str]:
     """The variables in the file. Raises ConfigError."""
-    try:
-        text = read_file(path).decode()
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot be read: {error.strerror}", hint="check the path given as --credentials"
-        ) from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is not UTF-8") from None
     found = {}
-    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+    for number, line in enumerate(map(str.strip, read_text(path, "--credentials").splitlines()), 1):
         if not line or line.startswith(("#", ";")):
             continue
         if (match := _LINE.fullmatch(line)) is None:

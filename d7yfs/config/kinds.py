@@ -222,8 +222,12 @@ def _proxies(value: object) -> str:
     return ",".join(dict.fromkeys(addresses))
 
 
+def _globs(value: object) -> Globs:
+    return Globs.parse(_text(value, "text in quotes, globs separated by commas"))
+
+
 def _name_globs(value: object) -> Globs:
-    globs = Globs.parse(_text(value, "text in quotes, globs separated by commas"))
+    globs = _globs(value)
     for glob in globs.globs:
         if "/" in glob:
             raise ValueError("has a slash; allowed: globs of names, such as *.sh")
@@ -367,9 +371,7 @@ OPEN_WAIT = Kind("TIME", _open_wait, show_duration)
 TIMEOUT = Kind("TIME", _at_least(0.1, parse_duration, "0.1s"), show_duration)
 PERCENT = Kind("PERCENT", parse_percent, show_percent)
 P2P = Kind("MODES", lambda value: P2p.parse(_text(value)), unset=P2p())
-GLOBS = Kind(
-    "GLOB[,GLOB…]", lambda value: Globs.parse(_text(value, "text in quotes, globs separated by commas")), unset=Globs()
-)
+GLOBS = Kind("GLOB[,GLOB…]", _globs, unset=Globs())
 NAME_GLOBS = Kind("NAMEGLOB[,NAMEGLOB…]", _name_globs, unset=Globs())
 MARKERS = Kind("[DIRGLOB/]NAME", lambda value: Markers.parse(_text(value)), unset=Markers())
 INODES = Kind("N", _integer(1000, 1_000_000_000, "number of inodes"))

@@ -42,6 +42,18 @@ def read_file(path: Path) -> bytes:
     return content
 
 
+def read_text(path: Path, option: str) -> str:
+    """The text of the file that `option` of the command line names. Raises ConfigError."""
+    try:
+        return read_file(path).decode()
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read: {error.strerror}", hint=f"check the path given as {option}"
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not UTF-8") from None
+
+
 def exposure(path: Path, *, secret: bool) -> str:
     """The risk of a file that was named, in words: others can write it, or read its secrets.
 

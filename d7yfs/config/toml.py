@@ -23,7 +23,7 @@ from typing import Any
 
 from d7yfs.config.layers import Layer, Value, parse_value, spellings, suggestion
 from d7yfs.config.schema import OPTIONS
-from d7yfs.config.settings_file import read_file
+from d7yfs.config.settings_file import read_text
 from d7yfs.config.url import RepositoryUrl, redact
 from d7yfs.errors import ConfigError
 
@@ -54,13 +54,7 @@ class TomlFile:
 def read_toml(path: Path) -> TomlFile:
     """Parse and validate the file. Raises ConfigError: the file, the key, what is allowed."""
     try:
-        content = tomllib.loads(read_file(path).decode())
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot be read: {error.strerror}", hint="check the path given as --config"
-        ) from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is not UTF-8") from None
+        content = tomllib.loads(read_text(path, "--config"))
     except tomllib.TOMLDecodeError as error:
         raise _malformed(path, str(error)) from None
     except (RecursionError, ValueError):

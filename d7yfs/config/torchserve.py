@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from d7yfs.config.json_file import JsonFile, describe_unknown
+from d7yfs.config.json_file import JsonFile
 from d7yfs.config.schema import Credentials, CredentialsFile, ProviderChain, StaticKeys
 from d7yfs.config.triton import DragonflyFile, proxy_address, proxy_filter, proxy_headers
 from d7yfs.config.url import RepositoryUrl, normal_endpoint
@@ -80,9 +80,7 @@ def read(path: Path) -> TorchServeFile:
 
 def _read_endpoint(reader: JsonFile, root: Mapping[str, object]) -> TorchServeFile:
     """Read the endpoint plugin's format; an address without a port means port 65001."""
-    unknown = describe_unknown(root, ("addr", "header", "filter", "object_storage"), "the file")
-    for line in unknown:
-        reader.warn(line)
+    unknown = reader.warn_unknown(root, ("addr", "header", "filter", "object_storage"), "the file")
     text = reader.require_text(root.get("addr", ""), '"addr"')
     if not text:
         allowed = 'allowed: {"addr": "http://host:port"}'

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from d7yfs.config.json_file import JsonFile, describe_unknown
+from d7yfs.config.json_file import JsonFile
 from d7yfs.config.kinds import parse_proxy
 from d7yfs.config.schema import Credentials, CredentialsFile, Profile, ProviderChain, StaticKeys
 from d7yfs.config.settings_file import distrust
@@ -134,8 +134,7 @@ def read_credentials(path: Path) -> CredentialFile:
     """Parse and validate all sections. Raises ConfigError."""
     reader = JsonFile(path)
     root = reader.load()
-    for text in describe_unknown(root, SCHEMES, "the file", what="section"):
-        reader.warn(text)
+    reader.warn_unknown(root, SCHEMES, "the file", what="section")
     sections: dict[str, tuple[CredentialEntry, ...]] = {}
     warnings: dict[str, tuple[str, ...]] = {}
     for section in filter(root.__contains__, SCHEMES):

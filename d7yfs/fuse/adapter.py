@@ -247,8 +247,7 @@ class Adapter(pyfuse3.Operations):
             ):
                 return
         now = trio.current_time()
-        # One for all entries, since each is copied into the reply: thousands come in one
-        # call.
+        # One for all entries, since each is copied into the reply: thousands come in one call.
         value, entry_timeout_s = self._common_attributes(), directory.remaining_s(now)
         value.entry_timeout = entry_timeout_s
         revalidates = self._filesystem.revalidates(directory)

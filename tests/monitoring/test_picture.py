@@ -6,10 +6,8 @@ prove nothing.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import pytest
 from tests.monitoring.conftest import PLOT
 from tests.monitoring.plot import plot
 from tests.monitoring.prometheus import scraping
+from tests.monitoring.readers import repeating
 from tests.mount.conftest import MIB, Bucket, bytes_of, faulty_url
 from tests.mount.mounted import Mounted, Mounter, free_port, in_background, run, until
 from tests.servers import faults
@@ -28,28 +27,13 @@ from tests.servers.s3_faults import S3Faults
 pytestmark = [pytest.mark.mount, pytest.mark.store]
 
 
-@contextmanager
-def polled(mounted: Mounted) -> Iterator[None]:
-    """Run a thread that reads a model and lists directories every second."""
-    over = threading.Event()
-
-    def poll() -> None:
-        turn = 0
-        while not over.wait(1.0):
-            turn += 1
-            with suppress(OSError):
-                mounted.read_anew(f"models/{('resnet', 'bert', 'llm')[turn % 3]}/1/weights.safetensors")
-            for path in ("models", "models/llm", "lab"):
-                with suppress(OSError):
-                    mounted.names(path)
-
-    polling = threading.Thread(target=poll)
-    polling.start()
-    try:
-        yield
-    finally:
-        over.set()
-        polling.join()
+def read(mounted: Mounted, turn: int) -> None:
+    """A model, and directories."""
+    with suppress(OSError):
+        mounted.read_anew(f"models/{('resnet', 'bert', 'llm')[turn % 3]}/1/weights.safetensors")
+    for path in ("models", "models/llm", "lab"):
+        with suppress(OSError):
+            mounted.names(path)
 
 
 def test_picture(mounter: Mounter, bucket: Bucket, faulty: InThread[S3Faults], tmp_path: Path) -> None:
@@ -82,7 +66,7 @@ def test_picture(mounter: Mounter, bucket: Bucket, faulty: InThread[S3Faults], t
         for name in ("resnet", "bert", "llm"):
             mounted.read(f"models/{name}/1/weights.safetensors")
             time.sleep(3)
-        stack.enter_context(polled(mounted))
+        stack.enter_context(repeating(partial(read, mounted), 1.0))
         time.sleep(10)
         slow = faults.Hang()
         for key in ("b/0", "b/1"):

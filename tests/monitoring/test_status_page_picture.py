@@ -6,11 +6,9 @@ nothing.
 
 from __future__ import annotations
 
-import threading
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from PIL import Image
 
 from tests.monitoring.chromium import Chromium
 from tests.monitoring.conftest import STATUS_PAGE
+from tests.monitoring.readers import repeating
 from tests.monitoring.test_status_page import page
 from tests.mount.conftest import MIB, bytes_of, faulty_url
 from tests.mount.mounted import Mounted, Mounter, free_port, in_background, until
@@ -33,28 +32,13 @@ _COLORS = 64
 """Colors of the picture: enough for lines and letters, and the file is a third as large."""
 
 
-@contextmanager
-def polled(mounted: Mounted) -> Iterator[None]:
-    """Readers of models meanwhile, warm ones and now and then a cold one."""
-    over = threading.Event()
-
-    def poll() -> None:
-        turn = 0
-        while not over.wait(0.5):
-            turn += 1
-            with suppress(OSError):
-                mounted.read_anew(f"models/{('resnet', 'bert', 'llm')[turn % 3]}/1/weights.safetensors")
-            if turn % 20 == 5:
-                with suppress(OSError):
-                    mounted.read(f"models/late/{turn // 20}.safetensors")
-
-    polling = threading.Thread(target=poll)
-    polling.start()
-    try:
-        yield
-    finally:
-        over.set()
-        polling.join()
+def read(mounted: Mounted, turn: int) -> None:
+    """A warm model, and now and then a cold one."""
+    with suppress(OSError):
+        mounted.read_anew(f"models/{('resnet', 'bert', 'llm')[turn % 3]}/1/weights.safetensors")
+    if turn % 20 == 5:
+        with suppress(OSError):
+            mounted.read(f"models/late/{turn // 20}.safetensors")
 
 
 def test_picture(mounter: Mounter, faulty: InThread[S3Faults], tmp_path: Path) -> None:
@@ -70,7 +54,7 @@ def test_picture(mounter: Mounter, faulty: InThread[S3Faults], tmp_path: Path) -
             *(f"models={url}", "--proxy", dfdaemon.server.url, "--anonymous", "--read-timeout", "120s"),
             *(*listens, "--cache-size", "512MiB"),
         )
-        with polled(mounted):
+        with repeating(partial(read, mounted), 0.5):
             time.sleep(80)
             slow = faults.Hang()
             faulty.do(partial(faulty.server.script, slow, key="b/lab/0", forever=True))
