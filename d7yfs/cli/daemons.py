@@ -89,7 +89,12 @@ def mounts_here() -> list[Mount]:
 def describe_others() -> list[str]:
     """The mounts of other users, as root may hear of them: a line for each. Asks no daemon: each answers its
     own user."""
-    return [_describe_of_another(each) for each in mount_table.mount_table() if _is_of_another(each)]
+    return [_describe_of_another(each) for each in mounts_of_others()]
+
+
+def mounts_of_others() -> list[Mount]:
+    """The mounts of d7yfs of other users, oldest first."""
+    return [each for each in mount_table.mount_table() if _is_of_another(each)]
 
 
 def _is_of_another(mount: Mount) -> bool:

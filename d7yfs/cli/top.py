@@ -30,7 +30,6 @@ from d7yfs.cli.status import describe_movers, describe_warm_up
 from d7yfs.config.kinds import parse_duration
 from d7yfs.control import control_socket
 from d7yfs.errors import MountError, UsageError
-from d7yfs.host import mount_table
 from d7yfs.monitor.problems import show_span
 from d7yfs.objects import printable
 from d7yfs.stats.activity import WAYS, ActivityStatus, ModelActivity, Totals, measure, rates_between
@@ -185,10 +184,7 @@ def _others(mountpoints: Sequence[Path]) -> list[SeenMount]:
     """The mounts of other users, for root, who asks for all mounts."""
     if mountpoints or os.geteuid() or control_socket.RUNTIME_VARIABLE in os.environ:
         return []
-    found = mount_table.mount_table()
-    return [
-        SeenMount(str(each.point), each.owner) for each in found if each.fstype == mount_table.FSTYPE and each.owner
-    ]
+    return [SeenMount(str(each.point), each.owner) for each in daemons.mounts_of_others()]
 
 
 def _look_twice(mountpoints: Sequence[Path], interval_s: float) -> list[SeenMount]:
