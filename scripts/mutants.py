@@ -372,8 +372,8 @@ MUTANTS = (
     Mutant(
         "the budget past dfdaemon is not spent",
         "fill",
-        "self._spent[version.identity] = self._spent.get(version.identity, 0) + size_bytes",
-        "self._spent[version.identity] = 0",
+        "self._left[version.identity] = self._left_of(version) - size_bytes",
+        "self._left[version.identity] = self._left_of(version)",
         "fill/test_route.py",
     ),
     Mutant(

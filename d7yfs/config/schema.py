@@ -273,9 +273,15 @@ class RepositoryConfig:
     )
     p2p_direct_percent: float = _dragonfly(
         kinds.PERCENT,
-        "Where p2p is auto: how much of a file may come directly from the store, so that a reader need not wait. 4 MiB are "
-        "always allowed.",
+        "Where p2p is auto: how much of a file may come directly from the store, so that a reader need not wait; of one from "
+        "64MiB on at least 1MiB. 0 allows nothing.",
         0.4,
+    )
+    p2p_hosts: int = _dragonfly(
+        kinds.HOSTS,
+        "About how many hosts read this repository through Dragonfly. Then some three of them may take p2p_direct of a "
+        "file directly from the store, and the others wait for Dragonfly.",
+        default="0: it is not known, and each host may",
     )
 
     listing: str = _reading(

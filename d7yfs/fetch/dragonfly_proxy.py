@@ -14,6 +14,7 @@ the queue for that, requests that a reader waits for are first.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Self
 from urllib.parse import urlsplit
@@ -22,7 +23,7 @@ import trio
 
 from d7yfs.errors import D7yfsError, ProxyUnavailable, VersionUnbound
 from d7yfs.fetch.dragonfly_task import Task, TaskOptions
-from d7yfs.fetch.silence import HEDGE_AFTER_S
+from d7yfs.fetch.silence import HEDGE_AFTER_S, patience_s
 from d7yfs.fetch.transport import Transport
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,14 @@ MAX_STREAMS = 32
 """Whole-object GETs in flight; each takes a connection and a buffer."""
 
 MAX_REGISTRATIONS = 2
+
+PROMPT_S = 0.25
+"""Seconds within which a reader may as well wait for a first byte as ask the origin."""
+
+_JUDGED = 4
+"""The latest requests by which the next one's first byte is expected."""
+
+_LEAST_JUDGED = 2
 
 QUEUE_PATIENCE_S = 15.0
 """Seconds that a range for a reader may queue for its slot at the scheduler, while that serves
@@ -193,7 +202,24 @@ class Limits:
         self.taken = 0
         self.moved_at = float("-inf")
         """Time of the last first byte: the scheduler serves others."""
+        self._waited_s: deque[float] = deque(maxlen=_JUDGED)
+        """Seconds that the latest requests waited for their first bytes, once they had their slots."""
         self._queue: dict[trio.Event, Callable[[], bool]] = {}
+
+    def note_first_byte(self, waited_s: float) -> None:
+        """Note a first byte, and how long it was waited for."""
+        self.moved_at = trio.current_time()
+        self._waited_s.append(waited_s)
+
+    @property
+    def is_prompt(self) -> bool:
+        """True if the latest first bytes came soon: others have most likely brought the objects, and
+        a reader need not ask the origin for the beginning of the next one."""
+        return len(self._waited_s) >= _LEAST_JUDGED and max(self._waited_s) <= PROMPT_S
+
+    def patience(self) -> float:
+        """The seconds without a first byte after which a reader goes elsewhere."""
+        return patience_s(max(self._waited_s)) if len(self._waited_s) >= _LEAST_JUDGED else HEDGE_AFTER_S
 
     async def take(self, is_wanted: Callable[[], bool]) -> None:
         """Wait for a slot; `is_wanted` is True if a reader waits now."""
@@ -262,8 +288,8 @@ class Registration:
 
     def release(self) -> None:
         """Give the slot back, as the first byte has come."""
-        if self._held:
-            self._limits.moved_at = trio.current_time()
+        if self._held and self._had_at is not None:
+            self._limits.note_first_byte(trio.current_time() - self._had_at)
         self._give_back()
 
     def _give_back(self) -> None:

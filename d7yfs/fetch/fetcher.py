@@ -176,10 +176,9 @@ class Fetcher:
         peers for a small range too. `claim` is asked when the transfer leaves its queue, and returns
         the ranges of `wanted` that are still to be brought. `on_task` is told of tasks, as by `stream`.
 
-        Without `urgency` a reader waits. Raises VersionGone, AccessDenied, ObjectArchived at once,
-        BadReply after a few tries, and OriginUnavailable (ProxyUnavailable) when no byte has come
-        for the read timeout."""
-        urgency = urgency or Urgency(urgent=True)
+        Raises VersionGone, AccessDenied, ObjectArchived at once, BadReply after a few tries, and
+        OriginUnavailable (ProxyUnavailable) when no byte has come for the read timeout."""
+        urgency = urgency or Urgency(urgent=True)  # without it a reader waits
         instead = not proxied and reason in (DIRECT, FALLBACK) and self.proxy is not None and self.proxy.down
         with Permits() as permits:
             if instead:
@@ -214,17 +213,17 @@ class Fetcher:
             return
         with trio.CancelScope() as scope:
             try:
-                await silence.watch(partial(self._ranged, proxies, transfer), transfer.alive_at, scope.cancel)
+                ranged, patience = partial(self._ranged, proxies, transfer), proxies.limits.patience
+                await silence.watch(ranged, transfer.alive_at, scope.cancel, patience=patience)
                 return
             except D7yfsError as error:
                 position = transfer.position
                 log.info("%s; reading on from the origin at %d", error.message, position, extra=fields_of(error))
                 if transfer.proxy is not None and isinstance(error, ProxyUnavailable):
                     transfer.proxy.record_failure()
-        asked = transfer.proxy if scope.cancelled_caught else None
         # With a scheduler's default settings a cold range may take longer than this, while a stream
         # flows: slow, but no failure.
-        if asked is not None and asked.answered_at <= transfer.alive_at():
+        if scope.cancelled_caught and (asked := transfer.proxy) and asked.answered_at <= transfer.alive_at():
             asked.record_failure()
         transfer.reason = FALLBACK
         await self._until_done(transfer)
@@ -241,14 +240,15 @@ class Fetcher:
         sink: Sink,
         *,
         on_silence: Callable[[], None] = lambda: None,
+        patience: Callable[[], float] = lambda: silence.HEDGE_AFTER_S,
         on_task: Callable[[str], None] = lambda _: None,
         registration: Registration | None = None,
     ) -> None:
         """Bring `wanted` through the proxy in one GET (rangeless when it is the whole object).
 
         `on_task` is told the task that is asked for, at each attempt. `on_silence` is called when
-        nothing has come for a while, also before the first byte; the stream goes on. `registration`
-        is its slot at the scheduler, not yet taken.
+        nothing has come for `patience()` seconds, also before the first byte; the stream goes on,
+        in its slot at the scheduler (`registration`).
 
         Raises ProxyUnavailable when no proxy is worth asking, or it fails before the first byte or
         for the second time; where it is required, when no byte has come for the read timeout.
@@ -263,7 +263,7 @@ class Fetcher:
                 transfer.proxy.record_failure()
             on_silence()
 
-        await silence.watch(partial(self._streamed, self.proxy, transfer), transfer.alive_at, silent)
+        await silence.watch(partial(self._streamed, self.proxy, transfer), transfer.alive_at, silent, patience=patience)
 
     async def _streamed(self, proxies: Proxies, transfer: Transfer) -> None:
         assert transfer.registration is not None

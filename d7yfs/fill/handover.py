@@ -90,7 +90,7 @@ class Handover:
         self._socket = socket
         self._fetcher = fetcher
         self._options = options
-        self._limits = limits
+        self.limits = limits
         self._verify = verify
         self._certificates = certificates
         self._breaker = Breaker()
@@ -136,7 +136,7 @@ class Handover:
         """Make a registration for a slot at the scheduler, which `bring` takes; `is_wanted` is True
         if a reader waits now.
         """
-        return Registration(self._limits, is_wanted)
+        return Registration(self.limits, is_wanted)
 
     async def bring(
         self,

@@ -38,11 +38,11 @@ BEGINNING_BYTES = 512 << 20
 """Bytes that a stream without a rate is taken to bring within that time: dfdaemon's rate, cold or
 warm (280-760 MB/s)."""
 
+PASSED_BYTES = 64 << 20
+"""Bytes at the front that are there, and that a stream passes over all the same."""
+
 FRONT_BYTES = BEGINNING_BYTES
 """A model's stream begins at the start for a reader within this: all of it will be read."""
-
-SILENCE_S = 3.0
-"""Seconds of silence after which readers do not wait for a stream."""
 
 
 class Reason(StrEnum):
@@ -80,6 +80,13 @@ class Stream:
     """Seconds since its last byte, or since it was asked for."""
     begun_s: float = 0.0
     """Seconds since its first byte; 0 while there is none."""
+    patience_s: float = 3.0
+    """Seconds of silence after which readers do not wait for it."""
+
+    @property
+    def is_silent(self) -> bool:
+        """True if readers do not wait for it now."""
+        return self.silent_s >= self.patience_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +112,8 @@ def plan(
     model: bool,
     run_bytes: int,
     direct_left_bytes: int,
+    front: int = 0,
+    prompt: bool = False,
 ) -> Step:
     """Decide the way for `missing`, an absent run that a reader waits for, in an object of
     `size_bytes`.
@@ -112,13 +121,14 @@ def plan(
     `touched`: the object was read before (a second miss, or one outside the header). `model`: a
     client that reads on after the header loads all of it. `run_bytes`: length of the sequential run
     that `missing` belongs to; 0 for none. `direct_left_bytes`: how much may still come straight
-    from the origin.
+    from the origin. `front`: the object's first absent block. `prompt`: streams begin soon, so
+    that a reader waits for one even with bytes left.
     """
     left = direct_left_bytes
     if stream is not None:
         if _soon(missing.start, stream, patience_s=PATIENCE_S if left > 0 else RANGE_PATIENCE_S):
             return Step()
-        if left <= 0 and _begins_there(missing.start, stream):
+        if (left <= 0 or prompt) and _begins_there(missing.start, stream):
             return Step()
         return ranged(size_bytes, missing, left, Reason.WAITING)
     if size_bytes - missing.start <= MAX_DIRECT_BYTES:
@@ -129,12 +139,21 @@ def plan(
         return ranged(size_bytes, missing, left, Reason.HEADER)
     if not (model or run_bytes >= RUN_BYTES or (run_bytes and left <= 0)):
         return ranged(size_bytes, missing, left, Reason.SPARSE)
-    # Passing over a few bytes that are there already is cheaper than a ranged task.
-    stream_from = 0 if missing.start <= (FRONT_BYTES if model else MAX_DIRECT_BYTES) else missing.start
-    if left <= 0:
+    stream_from = stream_start(missing.start, front, model=model)
+    if left <= 0 or prompt:
         return Step(stream_from=stream_from)
     step = ranged(size_bytes, missing, left, Reason.WAITING)
     return Step(direct=step.direct, stream_from=stream_from, reason=step.reason)
+
+
+def stream_start(offset: int, front: int, *, model: bool) -> int:
+    """The start of a stream for a reader at `offset`, where all before `front` is there.
+
+    To pass over bytes that are there is cheaper than a ranged task. A long stream that has broken
+    off goes on where it was.
+    """
+    start = front if front > PASSED_BYTES else 0
+    return start if offset - start <= (FRONT_BYTES if model else MAX_DIRECT_BYTES) else offset
 
 
 def ranged(size_bytes: int, missing: ByteRange, direct_left_bytes: int, reason: Reason) -> Step:
@@ -158,7 +177,7 @@ def _soon(offset: int, stream: Stream, *, patience_s: float) -> bool:
 
 def _begins_there(offset: int, stream: Stream) -> bool:
     """True if a stream that has no rate yet will bring `offset` first."""
-    young = stream.begun_s < PATIENCE_S and stream.silent_s < SILENCE_S
+    young = stream.begun_s < PATIENCE_S and not stream.is_silent
     return young and _arriving(stream) <= offset < min(stream.start + BEGINNING_BYTES, stream.stop)
 
 

@@ -29,7 +29,7 @@ from d7yfs.cache.version import CachedVersion
 from d7yfs.config.p2p import Mode
 from d7yfs.errors import D7yfsError, HandoverUnavailable, ProxyUnavailable, Stopped, TokenWithheld
 from d7yfs.fetch import silence
-from d7yfs.fetch.dragonfly_proxy import Proxies, Registration
+from d7yfs.fetch.dragonfly_proxy import Limits, Proxies, Registration
 from d7yfs.fetch.dragonfly_task import MAX_DIRECT_BYTES
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.journal import COMPLETE
@@ -38,7 +38,7 @@ from d7yfs.fill import direct
 from d7yfs.fill.direct import DirectFiller
 from d7yfs.fill.handover import Handover
 from d7yfs.fill.p2p_budget import Policy
-from d7yfs.fill.route import PATIENCE_S, SILENCE_S, Reason, Step, Stream, plan, ranged
+from d7yfs.fill.route import PATIENCE_S, Reason, Step, Stream, plan, ranged, stream_start
 from d7yfs.logs import TRACE, fields_of
 from d7yfs.objects import PART_BYTES, ByteRange
 from d7yfs.stats.model_files import MODEL_SUFFIXES
@@ -70,7 +70,9 @@ class StreamFiller:
         self._fetcher = fetcher
         self._proxy: Proxies | None = fetcher.proxy
         self._handover = handover
-        self._required = any(way.required for way in (fetcher.proxy, handover) if way is not None)
+        ways = [way for way in (fetcher.proxy, handover) if way is not None]
+        self._required = any(way.required for way in ways)
+        self._limits = ways[0].limits
         self._nursery = nursery
         self._policy = policy
         self._refused = policy.mode_of(target.version.key) is Mode.NEVER
@@ -108,6 +110,8 @@ class StreamFiller:
             model=self._model,
             run_bytes=missing.stop - self._run.start if self._run.intersects(missing) else 0,
             direct_left_bytes=self._left_bytes,
+            front=0 if self._running else self._frontier(0),
+            prompt=self._limits.is_prompt,
         )
         self._touched = True
         if step.stream_from is not None:
@@ -131,11 +135,8 @@ class StreamFiller:
     def _fetch_proxied(self, wanted: ByteRange, reason: Reason, *, urgent: bool) -> None:
         """Fetch a range through the proxy. Without a proxy, its reader waits for the hand-over."""
         stream = self._running.state() if self._running else None
-        silent = stream is not None and stream.silent_s >= SILENCE_S
-        begun = stream is not None and stream.position > stream.start
-        if silent and (begun or self._proxy is None) and not self._required:
-            # A stream that has fallen silent in the middle is not asked for more: the reader would
-            # wait as long again.
+        if stream is not None and stream.is_silent and not self._required:
+            # A way that has fallen silent is not asked for more: the reader would wait as long again.
             self._direct.fetch(wanted, urgent=urgent, reason=FALLBACK)
         elif self._proxy is not None:
             self._direct.fetch(wanted, urgent=urgent, proxied=True, reason=reason)
@@ -145,7 +146,7 @@ class StreamFiller:
             self._start(self._target.version.whole)
 
     def _start(self, wanted: ByteRange) -> None:
-        self._running = _Running(wanted)
+        self._running = _Running(wanted, self._limits)
         if TRACE.is_on:
             name = self._fetcher.name(self._target.version)
             facts = {"kind": "fetch", "object": name, "start": wanted.start, "stop": wanted.stop}
@@ -181,7 +182,7 @@ class StreamFiller:
             rest = ByteRange(runs[0].start, runs[-1].stop)
             if rest.size > MAX_DIRECT_BYTES:
                 self._filling = True
-                self._start(ByteRange(0 if rest.start <= MAX_DIRECT_BYTES else rest.start, rest.stop))
+                self._start(ByteRange(stream_start(rest.start, rest.start, model=False), rest.stop))
                 return
             while rest:
                 step = self._ranged(rest, Reason.FILL)
@@ -204,7 +205,7 @@ class StreamFiller:
     def _is_direct(self) -> bool:
         """True if Dragonfly has no part in this version, for now or at all."""
         suspect = not self._required and self._target.version.identity in self._fetcher.suspects
-        arriving = self._running is not None and self._running.state().silent_s < SILENCE_S
+        arriving = self._running is not None and not self._running.state().is_silent
         usable = any(way.usable for way in (self._proxy, self._handover) if way is not None)
         withheld = self._fetcher.tokens.is_direct(trio.current_time())
         return self._refused or suspect or withheld or not (usable or arriving)
@@ -313,7 +314,7 @@ class StreamFiller:
         running.registration = registration = handover.new_registration(self._has_readers)
         bring = partial(handover.bring, target, running.advance, registration=registration, small_too=self._small_too)
         try:
-            await silence.watch(bring, running.alive_at, silent)
+            await silence.watch(bring, running.alive_at, silent, patience=running.patience)
         except D7yfsError as error:
             suspect = target.version.identity in self._fetcher.suspects
             if self._proxy is None or suspect or isinstance(error, TokenWithheld):
@@ -342,6 +343,7 @@ class StreamFiller:
                     rest,
                     _StreamSink(target, running),
                     on_silence=silent,
+                    patience=running.patience,
                     on_task=begin,
                     registration=running.registration,
                 )
@@ -395,9 +397,13 @@ class _StreamSink:
 class _Running:
     """The stream that runs now, and its progress."""
 
-    __slots__ = ("_first_byte_at", "_last_byte_at", "_rated_from", "position", "registration", "wanted")
+    __slots__ = (
+        *("_first_byte_at", "_last_byte_at", "_limits", "_longest_gap_s", "_rated_from"),
+        *("position", "registration", "wanted"),
+    )
 
-    def __init__(self, wanted: ByteRange) -> None:
+    def __init__(self, wanted: ByteRange, limits: Limits) -> None:
+        self._limits = limits
         self.begin_anew(wanted)
         self._last_byte_at = trio.current_time()
         """Time of the request, while there is no byte."""
@@ -409,13 +415,21 @@ class _Running:
         self.wanted = wanted
         self.position = self._rated_from = wanted.start
         self._first_byte_at: float | None = None
+        self._longest_gap_s = 0.0
 
     def advance(self, position: int) -> None:
-        self._last_byte_at = trio.current_time()
+        now = trio.current_time()
         if self._first_byte_at is None:
-            self._first_byte_at = self._last_byte_at
+            self._first_byte_at = now
             self._rated_from = self.position
+        else:
+            self._longest_gap_s = max(self._longest_gap_s, now - self._last_byte_at)
+        self._last_byte_at = now
         self.position = position
+
+    def patience(self) -> float:
+        """The seconds of silence after which readers go elsewhere."""
+        return self._limits.patience() if self._first_byte_at is None else silence.patience_s(self._longest_gap_s)
 
     def alive_at(self) -> float:
         """Time of the last reason to expect bytes."""
@@ -423,9 +437,9 @@ class _Running:
 
     def state(self) -> Stream:
         now = trio.current_time()
-        silent_s = now - self.alive_at()
+        silent_s, patience_s = now - self.alive_at(), self.patience()
         begun_s = now - self._first_byte_at if self._first_byte_at is not None else 0.0
         rate = 0.0
-        if self._first_byte_at is not None and silent_s < SILENCE_S:
+        if self._first_byte_at is not None and silent_s < patience_s:
             rate = (self.position - self._rated_from) / max(begun_s, _SHORTEST_RATED_S)
-        return Stream(self.wanted.start, self.position, self.wanted.stop, rate, silent_s, begun_s)
+        return Stream(self.wanted.start, self.position, self.wanted.stop, rate, silent_s, begun_s, patience_s)

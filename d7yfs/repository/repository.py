@@ -227,7 +227,12 @@ def open_repositories(settings: Settings, movers: MoverPool | None = None) -> li
             tokens=_tokens(repository),
             movers=movers,
         )
-        policy = Policy(repository.p2p, prefix=repository.url.prefix, direct_percent=repository.p2p_direct_percent)
+        policy = Policy(
+            repository.p2p,
+            prefix=repository.url.prefix,
+            direct_percent=repository.p2p_direct_percent,
+            hosts=repository.p2p_hosts,
+        )
         handover = open_handover(repository, fetcher, _task_options(settings, repository), limits)
         visibility = Visibility(
             repository.url.prefix,

@@ -31,7 +31,7 @@ def test_names() -> None:
         *("requester_pays", "billing_project", "verify_tls", "ca_bundle", "control_proxy"),
         *("include", "exclude", "publish_marker"),
         *("proxy", "fallback", "dfdaemon_socket", "p2p_verify", "p2p", "p2p_tokens", "p2p_secret_file", "p2p_direct"),
-        *("p2p_tag", "p2p_application", "p2p_priority", "p2p_piece_length"),
+        *("p2p_tag", "p2p_application", "p2p_priority", "p2p_piece_length", "p2p_hosts"),
         *(
             "cache_dir",
             "cache_size",

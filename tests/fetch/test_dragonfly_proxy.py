@@ -21,7 +21,7 @@ from d7yfs.fetch.dragonfly_proxy import (
     address_meant_instead,
 )
 from d7yfs.fetch.dragonfly_task import TaskOptions
-from d7yfs.fetch.silence import HEDGE_AFTER_S
+from d7yfs.fetch.silence import HEDGE_AFTER_S, LEAST_PATIENCE_S
 from d7yfs.fetch.transport import Transport
 from tests.servers import faults
 from tests.servers.scripted import ScriptedServer
@@ -331,3 +331,30 @@ async def test_the_queue_is_no_silence_while_it_moves_and_somebody_waits(autojum
         assert queued.alive_at() == since + 10 - HEDGE_AFTER_S, "for so long"
         async with queued:
             assert queued.alive_at() == trio.current_time(), "asked now"
+
+
+async def test_first_bytes_that_come_soon_make_readers_wait_for_the_next_one() -> None:
+    limits = Limits()
+    assert (limits.is_prompt, limits.patience()) == (False, HEDGE_AFTER_S), "nothing is known"
+    limits.note_first_byte(0.02)
+    assert (limits.is_prompt, limits.patience()) == (False, HEDGE_AFTER_S), "one is no rule"
+    limits.note_first_byte(0.2)
+    assert (limits.is_prompt, limits.patience()) == (True, LEAST_PATIENCE_S)
+    limits.note_first_byte(0.5)
+    assert (limits.is_prompt, limits.patience()) == (False, 2.0), "a cold one"
+    for _ in range(4):
+        limits.note_first_byte(0.02)
+    assert limits.is_prompt, "long ago"
+
+
+async def test_a_slot_tells_what_its_first_byte_took(autojump_clock: MockClock) -> None:
+    """The time in the queue for the slot is no part of it."""
+    limits = Limits()
+    for _ in range(2):
+        await trio.sleep(5)
+        async with Registration(limits) as registration:
+            await trio.sleep(0.4)
+            registration.release()
+            await trio.sleep(5)
+            registration.release()
+    assert limits.patience() == pytest.approx(1.6)

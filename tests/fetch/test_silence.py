@@ -7,7 +7,7 @@ import trio
 from trio.testing import MockClock
 
 from d7yfs.errors import BadReply
-from d7yfs.fetch.silence import HEDGE_AFTER_S, watch
+from d7yfs.fetch.silence import HEDGE_AFTER_S, LEAST_PATIENCE_S, patience_s, watch
 
 
 @pytest.fixture
@@ -71,3 +71,26 @@ async def test_who_is_told_may_end_it(clock: MockClock) -> None:
         await watch(trio.sleep_forever, lambda: began, scope.cancel)
     assert trio.current_time() - began == pytest.approx(HEDGE_AFTER_S)
     assert scope.cancelled_caught
+
+
+@pytest.mark.parametrize(
+    ("longest_s", "expected_s"),
+    [(0.0, LEAST_PATIENCE_S), (0.1, LEAST_PATIENCE_S), (0.5, 2.0), (0.75, HEDGE_AFTER_S), (60.0, HEDGE_AFTER_S)],
+)
+def test_patience_follows_what_was_usual(longest_s: float, expected_s: float) -> None:
+    assert patience_s(longest_s) == expected_s
+
+
+async def test_patience_that_becomes_less_counts_at_once(autojump_clock: MockClock) -> None:
+    """A first byte may have made a long patience a short one, while the watch slept."""
+    told: list[float] = []
+    patience = [HEDGE_AFTER_S]
+
+    async def work() -> None:
+        await trio.sleep(0.5)
+        patience[0] = LEAST_PATIENCE_S
+        await trio.sleep(4.5)
+
+    began = trio.current_time()
+    await watch(work, lambda: began, lambda: told.append(trio.current_time() - began), patience=lambda: patience[0])
+    assert told == [pytest.approx(LEAST_PATIENCE_S)]

@@ -33,6 +33,7 @@ from d7yfs.fill.stream import StreamFiller
 from d7yfs.objects import BLOCK_BYTES, ByteRange
 from tests.cache.doubles import PromptDisk
 from tests.fetch.doubles import SECRET, FakeOrigin
+from tests.fill.scene import SpendingPolicy
 from tests.servers.dfdaemon import FakeDfdaemon
 from tests.servers.dfdaemon_socket import FakeDfdaemonSocket, Fault
 from tests.servers.http11 import Request
@@ -140,7 +141,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         with FakeDfdaemonSocket(tmp_path / "df") as daemon:
             origin = FakeOrigin(server)
             fetcher = Fetcher(origin, transport, proxy=None, read_timeout_s=20, max_connections=8)
-            policy = Policy(P2p(), prefix="", direct_percent=0.4)
+            policy = SpendingPolicy()
             handover = Handover(DfdaemonSocket(daemon.url), fetcher, options=TaskOptions(), limits=Limits())
             path = tmp_path / "cache"
             yield World(server, daemon, origin, fetcher, handover, _cache(path), path, nursery, policy)

@@ -4,13 +4,15 @@ stream starts.
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from d7yfs.config.p2p import P2p
 from d7yfs.fetch.dragonfly_task import MAX_DIRECT_BYTES
-from d7yfs.fill.p2p_budget import Policy
+from d7yfs.fill.p2p_budget import DIRECT_HOSTS, Policy
 from d7yfs.fill.route import FRONT_BYTES, Reason, Step, Stream, plan
 from d7yfs.objects import BLOCK_BYTES, ByteRange, ObjectVersion
 
@@ -113,6 +115,37 @@ def test_a_model_without_a_stream_yet(
 def test_another_file_without_a_stream_yet(missing: ByteRange, run: int, left: int, expected: Step) -> None:
     step = plan(BIG, missing, None, touched=True, model=False, run_bytes=run * MB, direct_left_bytes=left * MB)
     assert step == expected
+
+
+@pytest.mark.parametrize(
+    ("front", "missing", "model", "expected"),
+    [
+        # A stream that has broken off goes on where it was, and does not begin again.
+        (300, span(300, 301), True, 300),
+        (300, span(700, 701), True, 300),
+        (300, span(900, 901), True, 900),
+        (300, span(303, 304), False, 300),
+        (300, span(305, 306), False, 305),
+        # What a few reads have brought is less than a ranged task costs.
+        (64, span(64, 65), True, 0),
+        (65, span(65, 66), True, 65),
+        (64, span(64, 65), False, 64),
+    ],
+)
+def test_a_stream_begins_at_what_is_absent(front: int, missing: ByteRange, model: bool, expected: int) -> None:
+    step = plan(
+        BIG, missing, None, touched=True, model=model, run_bytes=4 * MB, direct_left_bytes=0, front=front * MB
+    )  # fmt: skip
+    assert step == stream(expected)
+
+
+def test_a_reader_waits_for_a_stream_that_begins_soon() -> None:
+    """Where lately each began soon. Once it is late, the budget is there."""
+    asked = {"touched": True, "model": True, "run_bytes": 0, "direct_left_bytes": 4 * MB, "prompt": True}
+    assert plan(BIG, span(0, 1), None, **asked) == stream(0)  # type: ignore[arg-type]
+    assert plan(BIG, span(0, 1), Stream(0, 0, BIG, 0, 0.9, patience_s=1), **asked) == WAIT  # type: ignore[arg-type]
+    late = Stream(0, 0, BIG, 0, 1, patience_s=1)
+    assert plan(BIG, span(0, 1), late, **asked) == direct(WAITING, 0, 1)  # type: ignore[arg-type]
 
 
 FAST = Stream(0, 10 * MB, BIG, 20 * MB, 0, 1)
@@ -233,7 +266,11 @@ def version(key: str, size_bytes: int) -> ObjectVersion:
 
 @pytest.mark.parametrize(
     ("size", "percent", "budget"),
-    [(5 * MB, 0.4, 4 * MB), (BIG, 0.4, 4 * MB), (10_000 * MB, 0.4, 40 * MB), (BIG, 0, 4 * MB), (BIG, 100, BIG)],
+    [
+        # A file of less than 64 MiB is there so soon that nothing is to come beside its stream.
+        *((5 * MB, 0.4, 0), (63 * MB, 0.4, 0), (64 * MB, 0.4, MB), (250 * MB, 0.4, MB), (10 * MB, 100, 10 * MB)),
+        *((BIG, 0.4, 4 * MB), (10_000 * MB, 0.4, 40 * MB), (BIG, 0, 0), (BIG, 100, BIG)),
+    ],
 )
 def test_the_budget(size: int, percent: float, budget: int) -> None:
     policy = Policy(P2p(), prefix="", direct_percent=percent)
@@ -245,6 +282,24 @@ def test_the_budget(size: int, percent: float, budget: int) -> None:
     assert policy.direct_left_bytes(one, required=False) == budget - 3 * MB
     assert policy.direct_left_bytes(other, required=False) == budget
     assert policy.direct_left_bytes(one, required=True) == 0
+
+
+@pytest.mark.parametrize("hosts", [0, 1, 3])
+def test_each_host_of_few_or_of_nobody_knows_how_many_has_the_budget(hosts: int) -> None:
+    policy = Policy(hosts=hosts, chance=lambda: 1.0)
+    assert policy.direct_left_bytes(version("one", BIG), required=False) == 4 * MB
+
+
+def test_of_many_hosts_about_three_have_the_budget_of_a_version() -> None:
+    hosts, versions = 300, 50
+    chance = random.Random(7).random
+    policies = [Policy(hosts=hosts, chance=chance) for _ in range(hosts)]
+    reads = [version(str(number), BIG) for number in range(versions)]
+    drawn = [sum(policy.direct_left_bytes(read, required=False) > 0 for policy in policies) for read in reads]
+    assert 0.8 * DIRECT_HOSTS < sum(drawn) / versions < 1.2 * DIRECT_HOSTS
+    # Another version has other hosts, and asking again draws no other lot.
+    assert len(set(drawn)) > 1
+    assert drawn == [sum(policy.direct_left_bytes(read, required=False) > 0 for policy in policies) for read in reads]
 
 
 def test_small_files_have_no_budget_and_need_none() -> None:
@@ -262,7 +317,7 @@ def test_what_was_spent_longest_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch
     policy = Policy(P2p(), prefix="", direct_percent=0.4)
     for key in ("a", "b", "a", "c"):
         policy.spend(version(key, BIG), MB)
-    assert [policy.direct_left_bytes(version(key, BIG), required=False) // MB for key in "abc"] == [2, 4, 3]
+    assert [policy.direct_left_bytes(version(key, BIG), required=False) // MB for key in "acb"] == [2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -312,4 +367,5 @@ def test_what_comes_past_the_proxy_is_bounded(
             fetched = step.direct.aligned(BLOCK_BYTES, size).size
             policy.spend(read, fetched)
             came += fetched
-    assert came <= (max(4 * MB, size * 4 // 1000) + BLOCK_BYTES if mode == "auto" else 0)
+    budget = policy.budget_bytes(size)
+    assert came <= (budget + BLOCK_BYTES if mode == "auto" and budget else 0)

@@ -33,6 +33,7 @@ from d7yfs.fill.stream import StreamFiller
 from d7yfs.objects import BLOCK_BYTES, ByteRange
 from tests.cache.doubles import PromptDisk
 from tests.fetch.doubles import FakeOrigin
+from tests.fill.scene import SpendingPolicy
 from tests.servers import faults
 from tests.servers.dfdaemon import FakeDfdaemon
 from tests.servers.http11 import Answer, Exchange
@@ -54,7 +55,7 @@ class Daemon:
     fetcher: Fetcher
     origin: FakeOrigin
     nursery: trio.Nursery
-    policy: Policy = field(default_factory=Policy)
+    policy: Policy = field(default_factory=SpendingPolicy)
 
     async def open(self) -> CachedVersion:
         return await self.cache.open(self.origin.identity, self.origin.version(KEY), self._new_filler)

@@ -39,6 +39,7 @@ from d7yfs.fs.readahead import Window
 from d7yfs.objects import BLOCK_BYTES, PART_BYTES, ByteRange
 from tests.cache.doubles import PromptDisk
 from tests.fetch.doubles import SECRET, FakeOrigin, MemoryTarget
+from tests.fill.scene import SpendingPolicy
 from tests.servers import dfdaemon, faults
 from tests.servers.dfdaemon import FakeDfdaemon, error, wrong_total
 from tests.servers.http11 import Fault, Request
@@ -68,7 +69,7 @@ class World:
     fetcher: Fetcher
     cache: Cache
     nursery: trio.Nursery
-    policy: Policy = field(default_factory=Policy)
+    policy: Policy = field(default_factory=SpendingPolicy)
 
     async def open(self, key: str = BIG) -> CachedVersion:
         version = self.origin.version(key)
@@ -285,7 +286,7 @@ async def test_a_reader_far_ahead_gets_small_ranges(frozen: MockClock, world: Wo
     cached = await world.open()
     await cached.read(ByteRange(0, 2 * MB), None)
     await stuck.reached.wait()
-    frozen.jump(2)  # the stream is not worth waiting for: it has brought 1 MiB a second
+    frozen.jump(0.9)  # the stream is not worth waiting for: it has brought 2 MiB a second
     assert await cached.read(ByteRange(19 * MB, 20 * MB), None) == BODY[19 * MB : 20 * MB]
     assert len(world.daemon.requests) == 1
     assert await cached.read(ByteRange(13 * MB, 23 * MB), None) == BODY[13 * MB : 23 * MB]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from d7yfs.fill.p2p_budget import LEAST_BUDGET_BYTES
+from d7yfs.fill.p2p_budget import Policy
 from tests.integration.scene import LONG_S, SIZE, MakeCluster, Store, put, sent_bytes
 from tests.mount.conftest import bytes_of, faulty_url
 from tests.mount.mounted import Mounted, Mounter, run
@@ -46,7 +46,7 @@ def test_the_cache_file_is_the_store_file(
         assert store_file.read_bytes() == body
     # The store sends it once for both hosts, and to each the bytes fetched directly while its
     # reader waits.
-    assert sent_bytes(faulty, "weights.bin") <= 1.01 * SIZE + len(mounts) * LEAST_BUDGET_BYTES
+    assert sent_bytes(faulty, "weights.bin") <= 1.01 * SIZE + len(mounts) * Policy().budget_bytes(SIZE)
 
 
 def test_it_outlives_the_daemon_and_its_store(

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from d7yfs.fill.p2p_budget import Policy
 from tests.integration.scene import (
     LONG_S,
     MIB,
@@ -29,11 +30,6 @@ from tests.mount.mounted import Mounted, in_background, within
 from tests.servers.dragonfly_cluster import Cluster
 
 GIB = 1 << 30
-AUTO_DIRECT_BYTES = 4 * MIB
-"""Bytes of a version that `--p2p auto` takes straight from the store, or 0.4 % of its size if that
-is more.
-"""
-
 _READ_TENSORS = """
 import hashlib, json, mmap, random, sys
 path, seed = sys.argv[1:]
@@ -119,7 +115,7 @@ def test_three_mounts_map_a_cold_safetensors_file_at_once(
         for seed, mounted in enumerate(mounts)
     ]
     assert [json.loads(child.communicate(timeout=2 * LONG_S)[0]) for child in children] == [expected] * 3
-    direct = 0 if mode == "always" else len(mounts) * max(AUTO_DIRECT_BYTES, int(0.004 * len(body)))
+    direct = 0 if mode == "always" else len(mounts) * Policy().budget_bytes(len(body))
     # A reader that would wait seconds for the stream sends a range request in parallel. dfdaemon
     # gets it from the store each time.
     waited_for = sum(_beside_the_stream(each, len(body)) for each in mounts)
@@ -149,7 +145,7 @@ def test_what_one_host_reads_from_the_middle_others_have_whole_from_peers(
     assert within(LONG_S, read_from_the_middle) == body[SIZE:]
     for mounted in others:
         assert digest(mounted, "table.parquet") == hashlib.sha256(body).hexdigest()
-    assert sent_bytes(faulty, "table.parquet") <= 1.01 * len(body) + 3 * AUTO_DIRECT_BYTES
+    assert sent_bytes(faulty, "table.parquet") <= 1.01 * len(body) + 3 * Policy().budget_bytes(len(body))
 
 
 def safetensors(size_bytes: int) -> tuple[bytes, Mapping[str, str]]:
