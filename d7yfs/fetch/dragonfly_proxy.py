@@ -206,9 +206,9 @@ class Limits:
         """Seconds that the latest requests waited for their first bytes, once they had their slots."""
         self._queue: dict[trio.Event, Callable[[], bool]] = {}
 
-    def note_first_byte(self, waited_s: float) -> None:
-        """Note a first byte, and how long it was waited for."""
-        self.moved_at = trio.current_time()
+    def note_first_byte(self, waited_s: float, now: float) -> None:
+        """Note a first byte that has come `now`, and how long it was waited for."""
+        self.moved_at = now
         self._waited_s.append(waited_s)
 
     @property
@@ -289,7 +289,8 @@ class Registration:
     def release(self) -> None:
         """Give the slot back, as the first byte has come."""
         if self._held and self._had_at is not None:
-            self._limits.note_first_byte(trio.current_time() - self._had_at)
+            now = trio.current_time()
+            self._limits.note_first_byte(now - self._had_at, now)
         self._give_back()
 
     def _give_back(self) -> None:

@@ -37,6 +37,12 @@ DIRECT_HOSTS = 3
 """Hosts of a cluster that may read beside a stream. More than one, because a host that is drawn may
 not read the object at all."""
 
+_PATIENCE_PER_HOST_S = 0.03
+"""A scheduler that takes some 30 registrations a second is a slow one, and not one that hangs."""
+
+_MOST_PATIENCE_S = 15.0
+"""Until then a way that hangs has failed (`dragonfly_proxy.FIRST_BYTE_TIMEOUT_S`)."""
+
 _REMEMBERED = 16384
 """Versions whose rest is kept, the latest ones: 4 MiB of memory. A forgotten one begins anew."""
 
@@ -91,6 +97,13 @@ class Policy:
         if required:
             return 0
         return self._left_of(version)
+
+    @property
+    def patience_s(self) -> float:
+        """The least silence after which a reader leaves a stream. Many hosts that begin at once wait
+        for each other, and if all of them left at the same moment, each would cost the origin its
+        own copy."""
+        return min(self._hosts * _PATIENCE_PER_HOST_S, _MOST_PATIENCE_S)
 
     def spend(self, version: ObjectVersion, size_bytes: int) -> None:
         """Count bytes of `version` that come straight from the origin."""

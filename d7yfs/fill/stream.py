@@ -146,7 +146,7 @@ class StreamFiller:
             self._start(self._target.version.whole)
 
     def _start(self, wanted: ByteRange) -> None:
-        self._running = _Running(wanted, self._limits)
+        self._running = _Running(wanted, self._limits, self._policy.patience_s)
         if TRACE.is_on:
             name = self._fetcher.name(self._target.version)
             facts = {"kind": "fetch", "object": name, "start": wanted.start, "stop": wanted.stop}
@@ -398,12 +398,12 @@ class _Running:
     """The stream that runs now, and its progress."""
 
     __slots__ = (
-        *("_first_byte_at", "_last_byte_at", "_limits", "_longest_gap_s", "_rated_from"),
+        *("_first_byte_at", "_last_byte_at", "_least_patience_s", "_limits", "_longest_gap_s", "_rated_from"),
         *("position", "registration", "wanted"),
     )
 
-    def __init__(self, wanted: ByteRange, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, wanted: ByteRange, limits: Limits, least_patience_s: float) -> None:
+        self._limits, self._least_patience_s = limits, least_patience_s
         self.begin_anew(wanted)
         self._last_byte_at = trio.current_time()
         """Time of the request, while there is no byte."""
@@ -429,7 +429,9 @@ class _Running:
 
     def patience(self) -> float:
         """The seconds of silence after which readers go elsewhere."""
-        return self._limits.patience() if self._first_byte_at is None else silence.patience_s(self._longest_gap_s)
+        begun = self._first_byte_at is not None
+        usual_s = silence.patience_s(self._longest_gap_s) if begun else self._limits.patience()
+        return max(usual_s, self._least_patience_s)
 
     def alive_at(self) -> float:
         """Time of the last reason to expect bytes."""

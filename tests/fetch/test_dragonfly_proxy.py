@@ -336,14 +336,14 @@ async def test_the_queue_is_no_silence_while_it_moves_and_somebody_waits(autojum
 async def test_first_bytes_that_come_soon_make_readers_wait_for_the_next_one() -> None:
     limits = Limits()
     assert (limits.is_prompt, limits.patience()) == (False, HEDGE_AFTER_S), "nothing is known"
-    limits.note_first_byte(0.02)
+    limits.note_first_byte(0.02, 0)
     assert (limits.is_prompt, limits.patience()) == (False, HEDGE_AFTER_S), "one is no rule"
-    limits.note_first_byte(0.2)
+    limits.note_first_byte(0.2, 0)
     assert (limits.is_prompt, limits.patience()) == (True, LEAST_PATIENCE_S)
-    limits.note_first_byte(0.5)
+    limits.note_first_byte(0.5, 0)
     assert (limits.is_prompt, limits.patience()) == (False, 2.0), "a cold one"
     for _ in range(4):
-        limits.note_first_byte(0.02)
+        limits.note_first_byte(0.02, 0)
     assert limits.is_prompt, "long ago"
 
 

@@ -302,6 +302,11 @@ def test_of_many_hosts_about_three_have_the_budget_of_a_version() -> None:
     assert drawn == [sum(policy.direct_left_bytes(read, required=False) > 0 for policy in policies) for read in reads]
 
 
+@pytest.mark.parametrize(("hosts", "patience_s"), [(0, 0), (3, 0.09), (100, 3), (500, 15), (10_000, 15)])
+def test_hosts_of_a_large_cluster_are_patient(hosts: int, patience_s: float) -> None:
+    assert Policy(hosts=hosts).patience_s == pytest.approx(patience_s)
+
+
 def test_small_files_have_no_budget_and_need_none() -> None:
     policy = Policy(P2p.parse("*.json=always"), prefix="", direct_percent=0.4)
     small = version("small", 4 * MB)

@@ -1,0 +1,1 @@
+"""Rollouts to clusters that are larger than any machine here: `python -m bench.rollout`."""
