@@ -8,6 +8,7 @@ running mount has its repositories looked at by `check_running`, in its daemon.
 from __future__ import annotations
 
 import errno
+import math
 import os
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
@@ -21,6 +22,9 @@ from d7yfs.check.dragonfly import check_dragonfly
 from d7yfs.check.filters import check_filters
 from d7yfs.check.findings import Finding, count, failed, ok, warning
 from d7yfs.check.fuse import check_fuse
+from d7yfs.check.hidden import check_hidden
+from d7yfs.check.model_repositories import ModelRepositories
+from d7yfs.check.sample import Sample, make_sample
 from d7yfs.check.triton import check_triton
 from d7yfs.config.schema import Config
 from d7yfs.config.sources import Settings
@@ -38,7 +42,6 @@ _PROBE_BYTES = 4096
 _PATIENCE_S = 10.0
 """Longest wait for a store that does not answer: a person waits for the findings."""
 _LOOK_PAGES, _SAMPLE_PAGES = 3, 20
-_NAMED = 3
 
 Tell = Callable[[str], None]
 """Says, in a line, what a person has been waiting for."""
@@ -76,11 +79,14 @@ async def check(
     except D7yfsError as error:
         yield failed("configuration", error)
         return
+    models = ModelRepositories()
     try:
         for repository in repositories:
-            async with aclosing(_check_repository(repository, settings, tell)) as findings:
+            async with aclosing(_check_repository(repository, settings, tell, models)) as findings:
                 async for finding in findings:
                     yield finding
+        for finding in models.findings():
+            yield finding
     finally:
         for repository in repositories:
             await repository.aclose()
@@ -89,24 +95,28 @@ async def check(
 async def check_running(repository: Repository, settings: Settings, tell: Tell) -> AsyncGenerator[Finding, None]:
     """Look at one repository of a running mount, in its daemon: with its connections and credentials,
     at its first keys alone, and at no disk."""
-    async with aclosing(_check_repository(repository, settings, tell, is_running=True)) as findings:
+    models = ModelRepositories()
+    models.has_all = not repository.config.name  # a mount of several may have a model elsewhere
+    async with aclosing(_check_repository(repository, settings, tell, models, is_running=True)) as findings:
         async for finding in findings:
             yield finding
+    for finding in models.findings():
+        yield finding
 
 
 async def _check_repository(
-    repository: Repository, settings: Settings, tell: Tell, *, is_running: bool = False
+    repository: Repository, settings: Settings, tell: Tell, models: ModelRepositories, *, is_running: bool = False
 ) -> AsyncGenerator[Finding, None]:
     config, origin = repository.config, repository.origin
     where = str(config.url)
 
-    async def look() -> tuple[str, DirectoryListing, list[ObjectVersion], bool]:
+    async def look() -> tuple[str, DirectoryListing, Sample]:
         prefix = await repository.locate(allow_empty=settings.config.allow_empty or is_running)
         listing = await _look(repository, prefix)
-        return prefix, listing, *await _sample(repository, prefix, 1 if is_running else _SAMPLE_PAGES)
+        return prefix, listing, await _sample(repository, prefix, 1 if is_running else _SAMPLE_PAGES)
 
     try:
-        prefix, listing, sample, complete = await tell_while_slow(look, repository, tell)
+        prefix, listing, sample = await tell_while_slow(look, repository, tell)
     except D7yfsError as error:
         if config.listing == "exact" and isinstance(error, NotPermitted):
             said = f"{where}: may not be listed; each name will need a request"
@@ -125,19 +135,17 @@ async def _check_repository(
     directories = len(listing.entries) - len(files)
     top = f"{count(directories, 'directory', 'directories')}, {count(len(files), 'file', 'files')}"
     yield ok("list", f"{where}: {top} at the top")
-    if listing.hidden_count:
-        named = "; ".join(f"{hidden.key!r}: {hidden.reason}" for hidden in listing.hidden[:_NAMED])
-        keys = count(listing.hidden_count, "key", "keys")
-        yield warning("names", f"{where}: {keys} cannot be shown ({named})")
-    for finding in check_filters(repository, sample, complete=complete):
+    for finding in check_hidden(where, listing, sample):
         yield finding
-    if encoded := [each for each in sample if each.encoding]:
-        said = f"{where}: {len(encoded)} of {len(sample)} objects are stored compressed ({encoded[0].key!r}: {encoded[0].encoding})"
+    for finding in check_filters(repository, sample):
+        yield finding
+    if encoded := [each for each in sample.objects if each.encoding]:
+        said = f"{where}: {len(encoded)} of {len(sample.objects)} objects are stored compressed ({encoded[0].key!r}: {encoded[0].encoding})"
         yield warning("encoding", said, "they are read as stored and never decoded: store models uncompressed")
     if not prefix or prefix.endswith("/"):
-        for finding in await check_triton(repository, sample, complete=complete):
+        for finding in await check_triton(repository, sample, prefix, models):
             yield finding
-    readable = [each for each in sample if each.size_bytes and not each.archived]
+    readable = [each for each in sample.objects if each.size_bytes and not each.archived]
     if not readable:
         yield warning("read", f"{where}: no readable object found for a test of ranged reads")
         return
@@ -159,19 +167,18 @@ def _source_of(settings: Settings, repository: Repository, setting: str) -> str:
 
 async def _look(repository: Repository, prefix: str) -> DirectoryListing:
     """The first pages of the repository's top directory, as a mount shows them."""
-    listing = DirectoryListing(prefix)
+    listing = DirectoryListing(prefix, most_hidden=math.inf)
     for page in await _first(repository.shown.pages(prefix), _LOOK_PAGES):
         listing.add(page)
     return listing
 
 
-async def _sample(repository: Repository, prefix: str, most_pages: int) -> tuple[list[ObjectVersion], bool]:
-    """The first objects under the prefix, or the object itself, and whether these are all."""
+async def _sample(repository: Repository, prefix: str, most_pages: int) -> Sample:
+    """The first objects under the prefix, or the object itself."""
     if prefix and not prefix.endswith("/"):
-        return [await repository.origin.stat(prefix)], True
+        return Sample([await repository.origin.stat(prefix)])
     pages = await _first(list_all(repository.origin, prefix, delimiter=""), most_pages)
-    found = [version for page in pages for version in page.objects if not version.fault]
-    return found, not (pages and pages[-1].next_token)
+    return make_sample(pages, prefix, repository.visibility)
 
 
 async def _first(pages: AsyncGenerator[ListingPage, None], count: int) -> list[ListingPage]:

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from d7yfs.check.findings import Finding, ok, warning
+from d7yfs.check.findings import Finding, examples, ok, warning
+from d7yfs.check.sample import Sample
 from d7yfs.config.globs import Globs
-from d7yfs.objects import ObjectVersion
 from d7yfs.repository.repository import Repository
-from d7yfs.tree.visibility import Visibility
+from d7yfs.tree.visibility import EXCLUDED, UNPUBLISHED, Visibility
 
-_NAMED = 3
+_REASONS = {EXCLUDED: "hidden by include or exclude", UNPUBLISHED: "its marker is not there"}
 
 
-def check_filters(repository: Repository, objects: Collection[ObjectVersion], *, complete: bool) -> Iterator[Finding]:
-    """A line on all filters, and a warning for each that looks wrong, by these objects: the
-    repository's first ones, or all if `complete`."""
+def check_filters(repository: Repository, sample: Sample) -> Iterator[Finding]:
+    """A line on all filters with what they hide, and a warning for each that looks wrong."""
     if not repository.visibility.hides_any:
         return
-    keys = [version.key for version in objects if not version.key.endswith("/")]
+    keys, complete = [version.key for version in sample.objects if not version.key.endswith("/")], sample.is_complete
     config, visibility = repository.config, repository.visibility
     where, base = str(config.url), config.url.prefix
     known = set(keys)
@@ -40,25 +39,27 @@ def check_filters(repository: Repository, objects: Collection[ObjectVersion], *,
     said = [f"{where}: {len(shown)} of {of} are shown"]
     for glob in config.exclude.globs:
         alone = Visibility(base, exclude=Globs((glob,)))
-        said.append(f"exclude {glob} hides {sum(map(alone.hides, keys))}")
+        hidden = [key for key in keys if alone.hides(key)]
+        said.append(f"exclude {glob} hides {len(hidden)}" + (f" ({examples(hidden)})" if hidden else ""))
     idle = []
     for glob in config.include.globs:
         alone = Visibility(base, include=Globs((glob,)))
-        count = sum(not alone.hides(key) for key in keys)
-        said.append(f"include {glob} matches {count}")
-        if not count:
+        matched = [key for key in keys if not alone.hides(key)]
+        said.append(f"include {glob} matches {len(matched)}")
+        if not matched:
             idle.append(glob)
     if config.publish_marker:
-        named = ", ".join(sorted(missing)[:_NAMED]) + (", …" if len(missing) > _NAMED else "")
+        named = examples(sorted(missing))
         said.append(
             f"publish marker {config.publish_marker}: {len(markers) - len(missing)} directories have it, "
             f"{len(missing)} do not" + (f" ({named})" if named else "")
         )
+    names = [f"{each.key}: {_REASONS.get(each.reason, each.reason)}" for each in sample.withheld]
     if keys and not shown:
         hint = "the mount would look empty: this line says what hides what; upload missing markers"
-        yield warning("filters", "; ".join(said), hint)
+        yield warning("filters", "; ".join(said), hint, names)
     else:
-        yield ok("filters", "; ".join(said))
+        yield ok("filters", "; ".join(said), names)
     if keys and idle:
         hint = "a glob with a slash is matched with the path below the URL's prefix, one without with the name; case matters"
         yield warning("filters", f"{where}: include {', '.join(idle)} matches none of {of}", hint)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from d7yfs.errors import D7yfsError
+
+NAMES_MAX = 1000
+"""The most names in one finding."""
+_EXAMPLES = 3
 
 
 class Severity(Enum):
@@ -24,6 +29,8 @@ class Finding:
     verdict: Severity
     said: str
     hint: str = ""
+    names: tuple[str, ...] = ()
+    """The objects of which `said` names a few, each with the reason; no more than `NAMES_MAX`."""
 
 
 def count(number: int, one: str, many: str) -> str:
@@ -31,14 +38,19 @@ def count(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
 
 
-def ok(probe: str, said: str) -> Finding:
+def examples(names: Sequence[str]) -> str:
+    """The first few names, in words."""
+    return ", ".join(names[:_EXAMPLES]) + ", …" * (len(names) > _EXAMPLES)
+
+
+def ok(probe: str, said: str, names: Sequence[str] = ()) -> Finding:
     """The finding of a probe that found nothing wrong."""
-    return Finding(probe, Severity.OK, said)
+    return Finding(probe, Severity.OK, said, names=tuple(names[:NAMES_MAX]))
 
 
-def warning(probe: str, said: str, hint: str = "") -> Finding:
+def warning(probe: str, said: str, hint: str = "", names: Sequence[str] = ()) -> Finding:
     """The finding of something wrong that a mount can live with."""
-    return Finding(probe, Severity.WARNING, said, hint)
+    return Finding(probe, Severity.WARNING, said, hint, tuple(names[:NAMES_MAX]))
 
 
 def failed(probe: str, said: str | D7yfsError, hint: str = "") -> Finding:

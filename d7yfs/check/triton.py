@@ -1,26 +1,30 @@
-"""The part of the dry run that is about Triton: models whose config.pbtxt still asks for
-Dragonfly's repository agent.
+"""The part of the dry run that is about Triton: the models that it would refuse, and why.
 
-With a mount that agent fails. Triton without it refuses such a model; Triton with it hands the
-agent a local path, which it cannot fetch. Reads a bounded number of small files that end in .pbtxt,
-as the mount would.
+Reads a bounded number of small files that end in .pbtxt, as the mount would. Pure modules judge them:
+`model_directory`, `model_config`, `model_rules`, `ensembles`, `model_repositories`.
+
+Of Dragonfly's repository agent: with a mount that agent fails. Triton without it refuses a model that
+asks for it; Triton with it hands the agent a local path, which it cannot fetch.
 
 Called by `check`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import trio
 
 from d7yfs.check.findings import Finding, count, failed, ok, warning
+from d7yfs.check.model_config import Message, read_config
+from d7yfs.check.model_directory import find_models
+from d7yfs.check.model_repositories import PROBE, ModelRepositories
+from d7yfs.check.sample import Sample
 from d7yfs.errors import ConfigError, D7yfsError, ReadTimeout
 from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.repository.repository import Repository
 from d7yfs.servers.triton_config import agents_blocks, removals
 
-_PROBE = "triton"
 _MAX_FILES = 500
 _MAX_FILE_BYTES = 256 << 10
 _READERS = 8
@@ -28,21 +32,36 @@ _SUFFIX = ".pbtxt"
 """Ending of config.pbtxt, and of each configs/NAME.pbtxt for --model-config-name."""
 
 
-async def check_triton(repository: Repository, objects: Iterable[ObjectVersion], *, complete: bool) -> list[Finding]:
-    """One finding per model that asks for the agent, by these objects: the repository's first ones,
-    or all if `complete`. None without model configurations."""
-    configs = [each for each in objects if each.key.endswith(_SUFFIX) and _readable(each)]
+@dataclass(slots=True)
+class _ConfigFile:
+    """A configuration as it was read."""
+
+    findings: list[Finding] = field(default_factory=list)
+    config: Message | None = None
+    """None if it could not be read."""
+
+
+async def check_triton(repository: Repository, sample: Sample, prefix: str, models: ModelRepositories) -> list[Finding]:
+    """The findings on the model configurations under `prefix`; none without any. Its models are added to
+    `models`, which has the findings on them."""
+    configs = [each for each in sample.objects if each.key.endswith(_SUFFIX) and _readable(each)]
+    directories = [each for each in find_models(sample.tree, prefix) if sample.knows(each.prefix)]
+    read = await _read_all(repository, configs[:_MAX_FILES])
+    is_part = not sample.is_complete or len(read) < len(configs)
+    models.has_all = models.has_all and not is_part
+    for each in directories:
+        where = f"{repository.origin.url}/{each.prefix}"
+        file = _ConfigFile(config=Message()) if each.config is None else read.get(each.config.key, _ConfigFile())
+        models.add(where, each, file.config, is_refused=bool(file.findings))
     if not configs:
         return []
-    some = configs[:_MAX_FILES]
-    findings = await _read_all(repository, some)
+    url, findings = repository.config.url, [finding for file in read.values() for finding in file.findings]
     if not findings:
-        read = count(len(some), "model configuration", "model configurations")
-        said = f"{repository.config.url}: {read}, none asks for Dragonfly's repository agent"
-        findings.append(ok(_PROBE, said))
-    if not complete or len(some) < len(configs):
-        said = f"{repository.config.url}: only the first {len(some)} model configurations were read"
-        findings.append(warning(_PROBE, said, "for the others, check the URL of a directory further down"))
+        number = count(len(read), "model configuration", "model configurations")
+        findings.append(ok(PROBE, f"{url}: {number}, none asks for Dragonfly's repository agent"))
+    if is_part:
+        said = f"{url}: only the first {len(read)} model configurations were read"
+        findings.append(warning(PROBE, said, "for the others, check the URL of a directory further down"))
     return findings
 
 
@@ -50,37 +69,41 @@ def _readable(version: ObjectVersion) -> bool:
     return 0 < version.size_bytes <= _MAX_FILE_BYTES and not version.archived
 
 
-async def _read_all(repository: Repository, versions: list[ObjectVersion]) -> list[Finding]:
-    """Findings in the order of the keys."""
-    findings: list[list[Finding]] = [[] for _ in versions]
+async def _read_all(repository: Repository, versions: list[ObjectVersion]) -> dict[str, _ConfigFile]:
+    """The configurations by key, in the order of the versions."""
+    files = {version.key: _ConfigFile() for version in versions}
     limiter = trio.CapacityLimiter(_READERS)
 
-    async def look(number: int) -> None:
+    async def look(version: ObjectVersion) -> None:
         async with limiter:
-            findings[number] = await _look(repository, versions[number])
+            files[version.key] = await _look(repository, version)
 
     async with trio.open_nursery() as nursery:
-        for number in range(len(versions)):
-            nursery.start_soon(look, number)
-    return [finding for each in findings for finding in each]
+        for version in versions:
+            nursery.start_soon(look, version)
+    return files
 
 
-async def _look(repository: Repository, version: ObjectVersion) -> list[Finding]:
+async def _look(repository: Repository, version: ObjectVersion) -> _ConfigFile:
     name = repository.fetcher.name(version)
+    file = _ConfigFile()
     try:
-        text = (await _read(repository, version)).decode("utf-8-sig", errors="replace")
-        advice = removals(agents_blocks(text))
+        text = (await _read(repository, version)).decode(errors="replace")
+        advice = removals(agents_blocks(text.removeprefix("\ufeff")))
+        if advice:
+            said = (
+                f"{name}: asks for Dragonfly's repository agent; Triton without the agent refuses the model, and with it "
+                "the agent cannot fetch from a directory"
+            )
+            file.findings.append(warning(PROBE, said, f"remove {'; '.join(advice)}; see docs/migration.md"))
+        file.config = read_config(text)
     except ConfigError as error:
-        return [warning(_PROBE, f"{name}: {error.message}", "Triton will not accept it either")]
+        file.findings.append(
+            warning(PROBE, f"{name}: {error.message}", "Triton would refuse the model: correct that line")
+        )
     except D7yfsError as error:
-        return [failed(_PROBE, error)]
-    if not advice:
-        return []
-    said = (
-        f"{name}: asks for Dragonfly's repository agent; Triton without the agent refuses the model, and with it the agent "
-        "cannot fetch from a directory"
-    )
-    return [warning(_PROBE, said, f"remove {'; '.join(advice)}; see docs/migration.md")]
+        file.findings.append(failed(PROBE, error))
+    return file
 
 
 async def _read(repository: Repository, version: ObjectVersion) -> bytes:

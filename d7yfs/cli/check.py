@@ -44,9 +44,17 @@ _SAID_COLUMN = 22
     is_flag=True,
     help="Also print each setting and its source; with --json on stderr.",
 )
+@click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Also name each object that is not shown, up to a thousand of a kind; --json always does.",
+)
 @settings_options()
 @click.pass_context
-def check(ctx: click.Context, arguments: tuple[str, ...], as_json: bool, show_settings: bool, given: Given) -> None:
+def check(
+    ctx: click.Context, arguments: tuple[str, ...], as_json: bool, show_settings: bool, verbose: bool, given: Given
+) -> None:
     """Test everything a mount needs, without mounting: credentials, region, endpoint, listing, a
     ranged read, proxy, cache, FUSE.
 
@@ -59,7 +67,7 @@ def check(ctx: click.Context, arguments: tuple[str, ...], as_json: bool, show_se
     sources, point = split_arguments(arguments)
     names_settings = bool(sources or given.config or given.torchserve_config)
     load = partial(given.load, sources, point)
-    report = _Report(as_json=as_json)
+    report = _Report(as_json=as_json, verbose=verbose)
     live = live_mount.look_at(point.absolute()) if point and not names_settings else None
     settings = load() if live is None else None
     if settings is not None and settings.config.mountpoint is not None:
@@ -96,8 +104,8 @@ def check(ctx: click.Context, arguments: tuple[str, ...], as_json: bool, show_se
 class _Report:
     """The findings as they come, for a person or as JSON at the end. Lines about waits go to stderr."""
 
-    def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
+    def __init__(self, *, as_json: bool, verbose: bool) -> None:
+        self._as_json, self._verbose = as_json, verbose
         self._found: list[Finding] = []
         self._console = Console(soft_wrap=True, highlight=False)
 
@@ -114,6 +122,7 @@ class _Report:
         word = f"{found.verdict.value:<{_PROBE_COLUMN}}"
         lines = wrap(printable(found.said), indent, f"{word} {found.probe:<{_SAID_COLUMN - _PROBE_COLUMN - 2}} ")
         lines += wrap(found.hint, f"{indent}  ", f"{indent}→ ") if found.hint else []
+        lines += [f"{indent}  {printable(name)}" for name in found.names] if self._verbose else []
         for number, line in enumerate(lines):
             text = Text(line)
             if not number:

@@ -161,7 +161,8 @@ def ask_daemon(live: LiveMount) -> Iterator[Finding | str]:
     with closing(control_socket.follow(control_socket.socket_path(live.point), "check")) as replies:
         for reply in replies:
             if (found := reply.get("finding")) is not None:
-                yield Finding(found["probe"], Severity(found["verdict"]), found["said"], found["hint"])
+                names = tuple(found.get("names", ()))  # an earlier release's daemon has none
+                yield Finding(found["probe"], Severity(found["verdict"]), found["said"], found["hint"], names)
             elif (text := reply.get("waits")) is not None:
                 yield str(text)
 

@@ -1,10 +1,11 @@
-"""The repository agents that a config.pbtxt of Triton asks for, and the lines to remove. Pure.
+"""The fields of a config.pbtxt of Triton with their lines; the repository agents that it asks for, and
+the lines to remove. Pure.
 
-Owns a parser for as much of protobuf's text format as it takes to find fields and their lines; the
-schema is Triton's alone. Sources: the Text Format Language Specification of Protocol Buffers;
-ModelRepositoryAgents in Triton's model_config.proto.
+Owns a parser of protobuf's text format. The schema is Triton's alone: `d7yfs.check.model_config` has
+it. Sources: the Text Format Language Specification of Protocol Buffers; ModelRepositoryAgents in
+Triton's model_config.proto.
 
-Called by `check_triton`, on the repository's files.
+Called by `check`, on the repository's files.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
 
 from d7yfs.errors import ConfigError
 
@@ -69,9 +72,14 @@ def agents_blocks(text: str) -> tuple[AgentsBlock, ...]:
         AgentsBlock(
             tuple(_agent(text, each) for each in block.fields if each.name == "agents"), _lines(text, block.field_span)
         )
-        for block in _Parser(text).parse_message()
+        for block in parse_fields(text)
         if block.name == "model_repository_agents"
     )
+
+
+def parse_fields(text: str) -> tuple[Value, ...]:
+    """The values of all fields, in their order. Raises ConfigError with the line."""
+    return _Parser(text).parse_message()
 
 
 def removals(blocks: Sequence[AgentsBlock]) -> list[str]:
@@ -97,19 +105,38 @@ def _one_of(agent: Agent) -> str:
     return f"from {agent.lines} only {what}" if agent.lines.shared else f"{agent.lines}, {what}"
 
 
+class Form(Enum):
+    """The form in which a value is written."""
+
+    WORD = "a number or a word"
+    STRING = "a string in quotes"
+    MESSAGE = "a message in brackets"
+
+
+_Unnamed: TypeAlias = tuple[str, Form, tuple["Value", ...], slice]
+"""A value without its field: text, form, fields and place."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Value:
+class Value:
     """A value of a field, with its place in the text."""
 
     name: str
     """Name of its field, which is `name: value`, `name { … }` or `name [ value, … ]`."""
     text: str
     """A scalar, as written but without quotes; empty for a message."""
-    fields: tuple[_Value, ...]
+    form: Form
+    has_colon: bool
+    """True if a colon follows the name, as a scalar's must."""
+    fields: tuple[Value, ...]
     """The values in a message."""
     span: slice
     """Its own part of the text, that of the field if it is the only value."""
     field_span: slice
+
+    def line_in(self, text: str) -> int:
+        """Its line in the text that it was parsed from, counted from 1."""
+        return _line(text, self.span.start)
 
 
 def _lines(text: str, span: slice) -> Lines:
@@ -122,7 +149,7 @@ def _line(text: str, offset: int) -> int:
     return text.count("\n", 0, offset) + 1
 
 
-def _agent(text: str, entry: _Value) -> Agent:
+def _agent(text: str, entry: Value) -> Agent:
     # The last value counts, as in protobuf.
     name = next((value.text for value in reversed(entry.fields) if value.name == "name"), "")
     return Agent(name, _lines(text, entry.span))
@@ -137,12 +164,12 @@ class _Parser:
         self._next = self._last = next(self._tokens)
         self._depth = 0
 
-    def parse_message(self, closing: str = "") -> tuple[_Value, ...]:
+    def parse_message(self, closing: str = "") -> tuple[Value, ...]:
         """Parse fields up to and with `closing`, or to the end."""
         self._depth += 1
         if self._depth > _DEPTH:
             raise self._error(f"nested more than {_DEPTH} deep")
-        values: list[_Value] = []
+        values: list[Value] = []
         while not self._take(closing):
             if self._next.lastgroup == "end":
                 if not closing:
@@ -152,7 +179,7 @@ class _Parser:
         self._depth -= 1
         return tuple(values)
 
-    def _parse_field(self) -> list[_Value]:
+    def _parse_field(self) -> list[Value]:
         begin = self._next.start()
         name = self._parse_name()
         colon = self._take(":")
@@ -165,7 +192,10 @@ class _Parser:
         whole = slice(begin, self._last.end())
         if not self._take(","):
             self._take(";")
-        return [_Value(name, text, fields, whole if len(values) == 1 else span, whole) for text, fields, span in values]
+        return [
+            Value(name, text, form, colon, fields, whole if len(values) == 1 else span, whole)
+            for text, form, fields, span in values
+        ]
 
     def _parse_name(self) -> str:
         """Parse the name of a field, or of an extension in brackets."""
@@ -176,29 +206,30 @@ class _Parser:
             return f"[{name}]"
         return self._expect("word")
 
-    def _parse_list(self) -> list[tuple[str, tuple[_Value, ...], slice]]:
-        values: list[tuple[str, tuple[_Value, ...], slice]] = []
+    def _parse_list(self) -> list[_Unnamed]:
+        values: list[_Unnamed] = []
         while not self._take("]"):
             if values and not self._take(","):
                 raise self._error("a comma or ] is missing")
             values.append(self._parse_value())
         return values
 
-    def _parse_value(self) -> tuple[str, tuple[_Value, ...], slice]:
-        """Parse a scalar or a message: text, fields and place."""
-        begin, text = self._next.start(), ""
-        fields: tuple[_Value, ...] = ()
+    def _parse_value(self) -> _Unnamed:
+        """Parse a scalar or a message."""
+        begin, text, form = self._next.start(), "", Form.WORD
+        fields: tuple[Value, ...] = ()
         if closing := _CLOSING.get(self._next[0]):
             self._advance()
-            fields = self.parse_message(closing)
+            form, fields = Form.MESSAGE, self.parse_message(closing)
         elif self._next.lastgroup == "string":
+            form = Form.STRING
             while self._next.lastgroup == "string":  # adjacent ones are one
                 text += self._advance()[1:-1]
         else:
             text = self._expect("word")
             if text == "-":
                 text += self._expect("word")
-        return text, fields, slice(begin, self._last.end())
+        return text, form, fields, slice(begin, self._last.end())
 
     def _take(self, mark: str) -> bool:
         """True if the next token was this mark, which is then taken."""

@@ -128,10 +128,15 @@ class DirectoryListing:
     object is mounted.
     """
 
-    __slots__ = ("_directory_prefix", "date_ns", "entries", "hidden", "hidden_count", "prefix", "reached", "withheld")
+    __slots__ = (
+        *("_directory_prefix", "_most_hidden", "date_ns", "entries"),
+        *("hidden", "hidden_count", "prefix", "reached", "withheld"),
+    )
 
-    def __init__(self, prefix: str, reached: Reached | None = None) -> None:
+    def __init__(self, prefix: str, reached: Reached | None = None, most_hidden: float = HIDDEN_SAMPLE) -> None:
+        """`most_hidden` bounds the hidden keys that it names."""
         self.prefix = prefix
+        self._most_hidden = most_hidden
         self._directory_prefix = prefix[: prefix.rfind("/") + 1]
         self.reached = reached or Reached()
         """The progress of its pages, or that of the `Scan` that it is cut from."""
@@ -191,7 +196,7 @@ class DirectoryListing:
 
     def _hide(self, key: str, reason: str) -> None:
         self.hidden_count += 1
-        if len(self.hidden) < HIDDEN_SAMPLE:
+        if len(self.hidden) < self._most_hidden:
             self.hidden.append(HiddenKey(key[:KEY_MAX_CHARACTERS], reason))
 
 
@@ -211,15 +216,19 @@ class TooLarge(Exception):
 class Scan:
     """A flat listing of all below `prefix`, which is "" or ends in a slash."""
 
-    def __init__(self, prefix: str, most_entries: float = math.inf) -> None:
-        """`most_entries` bounds its objects and directories together."""
+    def __init__(self, prefix: str, most_entries: float = math.inf, most_hidden: float = HIDDEN_SAMPLE) -> None:
+        """`most_entries` bounds its objects and directories together, `most_hidden` the hidden keys that
+        each directory names."""
         self.prefix = prefix
+        self._most_hidden = most_hidden
         self._most_entries = most_entries
         self.objects = 0
         """The number of listed objects, including hidden ones."""
         self.reached = Reached()
         self._date_ns = 0
-        self._directories: dict[str, DirectoryListing | None] = {prefix: DirectoryListing(prefix, self.reached)}
+        self._directories: dict[str, DirectoryListing | None] = {
+            prefix: DirectoryListing(prefix, self.reached, most_hidden)
+        }
         """Directories by prefix, parents first; None is one that cannot be shown, and nor can any
         below it."""
 
@@ -270,7 +279,7 @@ class Scan:
             each = folder[:stop]
             if each not in self._directories:
                 shown = listing.enter(each, None)
-                self._directories[each] = DirectoryListing(each, self.reached) if shown else None
+                self._directories[each] = DirectoryListing(each, self.reached, self._most_hidden) if shown else None
             listing = self._directories[each]
         return listing
 

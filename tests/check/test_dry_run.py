@@ -133,11 +133,13 @@ async def test_what_filters_hide_is_counted(store: S3Faults, tmp_path: Path) -> 
     (finding,) = await filter_findings(settings_for(store, tmp_path, **flags))
     assert finding.verdict is Severity.OK
     for said in (
-        *("2 of 8 objects are shown", "exclude *.tmp hides 1;", "exclude tmp/* hides 0;"),
+        *("2 of 8 objects are shown", "exclude *.tmp hides 1 (models/a/x.tmp);", "exclude tmp/* hides 0;"),
         *("include *.onnx matches 1;", "include top matches 1;", "include x matches 4;"),
         "publish marker */READY: 1 directories have it, 4 do not (models/c/, models/d/, models/e/, …)",
     ):
         assert said in finding.said
+    assert "models/a/x.tmp: hidden by include or exclude" in finding.names
+    assert "models/c/: its marker is not there" in finding.names
     found = await findings(settings_for(store, tmp_path, **flags))
     assert "1 directory, 1 file at the top" in found["list"].said, "as they are shown"
 
@@ -155,12 +157,38 @@ async def test_filters_that_hide_everything_or_match_nothing(store: S3Faults, tm
     assert "matches no directory" in astray.said
 
 
-async def test_keys_that_cannot_be_shown(store: S3Faults, tmp_path: Path) -> None:
+async def test_each_kind_of_key_that_cannot_be_shown_is_named(store: S3Faults, tmp_path: Path) -> None:
+    """Wherever in the repository they are; and all of them in `names`."""
+    deep = "/".join("d" * 257)
+    keys = {
+        "an empty path segment": ["a//x", "a/b//y", "//z"],
+        "that is . or ..": ["a/../x", "./y"],
+        "NUL in the name": ["a/n\0l"],
+        "a name that is too long": ["a/" + "n" * 256],
+        "too many directories": [f"{deep}/x"],
+        "the name of a directory": ["top"],
+    }
     store.put("b/models/top/below", b"x")
-    found = await findings(settings_for(store, tmp_path))
-    assert found["names"].verdict is Severity.WARNING
-    assert "1 key cannot" in found["names"].said
-    assert "models/top" in found["names"].said
+    for key in [key for kind in keys.values() for key in kind if key != "top"]:
+        store.put(f"b/models/{key}", b"x")
+    found = [each async for each in check(settings_for(store, tmp_path)) if each.probe == "names"]
+    assert {each.verdict for each in found} == {Severity.WARNING}
+    assert len(found) == len(keys)
+    for kind, some in keys.items():
+        (finding,) = [each for each in found if kind in each.said]
+        assert f"{len(some)} key{'s' * (len(some) > 1)} cannot be shown" in finding.said
+        assert len(finding.names) == len(some)
+
+
+async def test_many_keys_that_cannot_be_shown(store: S3Faults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("d7yfs.check.findings.NAMES_MAX", 20)
+    for number in range(120):
+        store.put(f"b/models/a/{number}" + "n" * 256, b"x")
+    store.put("b/models/a/z//x", b"x")
+    named, other = [each async for each in check(settings_for(store, tmp_path)) if each.probe == "names"]
+    assert "120 keys cannot be shown" in named.said
+    assert len(named.names) == 20
+    assert "1 key cannot be shown, with an empty path segment" in other.said
 
 
 async def test_the_proxy(store: S3Faults, tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def bucket(seaweedfs: SeaweedFS) -> Iterator[Bucket]:
         client.create_bucket(Bucket="mounted")
         made = Bucket(seaweedfs, "mounted", client)
         files = {name: bytes_of(seed, size) for seed, (name, size) in enumerate(SIZES.items())}
-        files |= {"model/config.pbtxt": b'name: "model"\n', "model/1/weights.bin": bytes_of(99, 3 * MIB)}
+        files |= {"model/config.pbtxt": b'backend: "ours"\n', "model/1/weights.bin": bytes_of(99, 3 * MIB)}
         for name, body in files.items():
             made.put(f"library/{name}", body)
         made.files = files

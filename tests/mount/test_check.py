@@ -197,3 +197,16 @@ def test_another_kind_of_file_system(store: InThread[S3Faults], tmp_path: Path) 
         assert (status, "the top of a file system (tmpfs of memory)" in said) == (0, True), said
     finally:
         subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_keys_that_cannot_be_shown_are_named(mounter: Mounter, faulty: InThread[S3Faults]) -> None:
+    """By the dry run and by the daemon; all of them with -v."""
+    for number in range(5):
+        faulty.do(faulty.server.put, f"b/m/{number}//x", b"x")
+    mounted = mounter.mount(f"s3://127.0.0.1:{faulty.server.port}/b", "--anonymous")
+    for arguments in ((f"s3://127.0.0.1:{faulty.server.port}/b", "--anonymous"), (mounted.point,)):
+        _, few = checked(*arguments)
+        assert "5 keys cannot be shown, with an empty path segment: 'm/0//', 'm/1//', 'm/2//', …" in few
+        assert "'m/4//'" not in few
+        _, named = checked("-v", *arguments)
+        assert all(f"'m/{number}//': empty path segment" in named for number in range(5))
