@@ -29,11 +29,11 @@ class EarlierPolicy(Policy):
         return max(4 * MIB, super().budget_bytes(size_bytes))
 
 
-EARLIER = Deciding(name="each host 4 MiB", policy=lambda hosts: EarlierPolicy(), learns=False)
-UNKNOWN = Deciding(name="d7yfs", policy=lambda hosts: Policy())
+EARLIER = Deciding(name="each host 4 MiB", policy=lambda _: EarlierPolicy(), learns=False)
+UNKNOWN = Deciding(name="d7yfs", policy=lambda _: Policy())
 KNOWN = Deciding(name="d7yfs --p2p-hosts", policy=lambda hosts: Policy(hosts=hosts))
-COPY = Deciding(name="the agent's copy", policy=lambda hosts: Policy(), way="copy")
-DIRECT = Deciding(name="direct", policy=lambda hosts: Policy(), way="direct")
+COPY = Deciding(name="the agent's copy", policy=lambda _: Policy(), way="copy")
+DIRECT = Deciding(name="direct", policy=lambda _: Policy(), way="direct")
 WAYS = (EARLIER, UNKNOWN, KNOWN, COPY, DIRECT)
 
 MODEL = (5 * GIB,) * 4
@@ -117,18 +117,24 @@ def _row(name: str, outcome: Outcome, limit_s: float, took_s: float) -> str:
 
 
 def _limit_s(cluster: Cluster) -> float:
-    """What no way can do in less: the model at a host's own rate, or once from the store."""
+    """The least time of any way: the model at a host's own rate, or once from the store."""
     total = sum(cluster.files_bytes)
     return max(total / cluster.down_rate, total / cluster.store_rate)
 
 
 def _calibration(real: Path | None) -> Iterator[str]:
-    """What was measured, and the simulation of the same."""
+    """The rollouts that were measured, each beside the simulation of the same."""
     if real is None:
         return
-    yield "| measured: hosts | mode | origin × | simulated | ready | simulated |"
+    yield "| hosts | model | origin ×, measured | simulated | ready, measured | simulated |"
     yield "|---:|---|---:|---:|---:|---:|"
-    for each in json.loads(real.read_text()):
+    rows = json.loads(real.read_text())
+    # Hosts that come late show what a peer gives, and how soon: these two are taken from there.
+    late = {_kind(each): each for each in rows if each["is_warm"]}
+    for each in rows:
+        if (warm := late.get(_kind(each))) is None or each["mode"] == "always":
+            continue
+        peer_rate = sum(warm["files_bytes"]) / (warm["ready_s"] - warm["first_byte_s"])
         cluster = Cluster(
             hosts=each["hosts"],
             files_bytes=tuple(each["files_bytes"]),
@@ -136,20 +142,24 @@ def _calibration(real: Path | None) -> Iterator[str]:
             connection_rate=each["store_rate"],
             store_latency_s=0.005,
             seeds=1,
-            seed_rate=each["peer_rate"],
-            up_rate=each["peer_rate"],
-            down_rate=each["peer_rate"],
-            registration_s=each["registration_s"],
+            seed_rate=peer_rate * each["hosts"],
+            up_rate=peer_rate,
+            down_rate=peer_rate,
+            registration_s=warm["first_byte_s"],
             spread_s=0.05,
             is_warm=each["is_warm"],
         )
-        way = KNOWN if each["mode"] == "known" else UNKNOWN
-        outcome = rollout(cluster, way, seeds=range(5))
+        outcome = rollout(cluster, UNKNOWN, seeds=range(5))
+        files = f"{len(each['files_bytes'])} × {each['files_bytes'][0] // MIB} MiB"
         yield (
-            f"| {each['hosts']} | {each['mode']}, {'warm' if each['is_warm'] else 'cold'} | {each['origin_times']:.3f} "
+            f"| {each['hosts']} {'warm' if each['is_warm'] else 'cold'} | {files}, {each['way']} | {each['origin_times']:.3f} "
             f"| {outcome.origin_times:.3f} | {each['ready_s']:.2f} s | {outcome.percentile_s(50):.2f} s |"
         )
     yield ""
+
+
+def _kind(row: Mapping[str, object]) -> tuple[object, ...]:
+    return (str(row["files_bytes"]), row["way"], row["mode"])
 
 
 def _draw(sizes: Sequence[int], found: Mapping[str, Sequence[Outcome]], path: Path) -> None:

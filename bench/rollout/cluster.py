@@ -84,7 +84,7 @@ class Deciding:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a rollout came to."""
+    """The result of a rollout."""
 
     ready_s: NDArray[np.float64]
     """For each host, from its own begin to its last byte."""
@@ -102,7 +102,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Host:
-    """What one host knows and waits for."""
+    """One host: its knowledge, and the event that it waits for."""
 
     policy: Policy
     limits: Limits
