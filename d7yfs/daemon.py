@@ -189,6 +189,7 @@ class _Mount:
             nursery,
             changed=self._entries_changed,
             forget_names=self._invalidator.changed,
+            told=self._invalidator.settle,
             open_wait_s=min(config.open_wait_s, config.read_timeout_s / 2),
         )
         refreshers = self._filesystem.refreshers

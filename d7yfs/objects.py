@@ -117,12 +117,16 @@ class StoreIdentity:
         return f"{self.scheme} {self.endpoint} {self.bucket}"
 
 
+WITHOUT_AGENT = " without Dragonfly's agent"
+"""The edit of a model's configuration in which Dragonfly's repository agent is blanked."""
+
+
 @dataclass(slots=True, unsafe_hash=True)
 class ObjectVersion:
     """One version of one object, as a listing shows it.
 
-    Identity is (key, validator, size). `version_id` only pins GETs if the origin offers it;
-    listings do not have it, and it is no part of the identity.
+    Identity is (key, validator, size), and what d7yfs changes of its bytes. `version_id` only pins
+    GETs if the origin offers it; listings do not have it, and it is no part of the identity.
 
     Nothing of it changes. mypy sees to that: frozen ones take four times as long to make, and a listing
     makes thousands.
@@ -141,10 +145,17 @@ class ObjectVersion:
     """The stored Content-Encoding, if the listing has it; stored bytes are never decoded."""
     fault: Final[str] = ""
     """The reason why a listed object cannot be shown, in words; it has no size and no time then."""
+    edit: Final[str] = ""
+    """The change that a mount's settings make to its bytes, never to its size: `WITHOUT_AGENT` or empty."""
 
     @property
     def identity(self) -> tuple[str, str, int]:
-        return (self.key, self.validator, self.size_bytes)
+        """The identity of the bytes as they are served: no validator looks like one with an edit."""
+        return (self.key, self.validator + self.edit, self.size_bytes)
+
+    def is_stored_as(self, stored: ObjectVersion) -> bool:
+        """True if `stored` is this version in its store, whatever is changed of it here."""
+        return (self.key, self.validator, self.size_bytes) == (stored.key, stored.validator, stored.size_bytes)
 
     @property
     def whole(self) -> ByteRange:

@@ -62,6 +62,8 @@ class Map:
     size_bytes: int
     data_file: tuple[int, int]
     """st_dev and st_ino of the data file."""
+    edit: str = ""
+    """The change that d7yfs has made to the object's bytes (`ObjectVersion.edit`)."""
 
     @classmethod
     def parse(cls, header: bytes) -> Map | None:
@@ -73,12 +75,18 @@ class Map:
             identity, size_bytes, data_file = parsed
             said = read_json(identity)
             texts = [said[name] for name in ("scheme", "endpoint", "bucket", "account", "key", "validator")]
-            if not all(isinstance(each, str) for each in texts):
+            edit = said.get("edit", "")
+            if not all(isinstance(each, str) for each in (*texts, edit)):
                 return None
             *store, key, validator = texts
-            return cls(StoreIdentity(*store), key, validator, read_size(size_bytes), data_file)
+            return cls(StoreIdentity(*store), key, validator, read_size(size_bytes), data_file, edit)
         except (ValueError, KeyError, TypeError):
             return None
+
+    @property
+    def identity(self) -> tuple[str, str, int]:
+        """`ObjectVersion.identity` of the version, within its store."""
+        return (self.key, self.validator + self.edit, self.size_bytes)
 
     def lies_in(self, place: Place) -> bool:
         """True if `place` is this object or above it."""
@@ -283,7 +291,7 @@ def _matches_md5(stored: Stored) -> bool | None:
     compare. For a worker thread.
     """
     claimed = plain_md5(stored.map.validator)
-    if not claimed or not stored.complete:
+    if not claimed or not stored.complete or stored.map.edit:
         return None
     with (
         contextlib.suppress(OSError),

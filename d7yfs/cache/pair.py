@@ -303,6 +303,8 @@ def identity_of(store: StoreIdentity, version: ObjectVersion) -> bytes:
         "validator": version.validator,
         "size": version.size_bytes,
     }
+    if version.edit:
+        fields["edit"] = version.edit
     return _ENCODE(fields).encode(errors="surrogatepass")
 
 

@@ -23,6 +23,7 @@ from d7yfs.check.sample import Sample
 from d7yfs.errors import ConfigError, D7yfsError, ReadTimeout
 from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.repository.repository import Repository
+from d7yfs.servers.agentless_config import without_agent
 from d7yfs.servers.triton_config import agents_blocks, removals
 
 _MAX_FILES = 500
@@ -88,7 +89,10 @@ async def _look(repository: Repository, version: ObjectVersion) -> _ConfigFile:
     name = repository.fetcher.name(version)
     file = _ConfigFile()
     try:
-        text = (await _read(repository, version)).decode(errors="replace")
+        data = await _read(repository, version)
+        if repository.config.hide_agents:
+            data = without_agent(data)
+        text = data.decode(errors="replace")
         advice = removals(agents_blocks(text.removeprefix("\ufeff")))
         if advice:
             said = (

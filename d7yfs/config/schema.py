@@ -88,6 +88,9 @@ def _option(group: str, kind: kinds.Kind, help: str, value: Any = None, **more: 
 _repository, _dragonfly, _cache, _reading, _mount, _process, _monitoring = (partial(_option, group) for group in GROUPS)
 
 
+ANY_SERVER = "any"
+"""The value of `--for` that chooses nothing."""
+
 METRICS_ADDRESS = "127.0.0.1:7717"
 """The default address of metrics, for root. Any local user can connect, so other users choose one."""
 
@@ -201,6 +204,11 @@ class RepositoryConfig:
         "Hide these files, and these directories with everything below them, such as *.tmp,.ipynb_checkpoints,staging/*. It wins "
         "over include.",
     )
+    hide_agents: bool = _repository(
+        kinds.TRUTH,
+        "Show each model's config.pbtxt without Dragonfly's repository agent, whose block is read as spaces. For repositories "
+        "that hosts with the agent share with hosts that mount.",
+    )
     publish_marker: Markers = _repository(
         kinds.MARKERS,
         "Show a directory only once it has the object NAME, which you upload last. READY is for each directory at the top, "
@@ -300,7 +308,8 @@ class RepositoryConfig:
     revalidate_on_open: Globs = _reading(
         kinds.GLOBS,
         "Ask the store, whenever one of these files is opened or stat'ed, whether it is still the newest, such as config.pbtxt or "
-        "*/1/*.json. If not, its directory is listed again: two requests each time. For hosts that cannot call d7yfs refresh.",
+        "*/1/*.json: two requests each time. If it is not, its directory is listed again. So is that directory with all below it "
+        "whenever it is opened. For hosts that cannot call d7yfs refresh.",
     )
 
 
@@ -387,6 +396,11 @@ class Config:
         default="auto: as many as its rate is worth, one less than there are processors, at most 8",
     )
 
+    for_: str = _mount(
+        kinds.one_of(ANY_SERVER, "triton", "torchserve", "vllm"),
+        "Choose the settings that this model server needs: which files are asked for at each open, and what an open waits for. "
+        "Any setting that is given otherwise wins; d7yfs check --settings shows them.",
+    )
     allow_other: bool = _mount(
         kinds.TRUTH,
         "Let all users of this host read the mount, as a model server under its own user needs it. Otherwise only the "
@@ -501,7 +515,8 @@ def _options() -> dict[str, Option]:
     for model in (RepositoryConfig, Config):
         for each in fields(model):
             if one := each.metadata.get("option"):
-                name = each.name.removesuffix("_bytes").removesuffix("_percent").removesuffix("_s")
+                # A keyword of Python's has an underscore behind it.
+                name = each.name.removesuffix("_bytes").removesuffix("_percent").removesuffix("_s").removesuffix("_")
                 found[name] = replace(
                     one,
                     name=name,

@@ -1,5 +1,5 @@
 """The sources of settings: flags > D7YFS_* variables > TOML > files of Triton and TorchServe >
-defaults, and which one won.
+what `for` chooses > defaults, and which one won.
 
 Owns the precedence and the provenance; every command calls `load_settings` once. Each value is read
 at once by its option's `Kind`, so a wrong one is an error even in a layer that a higher one
@@ -24,6 +24,7 @@ from typing import Any
 from d7yfs.config import azure, torchserve
 from d7yfs.config.host_files import HostFiles, PluginFile, read_files
 from d7yfs.config.layers import Layer, Value, first, parse_value, spellings, suggestion
+from d7yfs.config.presets import preset_layer
 from d7yfs.config.schema import (
     OPTIONS,
     Anonymous,
@@ -135,10 +136,15 @@ def load_settings(
     plugin = PluginFile.locate(here / plugin_path if plugin_path else None, environ, endpoint_file)
     if not (sources or environ.get(SOURCE_VARIABLE) or toml.sources):
         plugin = plugin.read()
+    server = first("for", (flag_layer, environ_layer, toml.layer))
+    preset = preset_layer(server.value) if server else {}
     chosen = _choose_sources(sources, environ, toml, plugin, warnings)
     plugin.check([source.url for source in chosen])
     stacks = [
-        [_meant_for(source.url.scheme, layer) for layer in (flag_layer, environ_layer, source.layer, toml.layer)]
+        [
+            _meant_for(source.url.scheme, layer)
+            for layer in (flag_layer, environ_layer, source.layer, toml.layer, preset)
+        ]
         for source in chosen
     ]
     files = read_files(
@@ -163,7 +169,7 @@ def load_settings(
     values: dict[str, Any] = {"cache_dir": default_cache_dir(environ, root=is_mounter_root())}
     provenance: dict[str, str] = {}
     for option in OPTIONS.values():
-        if not option.per_repository and (found := first(option.name, (flag_layer, environ_layer, toml.layer))):
+        if not option.per_repository and (found := first(option.name, (flag_layer, environ_layer, toml.layer, preset))):
             values[option.field] = found.value
             provenance[option.name] = found.where
     place = _choose_mountpoint(mountpoint, environ, toml, here)

@@ -196,7 +196,7 @@ class Commands:
         directory = self.reloader.settings.config.cache_dir
         gone, kept = await trio.to_thread.run_sync(_drop_places, directory, places)
         await self.cache.room.recount()
-        dropped = {(each.map.key, each.map.validator, each.map.size_bytes) for each in gone}
+        dropped = {each.map.identity for each in gone}
         known = [each for each in files.tree.remembered() if isinstance(each, File)]
         for file in known:
             if file.version.identity in dropped:

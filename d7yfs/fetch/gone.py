@@ -35,7 +35,7 @@ class GoneVersions:
             request = await origin.read_request(version, presigned=False)
             if not version.validator.isdecimal() and dragonfly_task.names_version(request.url):
                 return gone
-            if version.identity in self._known or (await origin.stat(version.key)).identity != version.identity:
+            if version.identity in self._known or not version.is_stored_as(await origin.stat(version.key)):
                 self._known[version.identity] = True
                 return gone
         except (NotFound, VersionGone, AccessDenied):

@@ -69,6 +69,22 @@ class Nowhere:
         return wanted.start
 
 
+class InMemory:
+    """A sink that keeps the bytes of a range in memory."""
+
+    def __init__(self, kept: ByteRange) -> None:
+        self._start = kept.start
+        self.data = bytearray(kept.size)
+
+    async def write(self, offset: int, data: memoryview) -> None:
+        at = offset - self._start
+        self.data[at : at + len(data)] = data
+
+    def retract(self, wanted: ByteRange) -> int:
+        """Nothing is given out yet: the bytes are written again."""
+        return wanted.start
+
+
 class Reserved(Protocol):
     """A range of a file that another process is to write."""
 

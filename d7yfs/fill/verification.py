@@ -15,7 +15,9 @@ fetches the file again, from the store itself if that may stand in for the proxy
 wrong for the second time in this process is kept, and the log says so. Then the record is wrong, or
 fetching it again would not help either.
 
-No reader waits for any of this, and no failure reaches one. With `required` alone, opening a whole
+The bytes of a version that is served with an edit are compared before they are cached (`find_fault`).
+
+Of all else no reader waits for any of this, and no failure reaches one. With `required` alone, opening a whole
 version waits for the comparison that it still lacks. Built by `daemon`, one `Verifier` for each
 repository.
 """
@@ -34,10 +36,10 @@ from cachetools import LRUCache
 from d7yfs.cache.pair import block_count, block_range
 from d7yfs.cache.proof import Proof
 from d7yfs.cache.version import CachedVersion
-from d7yfs.checksum import crc64nvme
+from d7yfs.checksum import crc32c, crc64nvme
 from d7yfs.errors import D7yfsError, ReadTimeout
 from d7yfs.fetch.fetcher import Fetcher
-from d7yfs.fetch.transfer import Urgency
+from d7yfs.fetch.transfer import InMemory, Urgency
 from d7yfs.fill.direct import SMALL_BYTES
 from d7yfs.logs import fields, fields_of
 from d7yfs.objects import PART_BYTES, ByteRange, ObjectVersion
@@ -195,13 +197,39 @@ class Verifier:
         count = block_count(version.size_bytes)
         chosen = secrets.SystemRandom().sample(range(count), min(SAMPLED_BLOCKS, count))
         for block in (block_range(index, version.size_bytes) for index in chosen):
-            stores = _StoresBytes(block)
-            await self._fetcher.fetch(version, block, stores, urgency=Urgency(urgent=False), reason=SAMPLE)
+            stores = await self._fetch_again(version, block)
             if not target.is_whole:
                 return Proof.PENDING, ""
-            if await trio.to_thread.run_sync(target.backing.read_back, block) != stores.data:
+            if await trio.to_thread.run_sync(target.backing.read_back, block) != stores:
                 return Proof.WRONG, f"its bytes {block} are not the store's"
         return Proof.PROVED if len(chosen) == count else Proof.SAMPLED, ""
+
+    async def _fetch_again(self, version: ObjectVersion, block: ByteRange) -> bytearray:
+        """A block, straight from the store. Raises the fetcher's errors."""
+        stores = InMemory(block)
+        await self._fetcher.fetch(version, block, stores, urgency=Urgency(urgent=False), reason=SAMPLE)
+        return stores.data
+
+    async def find_fault(self, version: ObjectVersion, data: bytes, *, p2p: bool) -> str:
+        """Compare all bytes of a small version, of which the cache will hold others, with the store's
+        checksum. Returns the difference in words; empty for none, and where none is to be looked for.
+        """
+        if not (p2p or self._full):
+            return ""
+        try:
+            recorded = await self._fetcher.origin.checksums(version)
+            proof, difference = _judge_bytes(data, recorded)
+            if p2p and proof is Proof.PENDING:
+                same = data == await self._fetch_again(version, version.whole)
+                proof, difference = (Proof.PROVED, "") if same else (Proof.WRONG, "its bytes are not the store's")
+        except D7yfsError as error:
+            log.info("%s could not be compared with its checksum: %s", self._fetcher.name(version), error)
+            proof, difference = Proof.NOT_PROVABLE, ""
+        if p2p:
+            self._fetcher.counters.count_proof(proof)
+            if proof is Proof.NOT_PROVABLE and self._required:
+                return "it came through Dragonfly, and nothing proves it"
+        return difference
 
     async def _refuse(self, target: CachedVersion, name: str) -> None:
         """Drop a version that cannot be proved, once: it comes from the store then."""
@@ -228,25 +256,21 @@ class Verifier:
         await self._forget_pages(version)
 
 
-class _StoresBytes:
-    """A sink that keeps one block of the store's own bytes."""
-
-    def __init__(self, block: ByteRange) -> None:
-        self._start = block.start
-        self.data = bytearray(block.size)
-
-    async def write(self, offset: int, data: memoryview) -> None:
-        at = offset - self._start
-        self.data[at : at + len(data)] = data
-
-    def retract(self, wanted: ByteRange) -> int:
-        return wanted.start
-
-
 def _judge(kind: str, ours: str, recorded: str) -> tuple[Proof, str]:
     if ours == recorded:
         return Proof.PROVED, ""
     return Proof.WRONG, f"its {kind} is {ours}, the store recorded {recorded}"
+
+
+def _judge_bytes(data: bytes, recorded: Checksums) -> tuple[Proof, str]:
+    """The proof of all bytes of a version; PENDING if nothing is recorded that could prove them."""
+    if recorded.crc32c is not None:
+        return _judge("CRC32C", f"{crc32c(data):08x}", f"{recorded.crc32c:08x}")
+    if recorded.crc64nvme is not None:
+        return _judge("CRC64NVME", f"{crc64nvme(data):016x}", f"{recorded.crc64nvme:016x}")
+    if recorded.md5 is not None:
+        return _judge("MD5", hashlib.md5(data, usedforsecurity=False).hexdigest(), recorded.md5)
+    return Proof.PENDING, ""
 
 
 async def _read_back(target: CachedVersion, recorded: Checksums) -> tuple[Proof, str]:

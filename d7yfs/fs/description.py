@@ -64,6 +64,7 @@ class NodeDescriber:
             "version_id": version.version_id,
             "archived": version.archived,
             "p2p_proof": await self._proof(node),
+            "served": version.edit.strip(),
         }
         return described | {name: value for name, value in optional.items() if value}
 

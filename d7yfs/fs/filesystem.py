@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -50,7 +50,8 @@ class Filesystem(OpenFiles):
     """The file system of one mount, over its repositories by name. `nursery` runs listings.
 
     `changed` gets the changes of each directory, at once; it must not block. `forget_names` has the
-    kernel forget names of a directory, when it remembers too many.
+    kernel forget names of a directory, when it remembers too many. `told` returns once the kernel knows
+    of changes, or after a while.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Filesystem(OpenFiles):
         *,
         changed: Callable[[Directory, NameChanges], None] = lambda _directory, _changes: None,
         forget_names: Callable[[int, Iterable[str]], None] = lambda _inode, _names: None,
+        told: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
         open_wait_s: float = 0.0,
     ) -> None:
         super().__init__(tree, backends, cache, nursery, open_wait_s)
@@ -83,6 +85,7 @@ class Filesystem(OpenFiles):
         self.describer = NodeDescriber(backends, cache)
         self._tell_changed = changed
         self._forget_names = forget_names
+        self._told = told
         self._directory_handles: dict[int, _DirectoryHandle] = {}
 
     def _changed(self, directory: Directory, changes: NameChanges) -> None:
@@ -99,12 +102,16 @@ class Filesystem(OpenFiles):
             return known
         directory = self.tree.directory(parent)
         revalidates = self.revalidates(directory)
-        if revalidates is None or not revalidates(name):
-            answer = await self._ask(parent, name, asked_at)
-        else:
+        if revalidates is not None and revalidates(name):
             await self._revalidate(directory, name)
             answer = await self._ask(parent, name, asked_at)
             answer = Found(answer.node, 0.0) if isinstance(answer, Found) else Absent(0.0)
+        else:
+            answer = await self._ask(parent, name, asked_at)
+            if self._may_have_come(directory, answer):
+                await self._revalidate(directory, name)
+                answer = await self._ask(parent, name, asked_at)
+                answer = answer if isinstance(answer, Found) else Absent(0.0)
         if isinstance(answer, Found):
             self._remember(answer.node)
         return answer
@@ -114,12 +121,24 @@ class Filesystem(OpenFiles):
         answer = self.tree.lookup(parent, name, self._now())
         if isinstance(answer, Expired):
             return None
-        revalidates = self.revalidates(self.tree.directory(parent))
-        if revalidates is not None and revalidates(name):
+        directory = self.tree.directory(parent)
+        revalidates = self.revalidates(directory)
+        if revalidates is not None and (revalidates(name) or self._may_have_come(directory, answer)):
             return None
         if isinstance(answer, Found):
             self._remember(answer.node)
         return answer
+
+    def _may_have_come(self, directory: Directory, answer: Found | Absent) -> bool:
+        """True if a name that is absent at the top is to be asked for: as a new model, whose files would
+        be asked for at every use, it would have to be found."""
+        name = directory.repository
+        return (
+            isinstance(answer, Absent)
+            and name is not None
+            and self._backends[name].revalidates is not None
+            and directory is self.tree.top(name)
+        )
 
     def _remember(self, node: Node) -> None:
         self.tree.remember(node.inode)
@@ -146,6 +165,25 @@ class Filesystem(OpenFiles):
         except D7yfsError as error:
             shown = f"{backend.url}/{directory.prefix}{name}"
             log.warning("%s is shown as it is known: %s", shown, error, extra=fields_of(error, object=shown))
+
+    def _is_asked_for(self, inode: int) -> bool:
+        """True if a directory is asked for whenever it is opened: it has a file of which that is so."""
+        directory = self.tree.directory(inode)
+        revalidates = self.revalidates(directory)
+        return revalidates is not None and any(map(revalidates, directory.children or ()))
+
+    async def _refresh_opened(self, directory: Directory) -> None:
+        """Ask for a directory that is being opened, and for all below it, as at an explicit load. While
+        the store cannot be asked, the known entries are the newest.
+        """
+        assert directory.repository is not None
+        try:
+            await self.refreshers[directory.repository].refresh(directory)
+        except D7yfsError as error:
+            shown = f"{self._backends[directory.repository].url}/{directory.prefix}"
+            log.warning("%s is shown as it is known: %s", shown, error, extra=fields_of(error, object=shown))
+        # Else its reader could get the attributes of files that it has just been shown from the kernel.
+        await self._told()
 
     async def _ask(self, parent: int, name: str, asked_at: float) -> Found | Absent:
         answer = self.tree.lookup(parent, name, trio.current_time(), asked_at=asked_at)
@@ -213,6 +251,8 @@ class Filesystem(OpenFiles):
         if (known := self.opendir_at_once(inode)) is not None:
             return known
         asked_at = trio.current_time()
+        if self._is_asked_for(inode):
+            await self._refresh_opened(self.tree.directory(inode))
         directory = await self._list(inode, asked_at)
         if self.tree.listed(inode, asked_at):
             return self._add(_DirectoryHandle(inode, directory.children or {}, asked_at))
@@ -220,9 +260,10 @@ class Filesystem(OpenFiles):
         return self._add(_DirectoryHandle(inode, {}, asked_at, stream))
 
     def opendir_at_once(self, inode: int) -> int | None:
-        """`opendir`, if it waits for nothing: the directory is listed, and the listing lives."""
+        """`opendir`, if it waits for nothing: the directory is listed, the listing lives, and it is not
+        to be asked for."""
         now = trio.current_time()
-        if not self.tree.listed(inode, now):
+        if not self.tree.listed(inode, now) or self._is_asked_for(inode):
             return None
         directory = self.tree.directory(inode)
         directory.used_at = now

@@ -37,7 +37,7 @@ _OPEN = struct.Struct("=QI")
 """Node id and backing id."""
 _FILE = struct.Struct("=QQQ7I")
 """The directory's node id, size, mtime in ns, and how many characters each text has; the texts
-follow. Each first lookup of a file writes one: JSON would take four times as long."""
+follow, and the edit. Each first lookup of a file writes one: JSON would take four times as long."""
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -169,7 +169,7 @@ class SessionJournal:
             it = node.version
             texts = (node.repository, it.key, it.validator, it.version_id, it.archived, it.encoding, it.fault)
             head = _FILE.pack(node.parent, it.size_bytes, it.mtime_ns, *map(len, texts))
-            self._log.put(_Kind.FILE, node.inode, head + "".join(texts).encode(errors="surrogatepass"))
+            self._log.put(_Kind.FILE, node.inode, head + "".join((*texts, it.edit)).encode(errors="surrogatepass"))
             return
         listed = fingerprint(node.children) if node.children is not None else node.fingerprint
         content = _ENCODE([node.repository, node.prefix, node.mtime_ns, listed])
@@ -226,4 +226,5 @@ def _file(inode: int, content: bytes) -> File:
     repository, key, validator, *rest = (
         joined[stop - length : stop] for length, stop in zip(lengths, stops, strict=True)
     )
+    rest.append(joined[stops[-1] :])
     return File(inode, repository, ObjectVersion(key, size_bytes, validator, mtime_ns, *rest), parent)

@@ -116,6 +116,11 @@ class Invalidator:
         while self._under_way in directories or any(each in self._waiting for each in directories):
             await self._stirred.wait()
 
+    async def settle(self) -> None:
+        """Return once the kernel has taken all notices so far, or has had the time for it."""
+        with trio.move_on_after(_PATIENCE_S):
+            await self.told(self.waiting())
+
     def stop(self) -> None:
         """Tell no more."""
         self._stopped = True

@@ -402,7 +402,7 @@ class RestOrigin(ABC):
             raise
         except NotFound:
             raise VersionGone(f"{subject}: was deleted before it was first read") from None
-        if current.identity != version.identity:
+        if not version.is_stored_as(current):
             raise VersionGone(f"{subject}: was replaced before it was first read")
         return current.version_id
 

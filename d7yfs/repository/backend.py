@@ -46,7 +46,7 @@ def make_backend(
         repository.origin.url,
         repository.origin.identity,
         repository.shown,
-        repository.make_fillers(nursery, verifier.compare if verifies else None),
+        repository.make_fillers(nursery, verifier if verifies else None),
         fills_blank=repository.fetcher.proxy is None and repository.handover is None,
         listing=ListingMode(repository.config.listing),
         listing_limit=repository.config.listing_limit,

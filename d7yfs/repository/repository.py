@@ -27,9 +27,11 @@ from d7yfs.fetch.dragonfly_task import MAX_DIRECT_BYTES, TaskOptions, task
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.transport import Transport
 from d7yfs.fill.direct import DirectFiller
+from d7yfs.fill.edited import EditedFiller
 from d7yfs.fill.handover import Handover, open_handover
 from d7yfs.fill.p2p_budget import Policy
 from d7yfs.fill.stream import StreamFiller
+from d7yfs.fill.verification import Verifier
 from d7yfs.movers.pool import MoverPool
 from d7yfs.objects import ObjectVersion
 from d7yfs.origins import open_origin
@@ -116,14 +118,22 @@ class Repository:
             return "socket"
         return "proxy" if self.fetcher.proxy is not None else "origin"
 
-    def make_fillers(self, nursery: trio.Nursery, compare: Callable[[CachedVersion], None] | None) -> NewFiller:
-        """Return what makes fillers, whose tasks run in `nursery`. `compare` gets each version that
+    def make_fillers(self, nursery: trio.Nursery, verifier: Verifier | None) -> NewFiller:
+        """Return what makes fillers, whose tasks run in `nursery`. `verifier` gets each version that
         has come whole.
         """
         filler: Callable[..., Filler] = DirectFiller
         if self.fetcher.proxy is not None or self.handover is not None:
             filler = partial(StreamFiller, policy=self.policy, handover=self.handover)
-        return partial(filler, fetcher=self.fetcher, nursery=nursery, compare=compare)
+        compare = verifier.compare if verifier is not None else None
+        make = partial(filler, fetcher=self.fetcher, nursery=nursery, compare=compare)
+
+        def make_one(target: CachedVersion) -> Filler:
+            if target.version.edit:
+                return EditedFiller(target, self.fetcher, nursery, self.policy, verifier)
+            return make(target)
+
+        return make_one
 
     async def task_id(self, version: ObjectVersion) -> str:
         """The id of Dragonfly's task for `version`, on all hosts; empty if it does not go that
@@ -240,7 +250,7 @@ def open_repositories(settings: Settings, movers: MoverPool | None = None) -> li
             exclude=repository.exclude,
             markers=repository.publish_marker,
         )
-        shown = VisibleListings(origin, visibility)
+        shown = VisibleListings(origin, visibility, hides_agents=repository.hide_agents)
         repositories.append(Repository(repository, transport, fetcher, policy, visibility, shown, handover))
     return repositories
 

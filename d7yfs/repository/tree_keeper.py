@@ -126,6 +126,8 @@ class TreeKeeper:
         too_large = len(listing.entries) > config.listing_limit and config.listing != ListingMode.WHOLE
         if directory is None or directory.prefix != listing.prefix or too_large:
             return
+        served = self._repository.shown.served  # the settings may have been others
+        listing.entries = {name: each and served(each) for name, each in listing.entries.items()}
         age_s = time.time() - recalled.listed_at
         is_believed = recalled.is_believed and age_s >= 0  # else the clock was set back
         age_s = age_s if age_s >= 0 else FOREVER_S

@@ -4,6 +4,9 @@ Owns the one request that this needs beyond the origin's own: a look for the mar
 directory that needs one, where directories are listed one by one. A look that fails makes the
 listing fail. Then the last listing is served, and no directory vanishes with the network.
 
+Owns also which versions are served with an edit (`ObjectVersion.edit`): every version that is shown
+comes by here, or by `served`.
+
 It is the `source.ListingSource` of a repository; `check` and `ls` read it too.
 """
 
@@ -12,14 +15,16 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 
 import trio
 
 from d7yfs.errors import AccessDenied, D7yfsError, NotFound
-from d7yfs.objects import ListingPage, ObjectVersion
+from d7yfs.objects import WITHOUT_AGENT, ListingPage, ObjectVersion
 from d7yfs.origins.origin import Origin
 from d7yfs.origins.rest import ask_again
 from d7yfs.origins.survey import list_all
+from d7yfs.servers.agentless_config import may_name_agents
 from d7yfs.tree.visibility import Flat, Visibility
 
 _LOOKS = 16
@@ -27,15 +32,17 @@ _LOOKS = 16
 
 
 class VisibleListings:
-    """The keys of `origin` that are shown, by page and by name."""
+    """The keys of `origin` that are shown, by page and by name; with `hides_agents`, model
+    configurations without Dragonfly's agent."""
 
-    def __init__(self, origin: Origin, visibility: Visibility) -> None:
+    def __init__(self, origin: Origin, visibility: Visibility, *, hides_agents: bool = False) -> None:
         self.origin = origin
         self.away: D7yfsError | None = None
         """The reason why the store cannot be reached; then nothing is shown, without waiting."""
         self.offline_since: float | None = None
         """Since when (time.time()) names of an earlier mount are served; then `away` is raised."""
         self._visibility = visibility
+        self._hides_agents = hides_agents
         self._looks = trio.CapacityLimiter(_LOOKS)
 
     async def pages(self, prefix: str, *, delimiter: str = "/") -> AsyncGenerator[ListingPage, None]:
@@ -53,14 +60,14 @@ class VisibleListings:
         flat = Flat(self._visibility, prefix) if self._visibility.hides_any and not delimiter else None
         async with aclosing(list_all(self.origin, prefix, delimiter=delimiter)) as pages:
             async for page in pages:
-                yield await self._hide_entries(prefix, page) if flat is None else flat.add(page)
+                yield await self._shown(prefix, page) if flat is None else self._edited(flat.add(page))
 
     async def page(self, prefix: str, token: str) -> ListingPage:
         """One page of the delimiter listing of `prefix`, shown keys only: the first ("") or the
         one after a continuation token."""
         if self._is_away():
             return ListingPage((), (), "", time.time_ns())
-        return await self._hide_entries(prefix, await ask_again(lambda: self.origin.list(prefix, token=token)))
+        return await self._shown(prefix, await ask_again(lambda: self.origin.list(prefix, token=token)))
 
     async def stat(self, key: str) -> ObjectVersion:
         """The current version of `key`. Raises NotFound, also when it is hidden."""
@@ -68,7 +75,13 @@ class VisibleListings:
             raise NotFound(f"{key}: {self.away.message if self.away is not None else ''}")
         if self._visibility.hides(key):
             raise NotFound(f"{self.origin.url}/{key}: hidden by include or exclude")
-        return await ask_again(lambda: self.origin.stat(key))
+        return self.served(await ask_again(lambda: self.origin.stat(key)))
+
+    def served(self, version: ObjectVersion) -> ObjectVersion:
+        """A version of the store as the mount serves it."""
+        if self._hides_agents and may_name_agents(version.key, version.size_bytes):
+            return replace(version, edit=WITHOUT_AGENT)
+        return version
 
     async def holds(self, prefix: str) -> bool:
         """True if the directory `prefix`, which ends in a slash, is shown: it has a key, and its
@@ -98,13 +111,17 @@ class VisibleListings:
             objects: tuple[ObjectVersion, ...] = (await ask_again(lambda: self.origin.stat(key)),)
         except NotFound:
             objects = ()
-        return self._visibility.directory_page(ListingPage(objects, (), "", time.time_ns()))
+        return self._edited(self._visibility.directory_page(ListingPage(objects, (), "", time.time_ns())))
 
-    async def _hide_entries(self, prefix: str, page: ListingPage) -> ListingPage:
-        if not self._visibility.hides_any:
-            return page
-        unpublished = await self._find_unpublished(self._visibility.markers(prefix, page))
-        return self._visibility.directory_page(page, unpublished)
+    async def _shown(self, prefix: str, page: ListingPage) -> ListingPage:
+        """A page of a delimiter listing as it is shown."""
+        if self._visibility.hides_any:
+            unpublished = await self._find_unpublished(self._visibility.markers(prefix, page))
+            page = self._visibility.directory_page(page, unpublished)
+        return self._edited(page)
+
+    def _edited(self, page: ListingPage) -> ListingPage:
+        return replace(page, objects=tuple(map(self.served, page.objects))) if self._hides_agents else page
 
     async def _find_unpublished(self, markers: Mapping[str, str]) -> list[str]:
         """The directories whose marker is not there. Raises the origin's errors except NotFound."""

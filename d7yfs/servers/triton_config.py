@@ -21,6 +21,8 @@ from d7yfs.errors import ConfigError
 AGENTS = ("dragonfly", "d7y")
 """The names of Dragonfly's agent: the released one, and the one of its first design."""
 
+BLOCK = "model_repository_agents"
+
 _DEPTH = 100
 """Deepest nesting of messages, as in protobuf's own parsers."""
 _TOKEN = re.compile(
@@ -30,9 +32,16 @@ _TOKEN = re.compile(
       | (?P<word>[^\s{}<>\[\]:;,\#"']+)
       | (?P<endless>["'])
       | (?P<end>\Z)""",
-    re.VERBOSE,
+    re.VERBOSE | re.ASCII,
 )
 _CLOSING = {"{": "}", "<": ">"}
+_ESCAPE = re.compile(
+    r"""\\(?:([0-7]{1,3})|[xX]([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{4})
+      |U(0010[0-9a-fA-F]{4}|000[0-9a-fA-F]{5})|(.))""",
+    re.VERBOSE,
+)
+_ESCAPED = dict(zip("abfnrtv", "\a\b\f\n\r\t\v", strict=True))
+"""The escapes of a letter; any other character stands for itself."""
 _REST_OF_LINE = re.compile(r"[,;\s]*(?:\#.*)?$", re.MULTILINE)
 """The text that may follow a part on its last line and be removed with it."""
 
@@ -73,7 +82,7 @@ def agents_blocks(text: str) -> tuple[AgentsBlock, ...]:
             tuple(_agent(text, each) for each in block.fields if each.name == "agents"), _lines(text, block.field_span)
         )
         for block in parse_fields(text)
-        if block.name == "model_repository_agents"
+        if block.name == BLOCK
     )
 
 
@@ -124,7 +133,7 @@ class Value:
     name: str
     """Name of its field, which is `name: value`, `name { … }` or `name [ value, … ]`."""
     text: str
-    """A scalar, as written but without quotes; empty for a message."""
+    """A scalar as written, of a string what it stands for; empty for a message."""
     form: Form
     has_colon: bool
     """True if a colon follows the name, as a scalar's must."""
@@ -150,9 +159,25 @@ def _line(text: str, offset: int) -> int:
 
 
 def _agent(text: str, entry: Value) -> Agent:
+    return Agent(agent_name(entry), _lines(text, entry.span))
+
+
+def agent_name(entry: Value) -> str:
+    """The name of an agent; empty without one."""
     # The last value counts, as in protobuf.
-    name = next((value.text for value in reversed(entry.fields) if value.name == "name"), "")
-    return Agent(name, _lines(text, entry.span))
+    return next((value.text for value in reversed(entry.fields) if value.name == "name"), "")
+
+
+def _unquoted(literal: str) -> str:
+    """The text that a string stands for."""
+    return _ESCAPE.sub(_unescaped, literal[1:-1]) if "\\" in literal else literal[1:-1]
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    octal, *hexadecimals, other = found.groups()
+    if other is not None:
+        return _ESCAPED.get(other, other)
+    return chr(int(octal, 8) if octal is not None else int(next(filter(None, hexadecimals)), 16))
 
 
 class _Parser:
@@ -224,7 +249,7 @@ class _Parser:
         elif self._next.lastgroup == "string":
             form = Form.STRING
             while self._next.lastgroup == "string":  # adjacent ones are one
-                text += self._advance()[1:-1]
+                text += _unquoted(self._advance())
         else:
             text = self._expect("word")
             if text == "-":

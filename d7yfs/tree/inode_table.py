@@ -401,7 +401,7 @@ def fingerprint(children: Mapping[str, Node]) -> int:
     """A hash that tells whether dropped entries are listed again unchanged, also by another process;
     never 0."""
     told = (
-        f"{name}/" if isinstance(node, Directory) else f"{name}\0{node.version.validator}\0{node.size_bytes}"
+        f"{name}/" if isinstance(node, Directory) else "\0".join(map(str, (name, *node.version.identity[1:])))
         for name, node in children.items()
     )
     joined = "\0\0".join(sorted(told)).encode(errors="surrogatepass")

@@ -48,6 +48,7 @@ def options(text: str, *more: str) -> list[str]:
             "ro,allow_other,proxy=http://127.0.0.1:4001",
             ["--allow-other", "--proxy", "http://127.0.0.1:4001"],
         ),
+        ("ro,for=triton,hide_agents", ["--for", "triton", "--hide-agents"]),
         ("cache-size=5G,cache_dir=/c", ["--cache-size", "5G", "--cache-dir", "/c"]),
         ("config=/etc/d7yfs/config.toml", ["--config", "/etc/d7yfs/config.toml"]),
         ("torchserve_config=/etc/s3.json", ["--torchserve-config", "/etc/s3.json"]),

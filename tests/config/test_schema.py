@@ -29,7 +29,7 @@ def test_names() -> None:
         *("endpoint_url", "endpoint_suffix", "region", "internal_endpoint", "dual_stack", "accelerate"),
         *("profile", "credentials_file", "anonymous", "addressing_style", "signature", "versioned"),
         *("requester_pays", "billing_project", "verify_tls", "ca_bundle", "control_proxy"),
-        *("include", "exclude", "publish_marker"),
+        *("include", "exclude", "publish_marker", "hide_agents"),
         *("proxy", "fallback", "dfdaemon_socket", "p2p_verify", "p2p", "p2p_tokens", "p2p_secret_file", "p2p_direct"),
         *("p2p_tag", "p2p_application", "p2p_priority", "p2p_piece_length", "p2p_hosts"),
         *(
@@ -44,7 +44,7 @@ def test_names() -> None:
         ),
         *("metadata_ttl", "negative_ttl", "read_timeout", "connect_timeout", "max_connections", "movers", "offline"),
         *("revalidate_on_open", "listing", "listing_limit"),
-        *("allow_other", "noexec", "allow_empty", "require_all", "uid", "gid", "file_mode", "dir_mode"),
+        *("for", "allow_other", "noexec", "allow_empty", "require_all", "uid", "gid", "file_mode", "dir_mode"),
         *("executable", "xattr"),
         *("fuse_helper", "fuse_engine", "passthrough", "open_wait", "takeover"),
         *("foreground", "worker_user", "shutdown_timeout", "log_level", "log_format", "log_file"),

@@ -19,6 +19,7 @@ from d7yfs.fetch.dragonfly_proxy import Proxies, Proxy
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.transport import Transport
 from d7yfs.fill.direct import SMALL_BYTES, DirectFiller
+from d7yfs.fill.edited import EditedFiller
 from d7yfs.fill.p2p_budget import Policy
 from d7yfs.fill.stream import StreamFiller
 from d7yfs.fill.verification import Verifier
@@ -65,6 +66,8 @@ class Scene:
         self.fetcher = Fetcher(self.origin, transport, proxy=proxy, read_timeout_s=20, max_connections=6)
         self.policy: Policy = SpendingPolicy()
         self.full = self.required = False
+        self.edit = ""
+        """The edit with which its versions are served."""
         self.forgotten: list[ObjectVersion] = []
         self.struck_out = trio.Event()
         self.version = self.origin.version(KEY)
@@ -80,12 +83,15 @@ class Scene:
             )
 
             def new_filler(target: CachedVersion) -> Filler:
+                if self.edit:
+                    return EditedFiller(target, self.fetcher, nursery, self.policy, verifier)
                 if self.fetcher.proxy is None:
                     return DirectFiller(target, self.fetcher, nursery, compare=verifier.compare)
                 return StreamFiller(target, self.fetcher, nursery, self.policy, compare=verifier.compare)
 
             self._new_filler = new_filler
-        cached = await self.cache.open(self.origin.identity, self.origin.version(key), self._new_filler)
+        version = replace(self.origin.version(key), edit=self.edit)
+        cached = await self.cache.open(self.origin.identity, version, self._new_filler)
         try:
             await self._verifier.admit(cached)
         except BaseException:
@@ -117,7 +123,7 @@ class Scene:
 
     async def proof(self, key: str = KEY) -> Proof | None:
         """How far the version is proved, as its record on the disk says."""
-        return await self.cache.proof(self.origin.identity, self.origin.version(key))
+        return await self.cache.proof(self.origin.identity, replace(self.origin.version(key), edit=self.edit))
 
 
 async def forged(exchange: Exchange, answer: Answer) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from d7yfs.fuse.succession import Succession
 from d7yfs.fuse.wire import InitFlag
 from d7yfs.host import kernel
 from d7yfs.host.handed_session import HandedSession
-from d7yfs.objects import ObjectVersion
+from d7yfs.objects import WITHOUT_AGENT, ObjectVersion
 from d7yfs.tree.inode_table import fingerprint
 from d7yfs.tree.nodes import Directory, File
 
@@ -176,6 +177,19 @@ def test_a_journal_that_cannot_grow_is_given_up(caplog: pytest.LogCaptureFixture
 
 
 VERSION = ObjectVersion('a/"ü\udcff" b', 1 << 45, '"etag"', 1_700_000_000_123_456_789, "v1", "GLACIER", "gzip", "")
+
+
+def test_a_version_that_is_served_with_an_edit_comes_back_so(fd: int) -> None:
+    journal = SessionJournal(fd)
+    journal.load()
+    edited = replace(VERSION, edit=WITHOUT_AGENT)
+    for inode, version in ((5, edited), (6, VERSION)):
+        journal.remembered(File(inode, "", version, 7))
+    journal.flush()
+    found = {node.inode: node.version for node in SessionJournal(fd).load().nodes if isinstance(node, File)}
+    assert found == {5: edited, 6: VERSION}
+    assert edited.identity != VERSION.identity
+    assert edited.is_stored_as(VERSION)
 
 
 def test_everything_comes_back(fd: int) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from d7yfs.objects import PART_BYTES
 from tests.mount.conftest import MIB, Bucket, both_engines, bytes_of, faulty_url
-from tests.mount.mounted import Mounted, Mounter, in_background, run, until, within
+from tests.mount.mounted import READ_TIMEOUT_S, Mounted, Mounter, in_background, run, until, within
 from tests.servers import faults
 from tests.servers.in_thread import InThread
 from tests.servers.s3_faults import S3Faults
@@ -363,11 +363,65 @@ def test_what_is_revalidated_on_open_is_the_newest(bucket: Bucket, mounter: Moun
     assert made.mounted.names("m") == ["2", "weights"]
 
 
+def test_opening_the_directory_of_such_a_file_shows_all_below_as_it_is_now(bucket: Bucket, mounter: Mounter) -> None:
+    """A server that is told to load a model lists its directory first, and compares times."""
+    files = dict.fromkeys(("m/config.pbtxt", "m/1/weights", "other/1/weights"), b"one")
+    made = Repository(bucket, mounter, "listed", files, *FOREVER, "--revalidate-on-open", "config.pbtxt")
+    names = ("m/1/weights", "other/1/weights")
+    assert [made.mounted.read(name) for name in names] == [b"one"] * 2
+    assert made.mounted.names("m") == ["1", "config.pbtxt"]
+    assert made.mounted.names("other") == ["1"]
+    for number in range(3):
+        body = f"number {number}".encode()
+        for name in (*names, f"m/{number + 2}/weights", f"other/{number + 2}/weights"):
+            made.put(name, body)
+        assert str(number + 2) in made.mounted.names("m")
+        assert (made.point / names[0]).stat().st_size == len(body), "the kernel was told before the open returned"
+        assert made.mounted.read(names[0]) == body
+    assert made.mounted.names("other") == ["1"], "no such file lies there"
+    assert made.mounted.read(names[1]) == b"one"
+
+
+def test_a_model_that_was_absent_is_found_once_it_is_there(bucket: Bucket, mounter: Mounter) -> None:
+    options = (*FOREVER, "--negative-ttl", "1h", "--revalidate-on-open", "config.pbtxt")
+    made = Repository(bucket, mounter, "absent", {"m/config.pbtxt": b"one"}, *options)
+    for number in range(3):
+        assert not within(READ_TIMEOUT_S, (made.point / f"n{number}").exists)
+        made.put(f"n{number}/config.pbtxt", b"new")
+        assert within(READ_TIMEOUT_S, (made.point / f"n{number}").is_dir)
+        assert made.mounted.read(f"n{number}/config.pbtxt") == b"new"
+    assert not within(READ_TIMEOUT_S, (made.point / "m/absent").exists)
+
+
+@pytest.mark.parametrize(
+    ("server", "names"),
+    [
+        ("triton", ("m/config.pbtxt", "n/config.pbtxt", "n/1/model.onnx")),
+        ("torchserve", ("bert.mar", "gpt.tar.gz", "new.mar")),
+        ("vllm", ("llm/config.json", "llm/model-00001-of-00002.safetensors", "new/config.json")),
+    ],
+)
+def test_the_settings_for_a_server_show_what_has_just_been_uploaded(
+    bucket: Bucket, mounter: Mounter, server: str, names: tuple[str, ...]
+) -> None:
+    made = Repository(bucket, mounter, f"for-{server}", {names[0]: b"one"}, *FOREVER, "--for", server)
+    top = names[0].partition("/")[0]
+    assert made.mounted.read(names[0]) == b"one"
+    made.mounted.names(".")
+    for name in names:
+        made.put(name, b"number two")
+    if (made.point / top).is_dir():
+        made.mounted.names(top)
+    assert [made.mounted.read(name) for name in names] == [b"number two"] * len(names)
+
+
 def test_a_store_that_is_away_is_no_reason_not_to_open(faulty: InThread[S3Faults], mounter: Mounter) -> None:
     faulty.do(faulty.server.put, "b/config.pbtxt", b"one")
     mounted = mounter.mount(faulty_url(faulty), "--anonymous", *FOREVER, "--revalidate-on-open", "*.pbtxt")
     assert mounted.read("config.pbtxt") == b"one"
+    assert mounted.names() == ["config.pbtxt"]
     for key in ("b", "b/config.pbtxt"):
         faulty.do(lambda key=key: faulty.server.script(faults.status(403), key=key, forever=True))
     assert mounted.read_anew("config.pbtxt") == b"one"
     assert "b/config.pbtxt" in mounted.log()
+    assert mounted.names() == ["config.pbtxt"]

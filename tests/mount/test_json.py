@@ -117,7 +117,7 @@ def test_every_field_is_documented(mounter: Mounter, bucket: Bucket) -> None:
 
     where = {"schema", "mountpoint", "path", "directory", "url"}
     file = the_one("stat", "--json", mounted.point / "models/one.bin")
-    assert file.keys() == documented()["stat"].keys() - {"version_id", "archived", "p2p_proof", "task_id"}
+    assert file.keys() == documented()["stat"].keys() - {"version_id", "archived", "p2p_proof", "served", "task_id"}
     assert the_one("stat", "--json", mounted.point / "models").keys() == where
     assert isinstance(file["size_bytes"], int)
 

@@ -77,7 +77,9 @@ class Scene:
             listing_limit=1000,
         )
         repository = SimpleNamespace(
-            config=config, origin=credentials, shown=SimpleNamespace(offline_since=None, away=away)
+            config=config,
+            origin=credentials,
+            shown=SimpleNamespace(offline_since=None, served=lambda version: version, away=away),
         )
         keeper = TreeKeeper(cast(Any, repository), self.directory, shared=shared, most_names=most_names)
         await keeper.read()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from contextlib import aclosing
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from trio.testing import MockClock
 from d7yfs.config.globs import Globs
 from d7yfs.config.markers import Markers
 from d7yfs.errors import AccessDenied, BadReply, BucketNotFound, D7yfsError, NotFound, OriginUnavailable
+from d7yfs.objects import WITHOUT_AGENT
 from d7yfs.repository.latecomer import Latecomer
 from d7yfs.repository.visible import VisibleListings
 from d7yfs.stats.failures import FailuresStatus
@@ -179,6 +181,21 @@ async def test_what_the_origin_says_of_itself_is_passed_on() -> None:
     disorderly.keys = ["b", "a"]
     with pytest.raises(Unordered):
         await flat(shown(disorderly, exclude="c"))
+
+
+@pytest.mark.parametrize("exclude", ["", "*.tmp"])
+async def test_every_way_to_ask_tells_of_configurations_without_the_agent(exclude: str) -> None:
+    origin = MemoryOrigin("m/config.pbtxt", "m/x", "x.tmp")
+    hiding = VisibleListings(origin, Visibility(exclude=Globs.parse(exclude)), hides_agents=True)
+    config = replace(await origin.stat("m/config.pbtxt"), edit=WITHOUT_AGENT)
+    async with aclosing(hiding.pages("", delimiter="")) as pages:
+        flat = {each.key: each for page in [each async for each in pages] for each in page.objects}
+    assert flat["m/config.pbtxt"] == config
+    assert flat["m/x"] == await origin.stat("m/x")
+    assert (await listed(hiding, "m/")).entries["config.pbtxt"] == config
+    assert config in (await hiding.page("m/", "")).objects
+    assert config == await hiding.stat("m/config.pbtxt")
+    assert (await listed(hiding, "m/config.pbtxt")).entries == {"config.pbtxt": config}
 
 
 async def test_while_the_store_is_away_nothing_is_shown_and_nothing_asked() -> None:

@@ -59,3 +59,33 @@ def test_the_failure_and_the_cure(mounter: Mounter, models: Models, start: Start
     assert shown(cured, "asking", WEIGHTS)
     checked = run("check", models.url, env=models.bucket.env)
     assert "none asks for Dragonfly's repository agent" in " ".join(checked.stdout.split())
+
+
+@pytest.mark.parametrize("block", [DRAGONFLY, D7Y], ids=["dragonfly", "d7y"])
+@pytest.mark.parametrize("mode", ["none", "explicit"])
+def test_a_mount_that_hides_the_agent(mounter: Mounter, models: Models, start: Start, block: str, mode: str) -> None:
+    """For a repository that hosts with the agent use as it is."""
+    models.put_model("m", WEIGHTS)
+    models.put("m/config.pbtxt", config(more=block))
+    mounted = mounter.mount(models.url, "--hide-agents", env=models.bucket.env)
+    triton = start(mounted.point, mode=mode)
+    if mode == "explicit":
+        triton.wait_until(triton.is_live, "the server listens")
+        triton.load("m")
+    triton.wait_for("m")
+    assert shown(triton, "m", WEIGHTS)
+    assert "model_repository_agents" not in triton.config("m")
+    checked = run("check", "--hide-agents", models.url, env=models.bucket.env)
+    assert "none asks for Dragonfly's repository agent" in " ".join(checked.stdout.split())
+
+
+def test_other_agents_are_still_asked_for(mounter: Mounter, models: Models, start: Start) -> None:
+    models.put_model("m", WEIGHTS)
+    models.put("m/config.pbtxt", config(more=DRAGONFLY.replace("agents [", 'agents [ { name: "checksum" },')))
+    triton = start(
+        mounter.mount(models.url, "--hide-agents", env=models.bucket.env).point, options=["--exit-on-error=false"]
+    )
+    triton.wait_until(triton.is_live, "the server listens")
+    assert not triton.is_ready("m")
+    assert "unable to find 'libtritonrepoagent_checksum.so'" in triton.log()
+    assert "libtritonrepoagent_dragonfly" not in triton.log()

@@ -7,7 +7,9 @@ import json
 import pytest
 
 from tests.mount.mounted import Mounted, Mounter, run, until
-from tests.servers.triton import Triton
+from tests.servers.fault_proxy import FaultProxy
+from tests.servers.in_thread import InThread
+from tests.servers.triton import Triton, TritonError
 from tests.triton.conftest import Start
 from tests.triton.models import MIB, Models, config, shown, weights_of
 
@@ -102,6 +104,56 @@ def test_a_version_that_came_with_a_config_is_seen_by_its_revalidation(
     models.put("m/config.pbtxt", config(label="changed"))
     triton.load("m")
     assert shown(triton, "m", NEW, version=2)
+
+
+FOR_TRITON = ("--for", "triton")
+
+
+def test_for_triton_a_load_right_after_an_upload_serves_the_new_version(
+    mounter: Mounter, models: Models, start: Start
+) -> None:
+    """No refresh, and no change of config.pbtxt: the listing would live for an hour."""
+    triton = loaded(start, mount(mounter, models, *FOR_TRITON))
+    models.put_version("m", 2, NEW)
+    triton.load("m")
+    assert shown(triton, "m", NEW)
+    assert shown(triton, "m", NEW, version=2)
+
+
+def test_for_triton_a_load_right_after_an_overwrite_serves_the_new_bytes(
+    mounter: Mounter, models: Models, start: Start
+) -> None:
+    triton = loaded(start, mount(mounter, models, *FOR_TRITON))
+    for weights in (NEW, OLD, NEW):
+        models.put_version("m", 1, weights)
+        triton.load("m")
+        assert shown(triton, "m", weights)
+
+
+def test_for_triton_a_new_model_is_loaded_right_after_its_upload(
+    mounter: Mounter, models: Models, start: Start
+) -> None:
+    triton = loaded(start, mount(mounter, models, *FOR_TRITON))
+    with pytest.raises(TritonError):
+        triton.load("n")
+    models.put_model("n", NEW)
+    triton.load("n")
+    assert shown(triton, "n", NEW)
+
+
+def test_for_triton_a_load_of_what_has_not_changed_costs_few_requests(
+    mounter: Mounter, models: Models, start: Start, counted: InThread[FaultProxy]
+) -> None:
+    models.put_model("m", OLD)
+    url = models.url_through(counted.server.port)
+    mounted = mounter.mount(url, "--metadata-ttl", "1h", *FOR_TRITON, env=models.bucket.env)
+    triton = loaded(start, mounted)
+    before = len(counted.server.requests)
+    triton.load("m")
+    asked = [(each.method, each.target) for each in counted.server.requests[before:]]
+    assert triton.loads("m") == 1
+    assert all(method == "HEAD" or "list-type=2" in target for method, target in asked), "no file is fetched again"
+    assert len(asked) <= 6, asked
 
 
 def test_a_model_is_there_once_its_marker_is(mounter: Mounter, models: Models, start: Start) -> None:
