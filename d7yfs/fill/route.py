@@ -24,6 +24,11 @@ PEEK_BYTES = BLOCK_BYTES
 """A first read inside the first block may be of the header only: it does not make every peer
 allocate the whole object."""
 
+HEADER_FROM_BYTES = 64 << 20
+"""From this size on the header of a version may come by itself (`p2p_budget` gives it a budget). A
+smaller model is there so soon that ranges beside its stream cost the origin more than readers
+gain."""
+
 RUN_BYTES = 4 << 20
 """A sequential run this long is worth a stream, for any budget."""
 
@@ -135,7 +140,8 @@ def plan(
         # A small file, or the end of one: one request for all of it.
         reason = Reason.SMALL if size_bytes <= MAX_DIRECT_BYTES else Reason.TAIL
         return ranged(size_bytes, ByteRange(missing.start, size_bytes), left, reason)
-    if not touched and missing.stop <= PEEK_BYTES:
+    is_whole_at_once = model and left <= 0 and size_bytes < HEADER_FROM_BYTES
+    if not touched and missing.stop <= PEEK_BYTES and not is_whole_at_once:
         return ranged(size_bytes, missing, left, Reason.HEADER)
     if not (model or run_bytes >= RUN_BYTES or (run_bytes and left <= 0)):
         return ranged(size_bytes, missing, left, Reason.SPARSE)

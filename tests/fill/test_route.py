@@ -56,6 +56,9 @@ WAIT = Step()
         # A look at the header makes no stream; a second miss, or a longer one, does.
         (1000, span(0, 1), False, 4, direct(HEADER, 0, 1)),
         (1000, span(0, 1), False, 0, proxied(HEADER, 0, 4)),
+        (63, span(0, 1), False, 0, stream(0)),
+        (63, span(0, 1), False, 1, direct(HEADER, 0, 1)),
+        (64, span(0, 1), False, 0, proxied(HEADER, 0, 4)),
         (1000, span(0, 1), True, 4, direct(WAITING, 0, 1, 0)),
         (1000, span(1, 2), True, 4, direct(WAITING, 1, 2, 0)),
         (1000, span(0, 2), False, 4, direct(WAITING, 0, 2, 0)),

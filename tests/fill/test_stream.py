@@ -451,7 +451,8 @@ def always(world: World) -> World:
     return world
 
 
-async def test_always_means_every_byte(clock: MockClock, always: World) -> None:
+async def test_always_means_every_byte(clock: MockClock, always: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("d7yfs.fill.route.HEADER_FROM_BYTES", 0)  # a header by itself, as of a large file
     cached = await always.open()
     assert await cached.read(ByteRange(0, 10), None) == BODY[:10]
     assert await cached.read(ByteRange(len(BODY) - 22, len(BODY)), None) == BODY[-22:]
