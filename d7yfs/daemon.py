@@ -85,10 +85,9 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings], role: R
         link.shutdown_timeout_s = config.shutdown_timeout_s
     from_others = HandedMount.is_expected(config.fuse_helper, mountpoint)
     if from_others and config.noexec:
-        raise ConfigError(
-            "--noexec has no effect on a mount that another program makes",
-            hint="give --noexec to d7yfs fuse-helper, or to that program",
-        )
+        what = "--noexec has no effect on a mount that another program makes"
+        hint = "give --noexec to d7yfs fuse-helper, or to that program"
+        raise settings.locate(ConfigError(what, hint=hint, settings=("noexec",)))
     is_first = handed is None or (link is not None and handed.generation == 1)
     directory = CacheDirectory.bounded(config.cache_dir, config.cache_size, config.cache_min_free)
     directory.prepare()
@@ -163,12 +162,14 @@ class _Mount:
         """True once the mount is left to the supervisor."""
         self._handed: HandedMount | None = None
         self._session_scope = trio.CancelScope()
-        self._reloader = Reloader(mountpoint, settings, read_again, self._apply, role.readiness)
         seen = mountpoint if HandedMount.from_path(mountpoint) is None else None
         send = role.link.send_child if role.link is not None else mount_table.send_child
         self._probe = Probe(seen, send)
         self._reporter = Reporter(
             lambda: self._commands.snapshot(), self._probe, role.readiness, lambda: self._commands.try_again()
+        )
+        self._reloader = Reloader(
+            mountpoint, settings, read_again, self._apply, role.readiness, self._reporter.describe
         )
         inodes = tree.Tree(
             [tree.TreeRoot(each.config.name, prefix) for each, prefix in self._repositories],

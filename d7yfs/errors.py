@@ -48,6 +48,11 @@ class UsageError(D7yfsError):
 class ConfigError(UsageError):
     """A setting is unknown, malformed or contradictory; names source, key and what is allowed."""
 
+    def __init__(self, message: str, *, hint: str = "", settings: tuple[str, ...] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.settings = settings
+        """The options that it is about, or `credentials`. `Settings.locate` adds where they came from."""
+
 
 class MountError(D7yfsError):
     """The mount cannot be made or unmounted (mount point, FUSE prerequisites, permissions)."""

@@ -11,11 +11,13 @@
 #
 # usage: PREFIX=/usr/local scripts/install.sh [--remove]    (as root; DESTDIR=… stages into another root)
 set -euo pipefail
+# Programs get their absolute path, so the stage needs one, too.
+root=$(realpath -m -- "${DESTDIR:-/}")
+root=${root%/}
 cd "$(dirname "$0")/.."
 . scripts/install_once.sh
 
 prefix=${PREFIX:-/usr/local}
-root=${DESTDIR:-}
 home=$root$prefix/lib/d7yfs
 unit=etc/systemd/system/d7yfs@.service
 example=etc/d7yfs/example.toml
@@ -65,8 +67,12 @@ wheel=("$build/tools/bin/python" -m pip --quiet --disable-pip-version-check whee
 
 "$python" -m venv --clear "$home"
 pip=("$home/bin/python" -m pip --quiet --disable-pip-version-check)
-"${pip[@]}" install --no-index --no-deps "$build"/*.whl
-[ -z "$root" ] || move_environment "$home" "$prefix/lib/d7yfs"
+"${pip[@]}" install --no-index --no-deps ${root:+--no-compile} "$build"/*.whl
+if [ -n "$root" ]; then
+    move_environment "$home" "$prefix/lib/d7yfs"
+    # Compiled modules name their sources. Some packages have templates that cannot be compiled.
+    "$home/bin/python" -m compileall -q -f -s "$root" -p / "$home/lib" >/dev/null || true
+fi
 
 for ((i = 0; i < ${#links[@]}; i += 2)); do
     install -d "$root$(dirname "${links[i]}")"

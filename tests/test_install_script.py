@@ -22,6 +22,7 @@ case "$1 $2" in
 "-c "*) echo "$0" ;;
 "-m venv")
     for directory; do :; done
+    directory=$(realpath -m "$directory")
     mkdir -p "$directory/bin" "$directory/share/man/man1" "$directory/share/man/man8"
     cp "$0" "$directory/bin/python"
     printf '#!%s/bin/python\\n' "$directory" >"$directory/bin/d7yfs"
@@ -48,11 +49,12 @@ def script(tmp_path: Path, stage: Path) -> Script:
     python = tmp_path / "python"
     python.write_text(_PYTHON)
     python.chmod(0o755)
-    environment = os.environ | {"PYTHON": str(python), "DESTDIR": str(stage), "PREFIX": PREFIX}
+    environment = os.environ | {"PYTHON": str(python), "PREFIX": PREFIX}
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str, destination: str = str(stage)) -> subprocess.CompletedProcess[str]:
         command = [str(ROOT / "scripts" / "install.sh"), *arguments]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        variables = environment | {"DESTDIR": destination}
+        return subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=60)
 
     return run
 
@@ -89,6 +91,16 @@ def test_what_is_installed_is_all_that_is_removed(script: Script, stage: Path) -
     again = script("--remove")
     assert again.returncode != 0
     assert "nothing is installed" in again.stderr
+
+
+@pytest.mark.parametrize("destination", ["stage", "./stage/", "//{}//stage", "link"])
+def test_the_stage_is_named_as_its_maker_likes(script: Script, stage: Path, destination: str) -> None:
+    (stage.parent / "link").symlink_to(stage)
+    done = script(destination=destination.format(stage.parent))
+    assert done.returncode == 0, done.stderr
+    for program in ("d7yfs", "mount.d7yfs"):
+        assert Path(f"{stage}{HOME}/bin/{program}").read_text() == f"#!{HOME}/bin/python\n"
+    assert (stage / "sbin" / "mount.d7yfs").readlink() == Path(f"{HOME}/bin/mount.d7yfs")
 
 
 def test_what_others_have_made_or_changed_stays(script: Script, stage: Path) -> None:

@@ -51,6 +51,16 @@ _WORKERS = 4
 _JOB_BLOCKS = 64
 _ABSENT = bytes(ENTRY_BYTES)
 
+# The reasons why the MD5 of a file tells nothing, in words.
+INCOMPLETE = "not all of the file is cached"
+HAS_BAD_BLOCKS = "the file has bad blocks"
+UNREADABLE = "the file could not be read"
+EDITED = "the file is kept without Dragonfly's agent (--hide-agents), which the ETag has"
+NO_MD5 = "the ETag is no MD5: a multipart upload, or a store whose ETags never are"
+DIFFERS = "the ETag is not the MD5: none where the store encrypts with keys of KMS or the customer's, else the bytes are wrong"
+"""Such an ETag looks like an MD5, and only the store's reply to a HEAD tells. Sources:
+https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html (ETag)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Map:
@@ -125,12 +135,14 @@ class CheckedVersion:
     stored: Stored
     checked_blocks: int = 0
     bad_blocks: list[int] = field(default_factory=list)
-    md5: bool | None = None
-    """True if the bytes make the MD5 that is the object's ETag; None if that was not compared."""
+    md5: bool = False
+    """True if the bytes make the MD5 that is the object's ETag."""
+    not_comparable: str = ""
+    """The reason why the MD5 tells nothing, if it was asked for."""
 
     @property
     def good(self) -> bool:
-        return not self.bad_blocks and self.md5 is not False
+        return not self.bad_blocks
 
 
 def stored(directory: Path) -> list[Stored]:
@@ -144,7 +156,7 @@ def verify(chosen: Iterable[Stored], advance: Callable[[int], None], *, md5: boo
     they are fetched again.
 
     `advance` is told of bytes as they are done, in this thread. With `md5`, whole files are
-    compared with ETags that look like their MD5 too.
+    compared with their ETags, too. That proves many files right, and none wrong.
     """
     verdicts = [CheckedVersion(each) for each in chosen]
     with ThreadPoolExecutor(_WORKERS) as workers:
@@ -160,11 +172,10 @@ def verify(chosen: Iterable[Stored], advance: Callable[[int], None], *, md5: boo
             jobs[job].bad_blocks += bad
             advance(checked_bytes)
         if md5:
-            sums = {
-                workers.submit(_matches_md5, verdict.stored): verdict for verdict in verdicts if not verdict.bad_blocks
-            }
+            sums = {workers.submit(_compare_md5, verdict): verdict for verdict in verdicts}
             for compared in as_completed(sums):
-                sums[compared].md5 = compared.result()
+                sums[compared].not_comparable = compared.result()
+                sums[compared].md5 = not compared.result()
     for verdict in verdicts:
         verdict.bad_blocks.sort()
     return verdicts
@@ -286,13 +297,16 @@ def _is_good(data_fd: int, block: ByteRange, entry: int) -> bool:
     return len(data) == block.size and crc32c(data) == entry >> 32
 
 
-def _matches_md5(stored: Stored) -> bool | None:
-    """True if a complete file has the MD5 that its ETag claims; None when there is nothing to
-    compare. For a worker thread.
-    """
-    claimed = plain_md5(stored.map.validator)
-    if not claimed or not stored.complete or stored.map.edit:
-        return None
+def _compare_md5(verdict: CheckedVersion) -> str:
+    """The reason why the MD5 of a file tells nothing; empty if it is the ETag. For a worker thread."""
+    stored = verdict.stored
+    if stored.map.edit:
+        return EDITED
+    claimed = plain_md5(stored.map.validator.lower())
+    if not claimed:
+        return NO_MD5
+    if verdict.bad_blocks or not stored.complete:
+        return HAS_BAD_BLOCKS if verdict.bad_blocks else INCOMPLETE
     with (
         contextlib.suppress(OSError),
         contextlib.ExitStack() as files,
@@ -306,8 +320,8 @@ def _matches_md5(stored: Stored) -> bool | None:
                 if not entry and link_fd < 0:
                     link_fd = files.enter_context(opened(stored.map_path.with_suffix(".link"), os.O_RDONLY))
                 md5.update(os.pread(data_fd if entry else link_fd, BLOCK_BYTES, index * BLOCK_BYTES))
-        return md5.hexdigest() == claimed
-    return None
+        return "" if md5.hexdigest() == claimed else DIFFERS
+    return UNREADABLE
 
 
 def _entries(map_fd: int, first: int, stop: int) -> array[int]:

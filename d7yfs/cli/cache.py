@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -120,9 +121,7 @@ def _row(each: Stored) -> dict[str, Any]:
 
 @cache.command()
 @click.argument("url", required=False)
-@click.option(
-    "--md5", is_flag=True, help="Also compare complete files with ETags that look like an MD5; reads them twice."
-)
+@click.option("--md5", is_flag=True, help="Also compare the MD5 of complete files with their ETags; reads them twice.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_directory_options
 def verify(url: str | None, md5: bool, as_json: bool, cache_dir: Path | None, config: Path | None) -> None:
@@ -130,8 +129,10 @@ def verify(url: str | None, md5: bool, as_json: bool, cache_dir: Path | None, co
 
     Exit status 1 when something is wrong, or nothing of URL is cached. Bad blocks are fetched again
     when their file is next opened. A running mount that has the file open keeps using them until
-    the last handle is closed. An ETag that differs from the MD5 is only reported: with KMS
-    encryption it never was an MD5.
+    the last handle is closed.
+
+    --md5 proves files right, and none wrong. An ETag is no MD5 after a multipart upload, nor where the
+    store encrypts with keys of KMS or the customer's. Such files are counted as not comparable.
     """
     found = _chosen(_directory(cache_dir, config), url)
     began = time.monotonic()
@@ -155,22 +156,25 @@ def verify(url: str | None, md5: bool, as_json: bool, cache_dir: Path | None, co
         for each in wrong:
             say(_complaint(each))
         blocks, bad = sum(e.checked_blocks for e in verdicts), sum(len(e.bad_blocks) for e in verdicts)
-        compared = f", {show_count(sum(each.md5 is not None for each in verdicts), 'MD5 sum')} compared" if md5 else ""
+        compared = f", {show_count(sum(each.md5 for each in verdicts), 'MD5 sum')} compared" if md5 else ""
         looked = f"{show_count(len(verdicts), 'file')}, {show_count(blocks, 'block')}"
         say(f"{looked}: {bad} bad{compared}, in {time.monotonic() - began:.1f} s")
+        for reason, count in Counter(each.not_comparable for each in verdicts if each.not_comparable).items():
+            say(f"not comparable: {show_count(count, 'file')}, because {reason}")
+        if any(each.not_comparable == inspection.DIFFERS for each in verdicts):
+            say("--json names them; d7yfs cache drop URL fetches anew, and --verify full asks the store then")
     if wrong:
         raise SystemExit(1)
 
 
 def _complaint(each: CheckedVersion) -> str:
-    if not each.bad_blocks:
-        return f"{each.stored.name}: its MD5 is not its ETag {each.stored.map.validator}; to fetch it again, run d7yfs cache drop"
     said = f"{each.stored.name}: {show_count(len(each.bad_blocks), 'bad block')}, to be fetched again"
     return said + ("; in use: a mount that has it open may serve them until it is closed" if each.stored.in_use else "")
 
 
 def _verdict_row(each: CheckedVersion) -> dict[str, Any]:
-    row = {"checked_blocks": each.checked_blocks, "bad_blocks": each.bad_blocks, "md5": each.md5}
+    row = {"checked_blocks": each.checked_blocks, "bad_blocks": each.bad_blocks, "md5": each.md5 or None}
+    row["not_comparable"] = each.not_comparable
     return {"name": each.stored.name, "validator": each.stored.map.validator, "in_use": each.stored.in_use} | row
 
 

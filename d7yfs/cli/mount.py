@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from d7yfs.cli import exit_status, report, ungrouped
-from d7yfs.cli.mount_helper import translate_options
+from d7yfs.cli.mount_helper import UNLESS_MOUNTED, translate_options
 from d7yfs.cli.options import Command, Given, settings_options
 from d7yfs.cli.terminal import say
 from d7yfs.config.sources import Settings
@@ -54,9 +54,10 @@ class MountCommand(Command):
     "-o", metavar="OPTION[,OPTION]…", expose_value=False, help="Settings as in fstab: ro,allow_other,proxy=URL."
 )
 @click.option("-v", "--verbose", is_flag=True, help="The same as --log-level debug.")
+@click.option(UNLESS_MOUNTED, is_flag=True, hidden=True)  # of mount(8)'s helper
 @settings_options()
 @click.pass_context
-def mount(ctx: click.Context, arguments: tuple[str, ...], verbose: bool, given: Given) -> None:
+def mount(ctx: click.Context, arguments: tuple[str, ...], verbose: bool, unless_mounted: bool, given: Given) -> None:
     """Mount model repositories as a directory.
 
     One URL becomes the directory itself; several, each as NAME=URL, become its top-level
@@ -81,6 +82,9 @@ def mount(ctx: click.Context, arguments: tuple[str, ...], verbose: bool, given: 
     # A daemon leaves its working directory; relative paths must keep their meaning.
     here = link.here if link is not None else Path.cwd()
     load = partial(given.load, *split_arguments(arguments), here=here)
+    keys_hint = _KEYS_OF_A_SERVICE if readiness.is_notified else ""
+    if given.credentials is not None:
+        keys_hint = f"; variables were read from {here / given.credentials} (--credentials)"
     try:
         settings = load(quiet=link is not None or readiness.in_background)
         obstacle = _find_obstacle(settings)
@@ -90,6 +94,8 @@ def mount(ctx: click.Context, arguments: tuple[str, ...], verbose: bool, given: 
         session = _take_stored(settings, readiness) if handed is None and not obstacle else None
         is_command = handed is None and not readiness.in_background
         if is_command and session is None:
+            if unless_mounted and _is_mounted(settings):
+                return
             _prepare_mountpoint(settings)
         split = _prepare_split(settings, obstacle) if is_command else None
     except D7yfsError as error:
@@ -97,7 +103,7 @@ def mount(ctx: click.Context, arguments: tuple[str, ...], verbose: bool, given: 
         raise
     config = settings.config
     if handed is not None or readiness.in_background or (config.foreground and obstacle):
-        ctx.exit(_serve(settings, readiness, partial(load, quiet=True), handed, link, obstacle))
+        ctx.exit(_serve(settings, readiness, partial(load, quiet=True), handed, link, obstacle, keys_hint))
     if obstacle:
         said: dict[str, Any] | None = launch(daemon_command(sys.argv[1:]), _tell_wait)
     else:
@@ -119,7 +125,7 @@ def mount(ctx: click.Context, arguments: tuple[str, ...], verbose: bool, given: 
             except D7yfsError as error:
                 link.readiness.tell_failed(error)
                 ctx.exit(exit_status(error) if link.readiness.in_background else report(error))
-        ctx.exit(_serve(settings, link.readiness, partial(load, quiet=True), link.handed, link, ""))
+        ctx.exit(_serve(settings, link.readiness, partial(load, quiet=True), link.handed, link, "", keys_hint))
     for warning in said["warnings"]:
         say(f"d7yfs: warning: {warning}", err=True)
     say(said["ready"])
@@ -139,7 +145,8 @@ def _find_obstacle(settings: Settings) -> str:
     is_handed = HandedMount.is_expected(config.fuse_helper, settings.require_mountpoint())
     obstacle = kernel.takeover_obstacle(config.fuse_engine, is_handed=is_handed)
     if obstacle and config.takeover != "auto":
-        raise ConfigError(f"--takeover {config.takeover} is not possible: {obstacle}", hint="--takeover off, or auto")
+        refusal = f"--takeover {config.takeover} is not possible: {obstacle}"
+        raise settings.locate(ConfigError(refusal, hint="--takeover off, or auto", settings=("takeover",)))
     return obstacle
 
 
@@ -170,6 +177,13 @@ def _take_stored(settings: Settings, readiness: Readiness) -> _Resumed | None:
     return None
 
 
+def _is_mounted(settings: Settings) -> bool:
+    """True if the same repositories are mounted there, and answer."""
+    mount = mount_table.mounted_at(point := settings.require_mountpoint())
+    is_same = mount is not None and (mount.fstype, mount.source) == (mount_table.FSTYPE, settings.config.mount_source)
+    return is_same and mount_table.stat_errno(point) == 0
+
+
 def _prepare_mountpoint(settings: Settings) -> None:
     """Make sure that the mount can be made, unless another program makes it. Raises MountError."""
     from d7yfs.control import control_socket
@@ -191,10 +205,15 @@ def _prepare_split(settings: Settings, obstacle: str) -> Split | None:
     from d7yfs.cache import private_directory
     from d7yfs.control import control_socket
 
+    about = ("worker_user",)
     if os.geteuid():
-        raise ConfigError("--worker-user is for mounts of root's", hint="run as root, or leave it out")
+        refusal = ConfigError(
+            "--worker-user is for mounts of root's", hint="run as root, or leave it out", settings=about
+        )
+        raise settings.locate(refusal)
     if obstacle:
-        raise ConfigError(f"--worker-user is not possible: {obstacle}", hint="leave it out, or remove the obstacle")
+        hint = "leave it out, or remove the obstacle"
+        raise settings.locate(ConfigError(f"--worker-user is not possible: {obstacle}", hint=hint, settings=about))
     user = WorkerUser.find(config.worker_user)
     if not config.foreground and config.log_file is None and not logs.SYSTEM_LOG.is_socket():
         raise ConfigError("there is no system log for --worker-user", hint="name a file with --log-file")
@@ -254,8 +273,9 @@ def _serve(
     handed: HandedSession | None,
     link: SupervisorLink | None,
     obstacle: str,
+    keys_hint: str,
 ) -> int:
-    """Run the daemon in this process; return the exit status."""
+    """Run the daemon in this process; return the exit status. `keys_hint` is for a refusal of keys."""
     process.pause_collector()
     # These imports cost start-up time that the waiting command need not pay.
     import trio
@@ -288,8 +308,8 @@ def _serve(
             stderr = log_file or (background if not is_split else None)
             trio.run(run, settings, read_again, Role(readiness, handed, link, obstacle, stderr))
     except D7yfsError as error:
-        if isinstance(error, AccessDenied) and readiness.is_notified:
-            error.hint += _KEYS_OF_A_SERVICE
+        if isinstance(error, AccessDenied):
+            error.hint += keys_hint
         readiness.tell_failed(error)
         return exit_status(error) if readiness.in_background else report(error)
     return 0

@@ -49,6 +49,8 @@ OWN_OPTIONS = {
     "noexec": "Nobody can execute a file of the mount; user and users imply it.",
 }
 """The options that are no settings, with their lines in the manual."""
+UNLESS_MOUNTED = "--unless-mounted"
+"""The flag of `d7yfs mount` with which a mount that is there already is a success."""
 IGNORED = {*_OF_ALL_FILE_SYSTEMS.split(), *_EXECUTABLE}
 
 REFUSED = {
@@ -83,7 +85,11 @@ def translate(argv: Sequence[str]) -> list[str]:
     if "-v" in given and "--log-level" not in arguments:
         arguments += ["--log-level", "debug"]
     source, directory = operands
-    sources = [] if source == "none" else split_sources(source)
+    if source == "none":
+        # mount(8) compares a line's source with the mount table, and so takes this one for absent each time.
+        arguments, sources = [*arguments, UNLESS_MOUNTED], []
+    else:
+        sources = split_sources(source)
     return [] if "-f" in given else ["mount", *arguments, "--", *sources, directory]
 
 

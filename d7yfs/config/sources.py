@@ -87,6 +87,19 @@ class Settings:
             )
         return self.config.mountpoint
 
+    def locate(self, error: ConfigError, repository: str = "") -> ConfigError:
+        """The error, with the sources of the settings that it is about."""
+        found = {
+            name: self.provenance.get(_qualified(repository, name)) or self.provenance.get(name, DEFAULT)
+            for name in error.settings
+        }
+        said = ", ".join(
+            f"{name} {'are' if name == 'credentials' else 'is'} from {where}"
+            for name, where in found.items()
+            if where != DEFAULT
+        )
+        return ConfigError(f"{error.message} ({said})", hint=error.hint) if said else error
+
     def explain(self) -> dict[str, dict[str, str]]:
         """`{setting: {"value": …, "from": …}}` in the order of the help, without secrets."""
         shown = {"mountpoint": str(self.config.mountpoint)} if self.config.mountpoint else {}
@@ -272,12 +285,14 @@ def _choose_sources(
         )
     if len(names) > 1 and "" in names:
         raise ConfigError(
-            "several repositories need a name each", hint="write NAME=URL NAME=URL: each NAME becomes a directory"
+            f"{chosen[0].where}: several repositories need a name each",
+            hint="write NAME=URL NAME=URL: each NAME becomes a directory",
         )
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(
-                f"repository name {name!r} is given twice", hint="each NAME becomes a directory of its own"
+                f"{chosen[0].where}: repository name {name!r} is given twice",
+                hint="each NAME becomes a directory of its own",
             )
     return chosen
 

@@ -50,7 +50,9 @@ class Reloader:
         read: Callable[[], Settings],
         apply: Apply,
         readiness: Readiness,
+        describe: Callable[[], str],
     ) -> None:
+        """`describe` gives the line about the mount for `systemctl status`, the last reading included."""
         self.settings = settings
         """The settings that hold now."""
         self.last: ReloadStatus | None = None
@@ -58,6 +60,7 @@ class Reloader:
         self._read = read
         self._apply = apply
         self._readiness = readiness
+        self._describe = describe
         self._turn = trio.Lock()
 
     async def run(self) -> None:
@@ -71,8 +74,7 @@ class Reloader:
         async with self._turn:
             self._readiness.notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
             self.last = outcome = await self._take_settings()
-            said = " ".join(outcome.error.split())
-            self._readiness.notify(f"READY=1\nSTATUS=settings stay as they are: {said}" if said else "READY=1")
+            self._readiness.notify(f"READY=1\nSTATUS={self._describe()}")
             return {"mountpoint": str(self._mountpoint), **as_json(outcome)}
 
     async def _take_settings(self) -> ReloadStatus:

@@ -86,6 +86,10 @@ class Reporter:
             if address:
                 nursery.start_soon(self._serve, address)
 
+    def describe(self) -> str:
+        """One line about the mount as it is now, for `systemctl status`."""
+        return summarize(self._snapshot())
+
     def listen_now(self) -> None:
         """Try a port that was taken again now."""
         self._try_now.set()
@@ -176,7 +180,7 @@ class Reporter:
         while True:
             await trio.sleep(watchdog_s / _FEEDINGS if watchdog_s else _STATUS_PERIOD_S)
             if not watchdog_s or await self._probe.answers() is not False:
-                self._readiness.notify(f"WATCHDOG=1\nSTATUS={summarize(self._snapshot())}")
+                self._readiness.notify(f"WATCHDOG=1\nSTATUS={self.describe()}")
             else:
                 log.error("the mount does not answer: systemd will end this daemon if that lasts for %g s", watchdog_s)
 
@@ -192,9 +196,10 @@ def summarize(status: MountStatus) -> str:
     said += f"cache {_gib(status.cache.used_bytes)} of {_gib(status.cache.limit_bytes)}"
     bad = [f"{each.label} is {each.state}" for each in status.repositories if each.state != REACHABLE]
     bad += [each.text for each in status.problems]
-    if status.last_reload and status.last_reload.error:
-        bad.append("its settings could not be read again")
-    return "; ".join([said, *bad])
+    if (reload := status.last_reload) is not None:
+        bad += [f"settings stay as they are: {reload.error}"] if reload.error else []
+        bad += [f"the credentials of {name or 'the repository'}: {why}" for name, why in reload.refused.items()]
+    return " ".join("; ".join([said, *bad]).split())
 
 
 def _gib(size_bytes: int) -> str:

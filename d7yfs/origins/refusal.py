@@ -138,7 +138,7 @@ def _meaning(reply: ControlReply, code: str, call: Call, words: Vocabulary) -> D
         said, hint = "the account is barred", "ask the provider"
     else:
         said = "" if status in (401, 403) else "the request was refused"
-        hint = f"the credentials ({call.credentials}) must be valid and allow {call.needs} here"
+        hint = f"the credentials must be valid and allow {call.needs} here: {call.credentials}"
         if said and call.region:
             hint = f"endpoint {call.endpoint}, region {call.region}"
     if not said and (code in words.unpermitted or not own_hint):

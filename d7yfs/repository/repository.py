@@ -216,7 +216,10 @@ def open_repositories(settings: Settings, movers: MoverPool | None = None) -> li
                 options=_task_options(settings, repository),
                 limits=limits,
             )
-        origin = open_origin(repository, settings.credentials[repository.name])
+        try:
+            origin = open_origin(repository, settings.credentials[repository.name])
+        except ConfigError as error:
+            raise settings.locate(error, repository.name) from error
         transport = Transport(
             connect_timeout_s=config.connect_timeout_s,
             first_byte_timeout_s=_silence_s(config.read_timeout_s),
@@ -282,18 +285,23 @@ def _task_options(settings: Settings, repository: RepositoryConfig) -> TaskOptio
         priority=repository.p2p_priority,
         piece_length_bytes=repository.p2p_piece_length_bytes or 0,
         filter=tuple(settings.filter),
-        secret=_read_secret(repository.p2p_secret_file) if repository.p2p_secret_file else b"",
+        secret=_read_secret(settings, repository.name, repository.p2p_secret_file),
         headers={name: value.get_secret_value() for name, value in settings.headers.items()},
     )
 
 
-def _read_secret(path: Path) -> bytes:
-    """The secret in a file, without white space around it. Raises ConfigError."""
+def _read_secret(settings: Settings, repository: str, path: Path | None) -> bytes:
+    """The secret in a file, without white space around it; empty without a file. Raises ConfigError."""
+    if not path:
+        return b""
     hint = "make one on one host, and copy it to all: head -c 32 /dev/urandom | base64"
     try:
         secret = read_file(path).strip()
     except OSError as error:
-        raise ConfigError(f"p2p_secret_file: {path} cannot be read: {error.strerror}", hint=hint) from None
-    if len(secret) < _SECRET_BYTES:
-        raise ConfigError(f"p2p_secret_file: {path} has fewer than {_SECRET_BYTES} bytes", hint=hint)
-    return secret
+        fault = f"cannot be read: {error.strerror}"
+    else:
+        if len(secret) >= _SECRET_BYTES:
+            return secret
+        fault = f"has fewer than {_SECRET_BYTES} bytes"
+    about = ("p2p_secret_file",)
+    raise settings.locate(ConfigError(f"p2p_secret_file: {path} {fault}", hint=hint, settings=about), repository)

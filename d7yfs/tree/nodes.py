@@ -171,6 +171,18 @@ class Directory:
         """The nodes known to be in it, all or some, fresh or not."""
         return [node for node in self.names.values() if node is not None]
 
+    def show(self, children: dict[str, Node]) -> None:
+        """Make these its children, in the order of their keys, in which a directory's ends in a slash.
+
+        So their order does not tell how they were listed: in a flat listing objects and directories are
+        mixed, and a listing of the directory alone has objects first.
+        """
+        keys = [f"{name}/" if node.is_directory else name for name, node in children.items()]
+        if keys != (in_order := sorted(keys)):
+            children = {name: children[name] for name in (key.removesuffix("/") for key in in_order)}
+        self.children = children
+        self.subdirectories = sum(1 for node in children.values() if node.is_directory)
+
     def fresh(self, asked_at: float) -> bool:
         """True if the known entries answer a question asked at `asked_at`.
 

@@ -273,7 +273,6 @@ class Tree(InodeTable):
         # been there earlier.
         first_sight_ns = max(self.first_sight_ns, listing.date_ns if known else 0)
         children: dict[str, Node] = {}
-        # In the store's order, so that a directory that has not changed is shown as it was.
         for name, version in listing.entries.items():
             if name not in newer:
                 children[name] = self.entry(directory, name, version, old.get(name), first_sight_ns)
@@ -283,8 +282,7 @@ class Tree(InodeTable):
         dropped = 0 if known else directory.fingerprint
         changed = bool(dropped and dropped != fingerprint(children))
         changes = self._compare(directory, old, children, known=known, changed=changed, date_ns=listing.date_ns)
-        directory.children = children
-        directory.subdirectories = sum(1 for node in children.values() if node.is_directory)
+        directory.show(children)
         directory.stale = False
         directory.asked_at = asked_at
         directory.expires_at = expires_at
@@ -333,8 +331,7 @@ class Tree(InodeTable):
         if node is not old and directory.children is not None:
             # A new dict: a reader may be iterating over the old one.
             shown = {**directory.children, name: node}
-            directory.children = {each: child for each, child in shown.items() if child is not None}
-            directory.subdirectories = sum(1 for child in directory.children.values() if child.is_directory)
+            directory.show({each: child for each, child in shown.items() if child is not None})
         entries = {} if node is None else {name: node}
         changes = self._compare(directory, {name: old} if known else {}, entries)
         if changes:

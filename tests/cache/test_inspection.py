@@ -13,7 +13,7 @@ import pytest
 
 from d7yfs.bounds.values import OBJECT_MAX_BYTES
 from d7yfs.cache import inspection
-from d7yfs.cache.inspection import CheckedVersion, Map
+from d7yfs.cache.inspection import DIFFERS, HAS_BAD_BLOCKS, INCOMPLETE, NO_MD5, CheckedVersion, Map
 from d7yfs.cache.pair import HEADER, HEADER_BYTES, MAGIC, block_range
 from d7yfs.cache.table import ENTRY_BYTES
 from d7yfs.checksum import crc32c
@@ -243,18 +243,28 @@ def test_md5(tmp_path: Path) -> None:
 
     right, wrong = etagged("right", f'"{md5("right")}"'), etagged("wrong", f'"{md5("right")}"')
     multipart, part = etagged("multipart", f'"{md5("multipart")}-2"'), etagged("part", f'"{md5("part")}"')
+    azure, google = etagged("azure", '"0x8DC0FFEE0DDBA11"'), etagged("google", "1700000000000000")
+    oss, spoilt = etagged("oss", f'"{md5("oss").upper()}"'), ObjectVersion("spoilt", MIB, f'"{md5("spoilt")}"', 1)
     with ExitStack() as stack:
-        for each in (right, wrong, multipart, part):
+        for each in (right, wrong, multipart, part, azure, google, oss, spoilt):
             fill(stack.enter_context(backing(each, directory(tmp_path))), *([0] if each is part else []))
+    spoil(tmp_path, spoilt, 0)
     found = {each.stored.map.key: each for each in verify(tmp_path, md5=True)}
-    assert {key: each.md5 for key, each in found.items()} == {
-        "right": True,
-        "wrong": False,
-        "multipart": None,
-        "part": None,
+    assert {key: each.not_comparable for key, each in found.items()} == {
+        "right": "",
+        "wrong": DIFFERS,
+        "multipart": NO_MD5,
+        "part": INCOMPLETE,
+        "azure": NO_MD5,
+        "google": NO_MD5,
+        "oss": "",
+        "spoilt": HAS_BAD_BLOCKS,
     }
-    assert [each.good for each in found.values()].count(False) == 1
-    assert all(each.md5 is None for each in verify(tmp_path))
+    assert {key for key, each in found.items() if each.md5} == {"right", "oss"}
+    assert {key for key, each in found.items() if not each.good} == {"spoilt"}, (
+        "an ETag never says that a file is damaged"
+    )
+    assert not any(each.md5 or each.not_comparable for each in verify(tmp_path)), "nobody asked"
 
 
 # --- drop ---

@@ -93,6 +93,7 @@ def test_verify(path: Path) -> None:
     done = cache("verify", "--md5", "--cache-dir", path)
     assert done.exit_code == 0
     assert done.stdout.startswith("2 files, 4 blocks: 0 bad, 0 MD5 sums compared, in ")
+    assert "\nnot comparable: 2 files, because the ETag is no MD5: " in done.stdout
 
 
 def test_verify_finds_what_is_bad_once(path: Path) -> None:
@@ -118,6 +119,7 @@ def test_verify_as_json_and_in_use(path: Path) -> None:
         "checked_blocks": 3,
         "bad_blocks": [0],
         "md5": None,
+        "not_comparable": "",
     }
     spoil(path)
 

@@ -121,7 +121,8 @@ def test_wrong_calls(argv: list[str]) -> None:
     ],
 )
 def test_sources(source: str, sources: list[str]) -> None:
-    assert translate([source, "/mnt", "-o", "rw"]) == ["mount", "--", *sources, "/mnt"]
+    again = [] if sources else ["--unless-mounted"]
+    assert translate([source, "/mnt", "-o", "rw"]) == ["mount", *again, "--", *sources, "/mnt"]
 
 
 def test_split_options() -> None:

@@ -28,7 +28,7 @@ def test_what_looks_like_a_secret(text: str, masked: str) -> None:
     "text",
     [
         "s3://http://127.0.0.1:9000/b/models/a@1/b: read",
-        "credentials = environment variables  (from default)",
+        "credentials = environment variables (AWS_ACCESS_KEY_ID, …)  (from default)",
         "p2p_secret_file = none  (from default)",
         "the authority is unknown; basic rules",
         "token file /run/secrets/token",

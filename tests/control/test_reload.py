@@ -118,10 +118,14 @@ class Mount:
         self.gate: trio.Event | None = None
         self.entered = trio.Event()
         self.at_once = self.most_at_once = 0
-        self.reloader = Reloader(Path("/m"), self.read(), self.read, self.heed, self.told)
+        self.reloader = Reloader(Path("/m"), self.read(), self.read, self.heed, self.told, self.describe)
 
     def read(self) -> Settings:
         return load_settings({}, (), None, {}, self.file)
+
+    def describe(self) -> str:
+        last = self.reloader.last
+        return f"the mount: {last.error if last is not None else 'not read again'}"
 
     async def heed(self, _settings: Settings, found: ReloadStatus) -> Mapping[str, str]:
         self.at_once += 1
@@ -154,7 +158,7 @@ async def test_what_has_changed(mount: Mount) -> None:
     assert as_json(mount.reloader.last) == outcome
     begun, ready = mount.told.heard
     assert begun.startswith("RELOADING=1 MONOTONIC_USEC=")
-    assert ready == "READY=1"
+    assert ready == "READY=1 STATUS=the mount: "
 
 
 async def test_a_mistake_changes_nothing_and_is_told(mount: Mount) -> None:
@@ -164,11 +168,10 @@ async def test_a_mistake_changes_nothing_and_is_told(mount: Mount) -> None:
     assert "cash_size" in outcome["error"]
     assert (outcome["changed"], mount.heeded) == ({}, [])
     assert mount.reloader.settings is before
-    assert mount.told.heard[1].startswith("READY=1 STATUS=settings stay as they are: ")
-    assert "cash_size" in mount.told.heard[1]
+    assert mount.told.heard[1] == f"READY=1 STATUS=the mount: {outcome['error']}"
     mount.file.write_text(TOML)
     assert (await mount.reload())["error"] == ""
-    assert mount.told.heard[3] == "READY=1"
+    assert mount.told.heard[3] == "READY=1 STATUS=the mount: ", "systemd has forgotten the mistake"
 
 
 async def test_credentials_that_cannot_be_had_are_told_and_the_rest_counts(mount: Mount) -> None:

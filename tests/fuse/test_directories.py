@@ -24,7 +24,7 @@ from tests.fuse.reply import MANY_BYTES, Entry, Reply
 from tests.fuse.requests import CALLER, OPENED, ROOT, errno_of, opened
 
 DOTS = [".", ".."]
-FILES = ["a", "file-with-a-longer-name", "z"]
+FILES = ["a", "file-with-a-longer-name", "last"]
 SHOWN = [*DOTS, *FILES, "models"]
 
 
@@ -136,7 +136,7 @@ async def test_entries_live_as_long_as_what_is_left_of_their_listing(autojump_cl
 
 async def test_names_that_are_asked_for_at_each_use_live_for_no_time(autojump_clock: MockClock) -> None:
     filesystem = FakeFilesystem(FILES, ["models", "other"])
-    filesystem.revalidated = frozenset({"models", "z"})
+    filesystem.revalidated = frozenset({"models", "last"})
     adapter = await opened(filesystem)
     timeouts = {entry.name: entry.entry_timeout_s for entry in (await shown(adapter))[2:]}
     assert {name for name, timeout_s in timeouts.items() if timeout_s == 0} == filesystem.revalidated

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from d7yfs.monitor import metrics
+from d7yfs.stats.problems import CODES
 from d7yfs.stats.status import MountStatus, parse
 from tests.monitor.test_metrics import STATUS
 
@@ -57,6 +59,17 @@ def test_alerts_and_dashboard_ask_for_what_a_scrape_has() -> None:
 def test_a_healthy_mount_has_all_that_alerts_ask_for() -> None:
     series = {each["series"].partition("{")[0] for each in cases()["a healthy mount is silent"]["input_series"]}
     assert set().union(*(asked(rule["expr"]) for rule in rules().values())) == series
+
+
+def test_each_problem_has_one_alert() -> None:
+    asking = [set(re.findall(r"[a-z]+(?:-[a-z]+)+", rule["expr"])) & set(CODES) for rule in rules().values()]
+    assert Counter(code for codes in asking for code in codes) == Counter(CODES)
+    of_the_cache = {
+        name
+        for name, rule in rules().items()
+        if asked(rule["expr"]) & {"d7yfs_cache_memory_bytes", "d7yfs_cache_uncached_opens_total"}
+    }
+    assert of_the_cache == set(), "no-room-to-cache and cache-disk-failing say it"
 
 
 def test_every_alert_fires_in_a_test() -> None:

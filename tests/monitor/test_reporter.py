@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from d7yfs import logs
 from d7yfs.host.launch import Readiness
 from d7yfs.monitor.probe import Probe
 from d7yfs.monitor.reporter import LISTEN_RETRY_S, Reporter, summarize
-from d7yfs.stats.status import MountStatus, as_json, parse
+from d7yfs.stats.status import MountStatus, ReloadStatus, as_json, parse
 from tests.monitor.test_metrics import SNAPSHOT
 
 
@@ -165,5 +166,9 @@ def test_one_line_for_systemctl() -> None:
     assert summarize(status(repository("reachable"), repository("stale", "vision"))) == (
         "s3://b/llm, s3://b/vision on /mnt/models: 2 files open, 0.5 GiB read, cache 3.0 GiB of 50.0 GiB; vision is stale"
     )
-    said = summarize(status(repository("reachable"), error="c.toml: unknown key"))
-    assert said.endswith("of 50.0 GiB; its settings could not be read again")
+    said = summarize(status(repository("reachable"), error="c.toml:\nunknown key"))
+    assert said.endswith("of 50.0 GiB; settings stay as they are: c.toml: unknown key"), "one line"
+    refused = ReloadStatus(at=1.0, refused={"vision": "the store refuses them"})
+    said = summarize(replace(status(repository("reachable")), last_reload=refused))
+    assert said.endswith("of 50.0 GiB; the credentials of vision: the store refuses them")
+    assert summarize(replace(status(repository("reachable")), last_reload=ReloadStatus(at=2.0))).endswith("of 50.0 GiB")

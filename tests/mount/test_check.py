@@ -49,7 +49,7 @@ def test_a_running_mount_is_checked_by_its_daemon_with_its_own_settings(mounter:
     assert "ok list" in said
     assert "bytes by range, of this version" in said
     assert re.search(r"\d ok, 0 warnings, 0 failed: it is mounted ", said)
-    assert "environment variables (auto-detected)" in said
+    assert "environment variables (AWS_ACCESS_KEY_ID, …) (auto-detected)" in said
     assert re.search(r"cache_size = 50%, now [0-9.]+ [GT]iB \(from --cache-size\)", said)
     assert bucket.env["AWS_SECRET_ACCESS_KEY"] not in said
     assert mounted.status()["tree"]["remembered"] <= 1, "nothing was looked up in it"

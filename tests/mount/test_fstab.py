@@ -4,6 +4,7 @@ has a real systemd.)"""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -113,6 +114,17 @@ def test_mount_all_knows_what_is_mounted_however_it_is_written(bucket: Bucket, t
         options = f"ro,takeover=off,metrics_listen=none,cache_dir={tmp_path}/cache,log_file={tmp_path}/log{number}"
         options += f",credentials={keys}"
         lines.append(f"{source} {points}/{number} d7yfs {options} 0 0\n")
+    lines.append(f"none {points}/by-file d7yfs ro,config={tmp_path}/models.toml,credentials={keys} 0 0\n")
+    (points / "by-file").mkdir()
+    settings = {
+        "takeover": "off",
+        "metrics_listen": "none",
+        "cache_dir": f"{tmp_path}/cache",
+        "log_file": f"{tmp_path}/log",
+        "source": f"s3://{place}/library",
+    }
+    (tmp_path / "models.toml").write_text("".join(f"{key} = {json.dumps(each)}\n" for key, each in settings.items()))
+    sources.append(settings["source"])
     (tmp_path / "fstab").write_text("".join(lines))
     helper = Path(sysconfig.get_path("scripts")) / "mount.d7yfs"
     done = subprocess.run(
@@ -129,6 +141,21 @@ def test_mount_all_knows_what_is_mounted_however_it_is_written(bucket: Bucket, t
     ]
 
 
+def test_only_the_same_mount_is_one_that_is_there_already(mounter: Mounter, bucket: Bucket) -> None:
+    mounted = mounter.mount(bucket.url("library"), "--takeover", "off", env=bucket.env)
+    again = ("mount", "--unless-mounted", "--cache-dir", mounted.cache_dir, "--log-file", mounter.directory / "log")
+    done = run(*again, bucket.url("library"), mounted.point, env=bucket.env)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = run(*again, bucket.url("library/model"), mounted.point, env=bucket.env)
+    assert done.returncode == 1
+    assert f"{mounted.point} is already mounted ({bucket.url('library')})" in done.stderr
+    mounted.kill(signal.SIGKILL)
+    done = run(*again, bucket.url("library"), mounted.point, env=bucket.env)
+    assert done.returncode == 0, done.stderr
+    assert "was a dead mount; cleaned up" in done.stderr
+    assert mounted.read("one.bin") == bucket.files["one.bin"]
+
+
 def test_a_service_without_keys_is_told_where_they_go(mounter: Mounter, bucket: Bucket) -> None:
     point = mounter.point()
     with Notified(point.with_suffix(".notify")) as notified:
@@ -139,3 +166,16 @@ def test_a_service_without_keys_is_told_where_they_go(mounter: Mounter, bucket: 
     assert done.returncode == 1
     assert "d7yfs: error: " in done.stderr
     assert "go into /etc/d7yfs/NAME.env, as KEY=value lines (mode 0600)" in done.stderr
+
+
+@pytest.mark.parametrize("takeover", ["auto", "off"])
+def test_refused_keys_of_a_file_name_it(mounter: Mounter, bucket: Bucket, takeover: str) -> None:
+    keys = mounter.directory / "models.env"
+    keys.write_text("".join(f"{name}={'wrong' if 'KEY' in name else value}\n" for name, value in bucket.env.items()))
+    keys.chmod(0o600)
+    files = ("--cache-dir", mounter.directory / "cache", "--log-file", mounter.directory / "log", "--credentials", keys)
+    done = run("mount", "--takeover", takeover, *files, bucket.url("library"), mounter.point())
+    assert done.returncode == 1
+    assert (
+        f"environment variables (AWS_ACCESS_KEY_ID, …); variables were read from {keys} (--credentials)" in done.stderr
+    )

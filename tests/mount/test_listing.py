@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.conftest import Bucket, both_engines
+from tests.mount.conftest import Bucket, both_engines, faulty_url
 from tests.mount.mounted import Mounted, Mounter, within
 from tests.servers.http11 import Answer, Request
 from tests.servers.in_thread import InThread
+from tests.servers.s3_faults import S3Faults
 from tests.servers.vast import BUCKET, Keys, VastStore
 
 pytestmark = [pytest.mark.mount, both_engines]
@@ -172,3 +173,16 @@ def test_directories_that_the_store_lists_in_an_order_of_its_own_are_all_there(
         assert mounted.read(f"{name}/1/weights.bin") == name.encode(), "the first lookup must succeed"
         assert mounted.names() == ["model", "model-2", "other"]
         assert mounted.status()["repositories"][0]["listing"]["reason"] == "its keys do not come in order"
+
+
+@pytest.mark.parametrize("listing", ["whole", "directory"])
+def test_a_directory_shows_its_names_in_the_order_of_keys(
+    mounter: Mounter, faulty: InThread[S3Faults], listing: str
+) -> None:
+    """So a reader sees no difference when a daemon begins to list in another way. A directory's key ends in a slash."""
+    names = ["a", "b-", "b", "b0", "c.d", "c", "d", "e"]
+    for name in names:
+        faulty.do(faulty.server.put, f"b/{name}/file" if name in ("b", "c.d", "c") else f"b/{name}", b"x")
+    mounted = mounter.mount(faulty_url(faulty), "--anonymous", "--listing", listing)
+    assert within(TIMEOUT_S, lambda: [entry.name for entry in os.scandir(mounted.point)]) == names
+    assert of_status(mounted)["in_use"] == listing

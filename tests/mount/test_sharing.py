@@ -5,6 +5,7 @@ ends.
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 from dataclasses import dataclass
 from functools import partial
@@ -99,3 +100,30 @@ def test_cache_commands_beside_a_live_mount(pair: Pair) -> None:
     until(lambda: run("cache", "drop", "--all", *directory).returncode == 0, "all handles to be closed")
     assert not list(pair.one.cache_dir.rglob("*.data"))
     assert pair.other.read("file") == pair.body
+
+
+class _Encrypting(S3Faults):
+    """A store with ETags that are no MD5, though one of them has 32 hex digits: as under a KMS key."""
+
+    def etag(self, key: str) -> str:
+        plain = super().etag(key)
+        return {"b/kms": f'"{plain[-2:0:-1]}"', "b/parts": f'{plain[:-1]}-2"'}.get(key, plain)
+
+
+def test_an_etag_that_is_no_md5_says_nothing_of_a_file(mounter: Mounter) -> None:
+    running: InThread[S3Faults] = InThread(
+        _Encrypting({f"b/{name}": bytes_of(7, MIB) for name in ("kms", "parts", "plain")})
+    )
+    with running as store:
+        mounted = mounter.mount(faulty_url(store), "--anonymous")
+        for name in ("kms", "parts", "plain"):
+            assert mounted.read(name) == bytes_of(7, MIB)
+        done = run("cache", "verify", "--md5", "--cache-dir", mounted.cache_dir)
+        told = json.loads(run("cache", "verify", "--md5", "--json", "--cache-dir", mounted.cache_dir).stdout)
+    assert (done.returncode, done.stderr) == (0, ""), "no file is damaged"
+    first, *reasons = done.stdout.splitlines()
+    assert first.startswith("3 files, 3 blocks: 0 bad, 1 MD5 sum compared, in ")
+    assert any(each.startswith("not comparable: 1 file, because the ETag is no MD5: ") for each in reasons)
+    assert any("where the store encrypts with keys of KMS" in each for each in reasons)
+    compared = {each["name"].rpartition("/")[2]: (each["md5"], bool(each["not_comparable"])) for each in told}
+    assert compared == {"kms": (None, True), "parts": (None, True), "plain": (True, False)}

@@ -129,6 +129,29 @@ async def test_a_refusal_of_keys_names_the_file_and_the_key_that_gave_them(s3: S
     assert "hidden" not in str(caught.value)
 
 
+async def test_a_refusal_of_found_keys_names_the_place_where_they_were_found(
+    s3: ScriptedS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hint(credentials: Credentials) -> str:
+        async with aclosing(s3.origin(credentials)) as origin:
+            with pytest.raises(AccessDenied) as caught:
+                await origin.list("")
+        return caught.value.hint
+
+    s3.reply = lambda _: refusal(403, "SignatureDoesNotMatch")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    keys = "[models]\naws_access_key_id = AKIA\naws_secret_access_key = s3cr3t\n"
+    for variable, text in (("AWS_CONFIG_FILE", keys.replace("[", "[profile ")), ("AWS_SHARED_CREDENTIALS_FILE", keys)):
+        path = tmp_path / variable
+        path.write_text(text)
+        monkeypatch.setenv(variable, str(path))
+        assert await hint(Profile("models")) == f"copy it anew; it came from {path}, profile models"
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3cr3t")
+    assert await hint(ProviderChain()) == "copy it anew; it came from environment variables (AWS_ACCESS_KEY_ID, …)"
+
+
 async def test_environment_does_not_divert_requests(s3: ScriptedS3, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")

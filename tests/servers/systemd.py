@@ -2,7 +2,7 @@
 
 It has namespaces of its own for processes, mounts and control groups. It sees the machine's files
 through layers in memory where it or a test writes (/etc, /run, /usr/local/bin, /usr/sbin), and the
-machine's units not at all. It needs root, systemd 240 or newer, and a cgroup2 hierarchy. It does not import pytest.
+machine's units not at all. It needs root, systemd 244 or newer, and a cgroup2 hierarchy. It does not import pytest.
 """
 
 from __future__ import annotations
@@ -56,7 +56,11 @@ class Systemd:
         self._units.mkdir()
         for name in (*_TARGETS, "empty"):
             (self._units / f"{name}.target").write_text("[Unit]\nDefaultDependencies=no\n")
-        self._log = directory / "systemd.log"
+        self._log, self._output = directory / "systemd.log", directory / "services.log"
+        self._output.touch()
+        every = self._units / "service.d"  # there is no journal
+        every.mkdir()
+        (every / "output.conf").write_text(f"[Service]\nStandardOutput=append:{self._output}\n")
         self._group = _cgroup2() / f"d7yfs-test-{os.getpid()}"
         self._group.mkdir()
         inner = _INNER.format(programs=shlex.quote(str(programs)), units=self._units, systemd=PROGRAM)
@@ -86,6 +90,15 @@ class Systemd:
     def install(self, unit: Path) -> None:
         """Add a unit as it is."""
         (self._units / unit.name).write_bytes(unit.read_bytes())
+        self.run("systemctl", "daemon-reload")
+
+    def add(self, unit: str, lines: str, *, wanted_by: str = "") -> None:
+        """Add a unit, enabled as `WantedBy=` says (systemctl enable)."""
+        (self._units / unit).write_text(lines)
+        if wanted_by:
+            wants = self._units / f"{wanted_by}.wants"
+            wants.mkdir(exist_ok=True)
+            (wants / unit).symlink_to(self._units / unit)
         self.run("systemctl", "daemon-reload")
 
     def change(self, unit: str, lines: str) -> None:
@@ -118,11 +131,21 @@ class Systemd:
         """The path by which this process reaches what the manager's processes call `path`."""
         return Path(f"/proc/{self._pid}/root") / path.relative_to("/")
 
+    def start(self, *command: str, directory: Path) -> subprocess.Popen[bytes]:
+        """Start a command among the manager's processes, in a directory; the caller ends it."""
+        enter = [*self._enter(), "sh", "-c", 'cd "$0" && echo there && exec "$@"', str(directory), *command]
+        process = subprocess.Popen(enter, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process
+
+    def _enter(self) -> list[str]:
+        return ["nsenter", "--target", str(self._pid), "--mount", "--pid", "--cgroup"]
+
     def run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
         """Run a command among the manager's processes; the caller judges the result."""
-        namespaces = ("--mount", "--pid", "--cgroup")
         return subprocess.run(
-            ["nsenter", "--target", str(self._pid), *namespaces, *map(str, command)],
+            [*self._enter(), *map(str, command)],
             env={"PATH": os.environ["PATH"]},  # as a user's, without the settings of a test session
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -136,7 +159,7 @@ class Systemd:
 
     def log(self) -> str:
         """The output of the manager and of its services."""
-        return self._log.read_text(errors="replace")
+        return self._log.read_text(errors="replace") + self._output.read_text(errors="replace")
 
     def stop(self) -> None:
         """End the manager, and all processes that it started."""

@@ -334,6 +334,7 @@ class World:
                 except VersionGone:
                     self.oracle.fail(f"inode {inode} of {key} is not known to d7yfs any more")
                     meaning = DIRECTORY
+                self.oracle.has_huge = self.oracle.has_huge or getattr(self.tree.nodes.get(directory), "huge", False)
                 self.oracle.gives_up = bool(self.tree.statistics().dropped_inodes_total)
                 self.oracle.loses = bool(self.invalidator.counters.overflow)
                 self.oracle.entry(key, meaning, asked_at, how)

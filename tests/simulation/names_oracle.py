@@ -69,6 +69,8 @@ class Oracle:
         self.judged = 0
         self.gives_up = False
         """True if names were dropped for room: then the kernel may have heard of any absence."""
+        self.has_huge = False
+        """True if a directory turned out to be huge: the kernel may have heard of absences by its listing."""
         self.loses = False
         """True if there were too many notices for the kernel: then each entry keeps its time."""
         self._store = store
@@ -178,7 +180,7 @@ class Oracle:
             return floor
         for each in self._refreshed:
             if f"{key}/".startswith(each.prefix) and key + "/" != each.prefix:
-                later_s = self._rules.negative_ttl_s if absent and self.gives_up else 0.0
+                later_s = self._rules.negative_ttl_s if absent and (self.gives_up or self.has_huge) else 0.0
                 if asked_at >= each.until + later_s:
                     floor = max(floor, each.since)
         return floor

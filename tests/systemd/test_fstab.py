@@ -122,3 +122,29 @@ def test_a_mount_unit_starts_and_stops_but_not_under_readers(line: Line) -> None
     line.systemctl("stop", "mount")
     assert line.state("mount") == "inactive"
     assert str(line.point) not in line.manager.run("cat", "/proc/self/mounts").stdout
+
+
+def test_a_mount_unit_that_unmounts_lazily_stops_under_readers(line: Line) -> None:
+    line.add()
+    line.manager.change(line.unit("mount"), "[Mount]\nLazyUnmount=yes\n")
+    line.systemctl("start", "mount")
+    with (line.manager.inside(line.point) / "over.bin").open("rb") as file:
+        line.systemctl("stop", "mount")
+        assert line.state("mount") == "inactive"
+        assert str(line.point) not in line.manager.run("cat", "/proc/self/mounts").stdout
+        assert within(60, file.read) == line.bucket.files["over.bin"], "a reader reads on"
+
+
+def test_a_model_server_comes_back_with_its_mount_unit(line: Line) -> None:
+    line.add()
+    unit, server = line.unit("mount"), "server-of-fstab.service"
+    command = f"/bin/sh -c 'exec sleep infinity <{line.point}/over.bin'"
+    lines = f"[Unit]\nRequiresMountsFor={line.point}\n[Service]\nExecStart={command}\n"
+    line.manager.add(server, lines, wanted_by=unit)
+    assert line.manager.run("systemctl", "start", server).returncode == 0
+    assert line.state("mount") == "active"
+    for verbs in (["restart"], ["stop", "start"]):
+        for verb in verbs:
+            line.systemctl(verb, "mount")
+        until(lambda: line.manager.show(server, "ActiveState") == "active", "the server")
+    line.manager.run("systemctl", "stop", server)

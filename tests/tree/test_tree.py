@@ -554,6 +554,24 @@ def test_changes_name_entries_only_of_a_directory_listed_before() -> None:
     assert changes
 
 
+def test_the_order_of_a_directory_does_not_tell_how_it_was_listed() -> None:
+    """It is that of keys, in which a directory's name ends in a slash: `b-` is before `b/`."""
+    keys = [f"m/{each}" for each in ("a", "b-", "b/x", "b0", "c.d/x", "c/x", "z")]
+    objects = tuple(version(key) for key in keys)
+    flat, alone, by_name = make_tree(), Mount(make_tree(), *objects), Mount(make_tree(), *objects[2:-1])
+    scan = Scan("m/")
+    scan.add(ListingPage(objects, (), "", 0))
+    flat.apply(ROOT_INODE, next(scan.listings()), 0.0, asked_at=0.0)
+    listing = listing_of(alone.objects, "m/", page_size=len(keys))
+    assert list(listing.entries) == ["a", "b-", "b0", "z", "b", "c.d", "c"], "objects first"
+    alone.tree.apply(ROOT_INODE, listing, 0.0, asked_at=0.0)
+    by_name.list()
+    for name, answer in (("z", objects[-1]), ("b-", objects[1]), ("a", objects[0])):
+        by_name.tree.apply_name(ROOT_INODE, name, answer, 1.0, asked_at=1.0)
+    for tree in (flat, alone.tree, by_name.tree):
+        assert names_in(tree, ROOT_INODE) == ("a", "b-", "b", "b0", "c.d", "c", "z")
+
+
 def test_children_are_a_snapshot() -> None:
     mount = Mount(make_tree(), version("m/a"), version("m/b"))
     assert names_in(mount.tree, ROOT_INODE) == ()

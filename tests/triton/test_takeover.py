@@ -41,10 +41,7 @@ def test_nobody_notices_twenty_kills_and_five_upgrades(mounter: Mounter, models:
     readers, top = Readers(), mounted.point
     for model in ("m0", "m1"):
         readers.start(partial(loads_anew, triton, model), True)
-    # Sorted, as a directory may be listed in another way later, and so in another order.
-    find, cat = (
-        ("sh", "-c", text) for text in (f"find {top} -type f -ls | sort", f"cat {top}/*/config.pbtxt {top}/*/1/*")
-    )
+    find, cat = ("find", str(top), "-type", "f", "-ls"), ("sh", "-c", f"cat {top}/*/config.pbtxt {top}/*/1/*")
     for command in (find, cat):
         readers.start(partial(run_program, *command), within(READ_TIMEOUT_S, partial(run_program, *command)))
     for read in (mapped, from_the_worker):

@@ -139,11 +139,14 @@ def _shared_access(source: SasToken) -> Access:
     """Access by a signature that was made elsewhere. Raises ConfigError."""
     token = source.token.get_secret_value().strip().lstrip("?")
     if "sig" not in parse_qs(token):
-        raise ConfigError("the shared access signature has no sig=…", hint="it begins with sv=… or ?sv=…")
+        raise ConfigError(
+            "the shared access signature has no sig=…", hint="it begins with sv=… or ?sv=…", settings=("credentials",)
+        )
     try:
         expires_at = expiry_of(token)
     except ValueError:
-        raise ConfigError("the shared access signature has no valid time of expiry (se)") from None
+        what = "the shared access signature has no valid time of expiry (se)"
+        raise ConfigError(what, settings=("credentials",)) from None
     until = f" until {iso(expires_at)}" if expires_at < float("inf") else ""
     return Access(f"shared access signature{until}", Grant(token, expires_at=expires_at))
 
@@ -158,7 +161,8 @@ class _AccountKey(Access):
         try:
             secret = base64.b64decode(keys.secret_key.get_secret_value(), validate=True)
         except binascii.Error:
-            raise ConfigError(f"the key of storage account {account} is not one: it is not in base64") from None
+            what = f"the key of storage account {account} is not one: it is not in base64"
+            raise ConfigError(what, settings=("credentials",)) from None
         self._signer = SasSigner(account, container, secret)
         self._clock = clock
 
@@ -341,6 +345,7 @@ def access_for(
     raise ConfigError(
         f"as://{account}/{container}: {source} cannot be used here",
         hint="an account key, a shared access signature, an identity or anonymous access can",
+        settings=("credentials",),
     )
 
 

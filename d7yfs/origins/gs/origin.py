@@ -98,11 +98,13 @@ class GsOrigin(RestOrigin):
                 raise ConfigError(
                     f"gs://{bucket}: Cloud Storage has no use for these credentials: {credentials}",
                     hint="set credentials_file, an HMAC key, or anonymous",
+                    settings=("credentials",),
                 )
         if self._pays and not self._billing_project and self._google is None:
             raise ConfigError(
                 f"gs://{bucket}: nobody to bill: {credentials} has no project of its own",
                 hint="set billing_project",
+                settings=("credentials", "requester_pays"),
             )
         self._xml = XmlApi()
         self._api = JsonApi() if self._key is None else self._xml

@@ -63,10 +63,7 @@ such as ru_central1.
 """
 
 _FOUND_IN = {
-    "explicit": "given to d7yfs",
-    "env": "environment variables",
-    "shared-credentials-file": "the shared credentials file",
-    "config-file": "the shared configuration file",
+    "env": "environment variables (AWS_ACCESS_KEY_ID, …)",
     "custom-process": "a credential process",
     "assume-role": "an assumed role",
     "assume-role-with-web-identity": "a web identity token",
@@ -75,6 +72,8 @@ _FOUND_IN = {
     "container-role": "the container's role",
 }
 """botocore's names for sources of credentials (`method` in botocore/credentials.py), in words."""
+_FOUND_IN_FILE = {"shared-credentials-file": "credentials_file", "config-file": "config_file"}
+"""The same for files of the AWS SDK, with its names for their paths."""
 
 # At DEBUG these write canonical requests, signatures and session tokens.
 for _name in ("boto3", "botocore", "urllib3"):
@@ -97,7 +96,7 @@ class AwsSdk:
         self._credentials = credentials
         self._found: AwsCredentials | None = None
         self._files: dict[Path, Hashable] = {}
-        self._role = ""
+        self._role = self._source = ""
         self.region, self.endpoint_url = guarded(self._settings, self._subject, str(credentials))
 
     def resolve(self, region: str) -> tuple[Address, S3Signer]:
@@ -142,12 +141,18 @@ class AwsSdk:
         try:
             endpoint_url = endpoint_url and normal_endpoint(endpoint_url)
         except ValueError as error:
-            raise ConfigError(f"{self._subject}: the endpoint URL {error}") from None
+            hint = (
+                "" if repository.endpoint_url else "the variables and files of the AWS SDK name it (AWS_ENDPOINT_URL)"
+            )
+            raise ConfigError(
+                f"{self._subject}: the endpoint URL {error}", hint=hint, settings=("endpoint_url",)
+            ) from None
         if endpoint_url and (repository.dual_stack or repository.accelerate):
             chosen = "dual_stack" if repository.dual_stack else "accelerate"
             raise ConfigError(
                 f"{self._subject}: {chosen} chooses an endpoint of AWS's, but the endpoint is {endpoint_url}",
                 hint="leave one of them out",
+                settings=(chosen, "endpoint_url"),
             )
         return repository.region or session.get_config_variable("region") or _DEFAULT_REGION, endpoint_url
 
@@ -205,14 +210,13 @@ class AwsSdk:
         expires_at = _expiry(found)
         keys = found.get_frozen_credentials()
         self._found, self._files = found, files
-        source = _FOUND_IN.get(found.method or "", found.method or "unknown")
         return AccessKeys(
             str(keys.access_key),
             str(keys.secret_key),
             keys.token or "",
             expires_at,
             check_again_s=_CHECK_AGAIN_S,
-            source=source,
+            source=self._source,
             role=self._role,
         )
 
@@ -235,7 +239,12 @@ class AwsSdk:
 
             botocore.credentials.EC = EC  # type: ignore[attr-defined]  # the stubs lack it
         found = resolver.load_credentials()
-        self._role = _role_of(session, found.method if found is not None else None)
+        method = (found.method if found is not None else None) or "unknown"
+        self._role = _role_of(session, method)
+        self._source = _FOUND_IN.get(method, method)
+        if variable := _FOUND_IN_FILE.get(method):
+            path = Path(os.path.expandvars(session.get_config_variable(variable))).expanduser()
+            self._source = f"{path}, profile {session.profile or 'default'}"
         return found, files
 
     def _session(self) -> botocore.session.Session:
