@@ -9,7 +9,7 @@ STORES ?=
 # work.
 WORKERS ?= $(if $(ARGS),0,$(shell n=$$(nproc); echo $$((n < 4 ? n : 4))))
 
-.PHONY: help setup setup-tests demo test simulate fuzz integration integration-dragonfly integration-scale integration-torchserve \
+.PHONY: help setup setup-tests demo test simulate fuzz integration integration-dragonfly integration-scale integration-loaders integration-torchserve \
 	integration-systemd integration-triton \
 	integration-monitoring integration-container integration-install integration-pipx check format reference mutants profile trace bench install uninstall lock clean
 
@@ -50,6 +50,9 @@ integration-scale: setup ## mount and read a directory of a million entries; tak
 
 integration-torchserve: ## test a real TorchServe on mounts of a real S3 server, installed once outside the tree; ARGS='-k token'
 	@scripts/integration-torchserve.sh $(ARGS)
+
+integration-loaders: ## test loaders of models (transformers, vLLM, llama.cpp, …) on mounts, installed once outside the tree; ARGS='-k vllm'
+	@scripts/integration-loaders.sh $(ARGS)
 
 integration-systemd: setup ## as root: test unit, fstab and automounts under a real systemd: kills, watchdog, restart, stop, idle
 	@D7YFS_TEST_SYSTEMD=1 $(BIN)/python -m pytest -p tests.plugins.no_skips tests/systemd $(ARGS)

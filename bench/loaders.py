@@ -1,33 +1,33 @@
-"""Libraries that load weights from a mount and from a local directory: each library's own loader,
+"""Libraries that load models from a mount and from a local directory: each library's own loader,
 each in its own form.
 
-    python -m bench.loaders [--rounds 3] [--size 512]     as root
+    python -m bench.loaders [--rounds 3] [--size 512] [--only NAME…]     as root
 
 *Local* is a directory on the cache's disk, first with an empty page cache, then again. *Mount* is
-d7yfs: cold with an empty cache, then from its cache with an empty page cache, then again.
+d7yfs: cold with an empty cache, then again; then mounted anew with its cache and an empty page
+cache, then again.
 
 Each round goes through all loaders, each with its own mount. The table shows medians. In the first
 round each loader's result is compared with the result from the local directory, and every file byte
-by byte with its source. torch runs in the environment of scripts/torchserve.sh if that is
-installed, and is left out otherwise.
+by byte with its source. The libraries of scripts/loaders.sh run in its Python if that is installed,
+and are left out otherwise. Their results are compared in every round.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy
 import onnx
@@ -41,39 +41,35 @@ from bench.children import ReadError, in_child
 from bench.peers import PEERS, Mount, PeerError, Setting
 from bench.processes import drop_page_cache
 from bench.store import LOOPBACK, Store
+from tests.servers.model_loaders import LoaderError, ModelLoaders, find_python
 
 MIB = 1 << 20
-COLUMNS = ("local", "local again", "mount cold", "mount, cached", "mount again")
+COLUMNS = ("local", "local again", "mount cold", "mount warm", "remount", "remount again")
 _LIMIT_S = 300.0
 _LAYER = 2048
 """Rows and columns of a layer of the ONNX model: 16 MiB of float32."""
 
-NUMPY, WEIGHTS, ONNX, TORCH = "model.npy", dataset.WEIGHTS, "model.onnx", "model.pt"
+NUMPY, WEIGHTS, ONNX = "model.npy", dataset.WEIGHTS, "model.onnx"
 _ONNX_DATA = "model.onnx.data"
-_TORCHSERVE = Path(__file__).resolve().parent.parent / "scripts" / "torchserve.sh"
+_ADAPTERS_MIB = 40
+"""2,000 directories of two small files, 20 KiB together."""
+LIBRARIES = {
+    "transformers": ("transformers", "llama"),
+    "vLLM's reader of weights": ("vllm weights", "llama"),
+    "vLLM's reader, prefetch": ("vllm prefetch", "llama"),
+    "SGLang's reader of weights": ("sglang weights", "llama"),
+    "Run:ai model streamer": ("runai streamer", "llama"),
+    "fastsafetensors": ("fastsafetensors", "llama"),
+    "plan file, read whole": ("plan file", "llama"),
+    "llama.cpp, GGUF": ("llama.cpp", "gguf"),
+    "torch.load(mmap=True)": ("torch", "torch"),
+    "peft, 2,000 adapters": ("peft scan", "adapters"),
+    "2,000 adapters, read": ("plain scan", "adapters"),
+}
+"""The loader of tests/servers/loader_program.py and its kind of model, by the name of its row."""
 
-Result = tuple[float, int]
-"""Seconds, and a CRC of the loaded bytes."""
-
-_TORCH_MAKE = """
-import sys, torch
-count, each = int(sys.argv[2]), int(sys.argv[3])
-torch.manual_seed(7)
-torch.save({f"layer.{n}": torch.randint(0, 255, (each,), dtype=torch.uint8) for n in range(count)}, sys.argv[1])
-"""
-_TORCH_LOAD = """
-import json, sys, time, zlib, torch
-start = time.perf_counter()
-loaded = torch.load(sys.argv[1], mmap=True, weights_only=True)
-for tensor in loaded.values():
-    tensor[::4096].sum()
-elapsed_s = time.perf_counter() - start
-found = 0
-for tensor in loaded.values() if sys.argv[2] == "check" else ():
-    found = zlib.crc32(tensor.numpy(), found)
-print(json.dumps([elapsed_s, found]))
-"""
-"""torch.load returns before it reads, so the program reads a byte of every page."""
+Result = tuple[float, Any]
+"""Seconds, and a digest of the loaded bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +81,12 @@ class Loader:
     name: str
     files: tuple[str, ...]
     load: Callable[[Path, bool], Result]
+
+    def paths(self, directory: Path) -> list[Path]:
+        """The files of its model, relative to the directory; a folder stands for all below it."""
+        given = [directory / name for name in self.files]
+        found = [path for each in given for path in (each.rglob("*") if each.is_dir() else [each])]
+        return [path.relative_to(directory) for path in found if path.is_file()]
 
 
 def _timed(load: Callable[[], Sequence[numpy.ndarray]], *, check: bool) -> Result:
@@ -138,41 +140,39 @@ def onnx_session(directory: Path, check: bool) -> Result:
     return _timed(load, check=check)
 
 
-def loaders(torch: Path | None) -> list[Loader]:
-    """All loaders; torch's too if an interpreter with it exists."""
+def loaders(libraries: ModelLoaders | None) -> list[Loader]:
+    """All loaders; those of the other Python too if it exists."""
     found = [
-        Loader("safetensors load_file", (WEIGHTS,), load_file),
-        Loader("safetensors safe_open, all tensors", (WEIGHTS,), safe_open),
-        Loader(f"safetensors safe_open, 1 of {dataset.TENSORS}", (WEIGHTS,), safe_open_one),
-        Loader("onnxruntime, external data", (ONNX, _ONNX_DATA), onnx_session),
-        Loader("numpy.load(mmap_mode)", (NUMPY,), numpy_mapped),
+        Loader("safetensors load_file", (WEIGHTS,), _forked(load_file)),
+        Loader("safetensors safe_open, all tensors", (WEIGHTS,), _forked(safe_open)),
+        Loader(f"safetensors safe_open, 1 of {dataset.TENSORS}", (WEIGHTS,), _forked(safe_open_one)),
+        Loader("onnxruntime, external data", (ONNX, _ONNX_DATA), _forked(onnx_session)),
+        Loader("numpy.load(mmap_mode)", (NUMPY,), _forked(numpy_mapped)),
     ]
-    if torch:
-
-        def torch_load(directory: Path, check: bool) -> Result:
-            done = _run(torch, _TORCH_LOAD, str(directory / TORCH), "check" if check else "")
-            elapsed_s, crc = json.loads(done)
-            return elapsed_s, crc
-
-        found.append(Loader("torch.load(mmap=True)", (TORCH,), torch_load))
+    if libraries:
+        found += [
+            Loader(name, (kind,), _library(libraries, loader, kind)) for name, (loader, kind) in LIBRARIES.items()
+        ]
     return found
 
 
-def _run(python: Path, code: str, *arguments: str) -> str:
-    done = subprocess.run([python, "-c", code, *arguments], capture_output=True, text=True, timeout=_LIMIT_S)
-    if done.returncode:
-        raise ReadError(f"torch: {done.stderr.strip()[-300:]}")
-    return done.stdout
+def _forked(load: Callable[[Path, bool], Result]) -> Callable[[Path, bool], Result]:
+    return lambda directory, check: in_child(_LIMIT_S, load, directory, check)
 
 
-def find_torch() -> Path | None:
-    """The interpreter that scripts/torchserve.sh installs, or None."""
-    found = subprocess.run([_TORCHSERVE, "--installed"], stdout=subprocess.PIPE, text=True, check=False)
-    return Path(found.stdout.strip()) / "python" if found.returncode == 0 else None
+def _library(libraries: ModelLoaders, loader: str, kind: str) -> Callable[[Path, bool], Result]:
+    def load(directory: Path, _: bool) -> Result:
+        try:
+            done = libraries.load(loader, directory / kind)
+        except LoaderError as error:
+            raise ReadError(str(error)) from error
+        return done.elapsed_s, done.answer
+
+    return load
 
 
-def make(buckets: Path, size_bytes: int, torch: Path | None) -> None:
-    """Write one file per format, of about `size_bytes` each; the ONNX model's weights are a second
+def make(buckets: Path, size_bytes: int) -> None:
+    """Write one model per format, of about `size_bytes` each; the ONNX model's weights are a second
     file.
     """
     directory = buckets / BUCKET
@@ -182,9 +182,12 @@ def make(buckets: Path, size_bytes: int, torch: Path | None) -> None:
     numpy.save(directory / NUMPY, numpy.frombuffer(source.bytes(size_bytes), dtype=numpy.uint8))
     (directory / dataset.LARGE).hardlink_to(directory / NUMPY)  # The store's ceiling is measured with this file.
     _make_onnx(directory / ONNX, max(1, size_bytes // (4 * _LAYER * _LAYER)), source)
-    if torch:
-        each_bytes = size_bytes // dataset.TENSORS
-        _run(torch, _TORCH_MAKE, str(directory / TORCH), str(dataset.TENSORS), str(each_bytes))
+
+
+def make_kinds(buckets: Path, size_bytes: int, libraries: ModelLoaders, kinds: Iterable[str]) -> None:
+    """Have the libraries write a directory for each kind of model that they are to load."""
+    for kind in kinds:
+        libraries.make(kind, buckets / BUCKET / kind, _ADAPTERS_MIB if kind == "adapters" else size_bytes // MIB)
 
 
 def _make_onnx(path: Path, layers: int, source: numpy.random.Generator) -> None:
@@ -221,13 +224,13 @@ class Table:
 
     def markdown(self) -> str:
         lines = [
-            f"| loader, {self.size_mib} MiB; seconds | {' | '.join(COLUMNS)} | cached ÷ local | again ÷ again |",
-            "|---|" + "---:|" * (len(COLUMNS) + 2),
+            f"| loader, {self.size_mib} MiB; seconds | {' | '.join(COLUMNS)} | cold ÷ | remount ÷ | again ÷ |",
+            "|---|" + "---:|" * (len(COLUMNS) + 3),
         ]
         for name, by_column in self.seconds.items():
             medians = [statistics.median(by_column[column]) for column in COLUMNS]
-            local, local_again, _, cached, again = medians
-            ratios = (f"{cached / local:.2f}", f"{again / local_again:.2f}")
+            local, local_again, cold, _, anew, again = medians
+            ratios = (f"{cold / local:.2f}", f"{anew / local:.2f}", f"{again / local_again:.2f}")
             lines.append("| " + " | ".join((name, *(f"{value:.3f}" for value in medians), *ratios)) + " |")
         return "\n".join([*lines, ""])
 
@@ -237,8 +240,8 @@ def one_turn(served: Store, local: Path, scratch: Path, loader: Loader, table: T
     ReadError.
     """
     drop_page_cache()
-    first_s, expected = in_child(_LIMIT_S, loader.load, local, check)
-    again_s, _ = in_child(_LIMIT_S, loader.load, local, False)
+    first_s, expected = loader.load(local, check)
+    again_s, _ = loader.load(local, False)
     seconds = [first_s, again_s]
     with tempfile.TemporaryDirectory(prefix="d7yfs-loaders-", dir=scratch) as name:
         directory = Path(name)
@@ -247,20 +250,33 @@ def one_turn(served: Store, local: Path, scratch: Path, loader: Loader, table: T
         cache.mkdir(mode=0o700)
         mount = Mount(PEERS["d7yfs"], Setting(served, LOOPBACK, point, cache), directory / "log")
         try:
-            mount.mount()
             for column in COLUMNS[2:]:
-                if column != "mount again":
+                if column in ("mount cold", "remount"):
+                    mount.unmount()
+                    mount.mount()
+                    mount.settle()
                     drop_page_cache()
-                elapsed_s, found = in_child(_LIMIT_S, loader.load, point, check)
+                elapsed_s, found = loader.load(point, check)
                 if found != expected:
                     raise ReadError(f"{loader.name}: {column}: the loaded bytes differ from the local ones")
                 seconds.append(elapsed_s)
             if check:
-                in_child(_LIMIT_S, reads.compare, [(point / file, served.data / file) for file in loader.files])
+                in_child(_LIMIT_S, reads.compare, [(point / path, local / path) for path in loader.paths(local)])
         finally:
             mount.unmount()
     for column, elapsed_s in zip(COLUMNS, seconds, strict=True):
         table.add(loader, column, elapsed_s)
+
+
+def measure(
+    served: Store, local: Path, arguments: argparse.Namespace, measured: Sequence[Loader], table: Table
+) -> None:
+    """Measure the loaders in rounds. Raises PeerError, ReadError."""
+    shutil.copytree(served.data, local, ignore=shutil.ignore_patterns(dataset.LARGE))
+    for number in range(arguments.rounds):
+        for loader in measured:
+            one_turn(served, local, arguments.scratch, loader, table, check=number == 0)
+        print(f"round {number + 1}/{arguments.rounds}: load {os.getloadavg()[0]:.1f}", flush=True)
 
 
 def main() -> int:
@@ -272,32 +288,42 @@ def main() -> int:
     parser.add_argument(
         "--scratch", type=Path, default=Path("/var/tmp"), help="directory of data and caches (default: %(default)s)"
     )
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="only the rows whose names contain one of these")
     parser.add_argument("--markdown", type=Path, help="write the table to this file too")
     arguments = parser.parse_args()
     if os.geteuid() != 0:
         parser.error("a mount, and a cold read, need root")
     signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
-    torch = find_torch()
-    if torch is None:
-        print("without torch: scripts/torchserve.sh installs it", file=sys.stderr)
+    python = find_python()
+    if python is None:
+        print("without the libraries that scripts/loaders.sh installs", file=sys.stderr)
     table = Table(arguments.size)
     size_bytes = arguments.size * MIB
     with (
-        store.running(lambda buckets: make(buckets, size_bytes, torch), 4 * size_bytes, arguments.scratch) as served,
         tempfile.TemporaryDirectory(prefix="d7yfs-loaders-local-", dir=arguments.scratch) as name,
+        ModelLoaders(python or Path(), Path(name)) as libraries,
     ):
+        named = loaders(libraries if python else None)
+        measured = [each for each in named if not arguments.only or any(part in each.name for part in arguments.only)]
+        kinds = sorted({LIBRARIES[each.name][1] for each in measured if each.name in LIBRARIES})
         local = Path(name) / "local"
-        shutil.copytree(served.data, local, ignore=shutil.ignore_patterns(dataset.LARGE))
-        try:
-            for number in range(arguments.rounds):
-                for loader in loaders(torch):
-                    one_turn(served, local, arguments.scratch, loader, table, check=number == 0)
-                print(f"round {number + 1}/{arguments.rounds}: load {os.getloadavg()[0]:.1f}", flush=True)
-        except (PeerError, ReadError) as error:
-            print(error, file=sys.stderr)
-            return 1
-        except KeyboardInterrupt:
-            print("interrupted: the results so far follow")
+
+        def make_all(buckets: Path) -> None:
+            make(buckets, size_bytes)
+            make_kinds(buckets, size_bytes, libraries, kinds)
+
+        with store.running(
+            make_all,
+            (3 + len(kinds)) * size_bytes,
+            arguments.scratch,
+        ) as served:
+            try:
+                measure(served, local, arguments, measured, table)
+            except (PeerError, ReadError) as error:
+                print(error, file=sys.stderr)
+                return 1
+            except KeyboardInterrupt:
+                print("interrupted: the results so far follow")
     text = table.markdown()
     print(text)
     if arguments.markdown:

@@ -23,7 +23,7 @@ MAKERS: dict[str, tuple[Callable[[Path], None], set[str]]] = {
         {dataset.MEDIUM, dataset.WEIGHTS, *dataset.TINY.stream_names, *dataset.TINY.shard_names},
     ),
     "loaders": (
-        lambda buckets: loaders.make(buckets, dataset.TINY.large_bytes, None),
+        lambda buckets: loaders.make(buckets, dataset.TINY.large_bytes),
         {file for loader in loaders.loaders(None) for file in loader.files},
     ),
     "triton": (
