@@ -28,6 +28,7 @@ from d7yfs.config.schema import Config
 from d7yfs.config.sources import Settings
 from d7yfs.control import control_socket, server
 from d7yfs.control.commands import Commands
+from d7yfs.control.preheat import Preheats
 from d7yfs.control.refresh import Refreshes
 from d7yfs.control.reload import Reloader
 from d7yfs.control.warm import WarmUps
@@ -207,6 +208,7 @@ class _Mount:
             notices=self._invalidator.counters,
             refreshes=Refreshes(inodes, refreshers, self._invalidator),
             warm_ups=WarmUps(self._filesystem, nursery),
+            preheats=Preheats(self._filesystem, [each for each, _ in repositories], self._reloader, nursery),
             operations=self._engine.guard.counters,
             reporter=self._reporter,
             forget_pages=self._forget_pages_of,

@@ -156,6 +156,10 @@ class HandoverUnavailable(ProxyUnavailable):
     """dfdaemon's socket or its links into the cache fail; its proxy may work."""
 
 
+class ManagerError(D7yfsError):
+    """Dragonfly's manager cannot be asked, or refuses what it is asked for."""
+
+
 class TokenWithheld(D7yfsError):
     """A request for dfdaemon carries a bearer token, which it may not have."""
 

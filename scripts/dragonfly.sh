@@ -30,23 +30,6 @@ needed_packages() {
     [ -e /usr/include/google/protobuf/any.proto ] || echo libprotobuf-dev
 }
 
-build_scheduler() {  # TARGET-DIRECTORY
-    local module
-    module=$(mktemp -d)
-    say "building scheduler $SCHEDULER"
-    (
-        cd "$module"
-        export GOFLAGS=-mod=mod
-        go mod init scratch
-        go mod edit -require="d7y.io/dragonfly/v2@v$SCHEDULER"
-        go mod download d7y.io/dragonfly/v2
-        # Its own sums fix all versions.
-        cat "$(go list -m -f '{{.Dir}}' d7y.io/dragonfly/v2)/go.sum" >>go.sum
-        go build -o "$1/scheduler" d7y.io/dragonfly/v2/cmd/scheduler
-    )
-    rm -rf "$module"
-}
-
 build_client() {  # TARGET-DIRECTORY
     say "building dfdaemon and dfget $CLIENT"
     # With --target-dir an interrupted build resumes. dfctl is left out: it does not compile with
@@ -63,7 +46,7 @@ build() {  # TARGET-DIRECTORY
     command -v cargo >/dev/null || die "dfdaemon is built with Rust's cargo, which is not here"
     mapfile -t missing < <(needed_packages)
     [ ${#missing[@]} -eq 0 ] || install_packages "${missing[@]}"
-    build_scheduler "$1"
+    build_go_program d7y.io/dragonfly/v2 "v$SCHEDULER" cmd/scheduler "$1/scheduler"
     build_client "$1"
     complete "$1" || die "the build has ended without all of: ${PROGRAMS[*]}"
 }

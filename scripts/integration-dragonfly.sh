@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the tests against a real Dragonfly: scripts/dragonfly.sh builds it, the tests start a
-# scheduler, a seed and two peers.
+# Runs the tests against a real Dragonfly: scripts/dragonfly.sh and scripts/dragonfly-manager.sh build
+# it, the tests start a scheduler, a seed and two peers, and for some a manager.
 #
 # usage: scripts/integration-dragonfly.sh [PYTEST-ARGUMENTS…]
 #
@@ -11,4 +11,5 @@ cd "$(dirname "$0")/.."
 
 scripts/setup.sh
 binaries=$(scripts/dragonfly.sh)
-D7YFS_TEST_DRAGONFLY=$binaries exec .venv/bin/python -m pytest -p tests.plugins.no_skips tests/integration "$@"
+manager=$(scripts/dragonfly-manager.sh)
+D7YFS_TEST_DRAGONFLY=$binaries D7YFS_TEST_DRAGONFLY_MANAGER=$manager exec .venv/bin/python -m pytest -p tests.plugins.no_skips tests/integration "$@"

@@ -210,6 +210,13 @@ MUTANTS = (
         "elif (said := headers.get(dragonfly_task.TASK_ID_HEADER)) and False:",
         "fetch/test_fetcher.py",
     ),
+    Mutant(
+        "a file that did not arrive at a seed counts as preheated",
+        "fetch",
+        "            if not part.arrived.get(url):",
+        "            if part.error and not part.arrived.get(url):",
+        "control/test_preheat.py",
+    ),
     # --- names ---
     Mutant(
         "a listing never expires",

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from d7yfs.stats.activity import ActivityStatus
+from d7yfs.stats.preheat import PreheatStatus
 from d7yfs.stats.repository_status import RepositoryStatus
 from d7yfs.stats.status import (
     CacheStatus,
@@ -47,6 +48,7 @@ ANSWERS = {
     "reload": ReloadStatus,
     "top": ActivityStatus,
     "warm": WarmUpStatus,
+    "warm-cluster": PreheatStatus,
 }
 """The parts that other commands print, as blocks under headings of the page."""
 SIMPLE = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}

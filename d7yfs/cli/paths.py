@@ -16,12 +16,14 @@ from rich.progress import BarColumn, Progress, TextColumn
 from d7yfs.cli import daemons, end_with
 from d7yfs.cli.as_json import print_line, print_object
 from d7yfs.cli.daemons import UntouchedPath
+from d7yfs.cli.preheat import preheat
 from d7yfs.cli.status import describe_warm_up
 from d7yfs.cli.terminal import cell, say
 from d7yfs.control import control_socket
-from d7yfs.errors import D7yfsError, MountError
+from d7yfs.errors import D7yfsError, MountError, UsageError
 from d7yfs.host import mount_table
 from d7yfs.objects import printable
+from d7yfs.stats.preheat import SCOPES
 from d7yfs.stats.status import RefreshStatus, WarmUpStatus, parse
 from d7yfs.stats.words import show_count, show_size_roughly
 
@@ -34,16 +36,36 @@ _paths = click.argument("paths", nargs=-1, required=True, type=UntouchedPath(), 
 @click.command()
 @_paths
 @click.option("--background", is_flag=True, help="Return when the files are counted; the daemon goes on by itself.")
+@click.option(
+    "--cluster", is_flag=True, help="Have Dragonfly's manager bring the files to its daemons, not to this cache."
+)
+@click.option(
+    "--scope",
+    type=click.Choice(SCOPES),
+    help="The daemons that fetch each file, with --cluster: one seed (the default), all seeds, or all that are no seeds.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print reports as they come, one JSON object per line.")
-def warm(paths: tuple[Path, ...], background: bool, as_json: bool) -> None:
+def warm(paths: tuple[Path, ...], background: bool, cluster: bool, scope: str | None, as_json: bool) -> None:
     """Fetch whole files, and all files below directories, into the cache of the mount that they are
     in.
 
     Cached bytes are not fetched again: a warm-up that was stopped (Ctrl-C) goes on where it was.
+    With --cluster the files come to Dragonfly's daemons, under the names by which all mounts ask for
+    them (--dragonfly-manager). The manager goes on after Ctrl-C.
+
     Exit status 1 if a file could not be brought, or not all of them fit into the cache; other
     mounts are warmed all the same.
     """
-    _on_each_mount(paths, lambda point, below: _warm(point, below, background=background, as_json=as_json))
+    if scope and not cluster:
+        raise UsageError("--scope says which daemons of a cluster fetch", hint="add --cluster")
+    if cluster and background:
+        raise UsageError(
+            "--cluster goes without --background", hint="after Ctrl-C the manager ends the jobs that it has by itself"
+        )
+    if cluster:
+        _on_each_mount(paths, lambda point, below: preheat(point, below, scope=scope or SCOPES[0], as_json=as_json))
+    else:
+        _on_each_mount(paths, lambda point, below: _warm(point, below, background=background, as_json=as_json))
 
 
 def _on_each_mount(paths: tuple[Path, ...], work: Callable[[Path, list[str]], bool]) -> None:

@@ -15,7 +15,7 @@ from d7yfs.cli import daemons, end_with
 from d7yfs.cli.daemons import UntouchedPath
 from d7yfs.cli.terminal import cell
 from d7yfs.control import control_socket
-from d7yfs.errors import MountError
+from d7yfs.errors import MountError, UsageError
 from d7yfs.logs import show_time
 from d7yfs.monitor.problems import show_span
 from d7yfs.stats.cache_status import CacheStatus
@@ -32,7 +32,14 @@ _SLOW_S = 1.0
 @click.argument("mountpoint", type=UntouchedPath(), required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print everything, as JSON: a list with one object per mount.")
 @click.option("--settings", is_flag=True, help="Also print each setting and where it came from.")
-def status(mountpoint: Path | None, as_json: bool, settings: bool) -> None:
+@click.option(
+    "--cluster", is_flag=True, help="Show the figures of all hosts, as the Prometheus that scrapes them has them."
+)
+@click.option("--prometheus", metavar="URL", help="Address of that Prometheus, with --cluster.")
+@click.option("--over", metavar="TIME", default="6h", show_default=True, help="How far back --cluster looks.")
+def status(
+    mountpoint: Path | None, as_json: bool, settings: bool, cluster: bool, prometheus: str | None, over: str
+) -> None:
     """Show what is mounted, and first what is wrong with it now; from where, for how long; its cache and
     counters.
 
@@ -41,6 +48,16 @@ def status(mountpoint: Path | None, as_json: bool, settings: bool) -> None:
     Exit status 1 if a mount does not answer. Problems do not change it: d7yfs health tells by its exit
     status whether a mount can be read.
     """
+    if cluster != bool(prometheus) or (cluster and mountpoint):
+        raise UsageError(
+            "--cluster asks a Prometheus about all mounts",
+            hint="d7yfs status --cluster --prometheus http://prometheus:9090",
+        )
+    if cluster and prometheus:
+        from d7yfs.cli.cluster import show_cluster  # only here: it loads an HTTP client
+
+        show_cluster(prometheus, over, as_json=as_json)
+        return
     console = Console(soft_wrap=True, highlight=False)
 
     def show(answer: control_socket.Reply) -> None:

@@ -203,12 +203,15 @@ def _path(value: object) -> Path:
         raise ValueError("begins with ~, but there is no home directory; allowed: an absolute path") from None
 
 
-def _endpoint(value: object) -> str:
-    text = _text(value)
-    try:
-        return normal_endpoint(text) if text else ""
-    except ValueError as error:
-        raise ValueError(f"is not an endpoint: it {error}; allowed: such as https://s3.example.com:9000") from None
+def _endpoint(example: str) -> Callable[[object], str]:
+    def read(value: object) -> str:
+        text = _text(value)
+        try:
+            return normal_endpoint(text) if text else ""
+        except ValueError as error:
+            raise ValueError(f"is not an endpoint: it {error}; allowed: such as {example}") from None
+
+    return read
 
 
 def _proxies(value: object) -> str:
@@ -354,7 +357,8 @@ def one_of(*choices: str) -> Kind:
 TEXT = Kind("TEXT", _text)
 TRUTH = Kind("", _truth, unset=False)
 PATH = Kind("PATH", _path, unset=None)
-ENDPOINT = Kind("URL", _endpoint)
+ENDPOINT = Kind("URL", _endpoint("https://s3.example.com:9000"))
+MANAGER = Kind("URL", _endpoint("http://dragonfly-manager:8080"))
 PROXIES = Kind("URL[,URL…]", _proxies)
 HEADER_TEXT = Kind("TEXT", _header_text)
 P2P_PRIORITY = Kind("N", _p2p_priority, unset=None)

@@ -363,6 +363,19 @@ class Config:
         "file that others have brought), or shared (every mount that uses the directory).",
     )
 
+    dragonfly_manager: str = _dragonfly(
+        kinds.MANAGER,
+        "Address of Dragonfly's manager, such as http://dragonfly-manager:8080, which d7yfs warm --cluster asks.",
+        default="none",
+        live=True,
+    )
+    dragonfly_manager_token_file: Path | None = _dragonfly(
+        kinds.PATH,
+        "File with a personal access token of Dragonfly's manager, of the scope job.",
+        default="none",
+        live=True,
+    )
+
     tree_cache: str = _cache(
         kinds.one_of("on", "off"),
         "Keep the names that were listed in the cache directory, so that the next mount answers at once. They are as old as they "

@@ -185,6 +185,8 @@ def load_settings(
         if not option.per_repository and (found := first(option.name, (flag_layer, environ_layer, toml.layer, preset))):
             values[option.field] = found.value
             provenance[option.name] = found.where
+    if token_file := values.get("dragonfly_manager_token_file"):
+        warnings += filter(None, [exposure(token_file, secret=True)])
     place = _choose_mountpoint(mountpoint, environ, toml, here)
     if place:
         values["mountpoint"] = place.value

@@ -1,5 +1,5 @@
 """The commands that a running mount answers on its control socket: status, health, stat, warm,
-refresh, reload, drop, recount, log level, trace, check, end.
+preheat, refresh, reload, drop, recount, log level, trace, check, end.
 
 Owns no state of its own: `Commands` asks the parts of the mount that `daemon` built. `snapshot`
 never waits, because scrapes and systemd's watchdog rest on it. No reply holds a secret. Expected
@@ -28,6 +28,7 @@ from d7yfs.config.place import Place
 from d7yfs.config.schema import OPTIONS
 from d7yfs.control import control_socket, server
 from d7yfs.control.live_check import report_check
+from d7yfs.control.preheat import Preheats
 from d7yfs.control.refresh import Refreshes
 from d7yfs.control.reload import Reloader
 from d7yfs.control.tracing import follow_trace
@@ -79,6 +80,7 @@ class Commands:
     notices: NoticesStatus
     refreshes: Refreshes
     warm_ups: WarmUps
+    preheats: Preheats
     operations: OperationCounters
     reporter: Reporter
     forget_pages: Callable[[int], Awaitable[None]]
@@ -99,6 +101,7 @@ class Commands:
             "health": self._health,
             "stat": self._stat,
             "warm": self.warm_ups.report,
+            "preheat": self.preheats.report,
             "refresh": self._to_its_end(self._refresh),
             "reload": self._to_its_end(lambda _: self.reloader.reload()),
             "cache-drop": self._to_its_end(self._drop),

@@ -23,7 +23,7 @@ from d7yfs.config.sources import Settings
 from d7yfs.errors import AccessDenied, BucketNotFound, ConfigError, NotFound, NotPermitted
 from d7yfs.fetch.bearer_tokens import BearerTokens
 from d7yfs.fetch.dragonfly_proxy import CONNECT_TIMEOUT_S, FIRST_BYTE_TIMEOUT_S, IDLE_TIMEOUT_S, Limits, Proxies, Proxy
-from d7yfs.fetch.dragonfly_task import MAX_DIRECT_BYTES, TaskOptions, task
+from d7yfs.fetch.dragonfly_task import MAX_DIRECT_BYTES, Task, TaskOptions, task
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.transport import Transport
 from d7yfs.fill.direct import DirectFiller
@@ -110,13 +110,16 @@ class Repository:
         """The way by which `version` was filled last, or would come: origin, proxy or socket."""
         if (known := self.fetcher.journal.route_of(version)) is not None:
             return known
-        mode = self.policy.mode_of(version.key)
-        small = version.size_bytes <= MAX_DIRECT_BYTES and mode is not Mode.ALWAYS
-        if mode is Mode.NEVER or small or self.fetcher.tokens.is_direct(trio.current_time()):
+        if self.is_direct(version) or self.fetcher.tokens.is_direct(trio.current_time()):
             return "origin"
         if self.handover is not None and self.handover.usable:
             return "socket"
         return "proxy" if self.fetcher.proxy is not None else "origin"
+
+    def is_direct(self, version: ObjectVersion) -> bool:
+        """True if `version` is for the store alone, as `p2p` and its size have it."""
+        mode = self.policy.mode_of(version.key)
+        return mode is Mode.NEVER or (version.size_bytes <= MAX_DIRECT_BYTES and mode is not Mode.ALWAYS)
 
     def make_fillers(self, nursery: trio.Nursery, verifier: Verifier | None) -> NewFiller:
         """Return what makes fillers, whose tasks run in `nursery`. `verifier` gets each version that
@@ -138,19 +141,25 @@ class Repository:
     async def task_id(self, version: ObjectVersion) -> str:
         """The id of Dragonfly's task for `version`, on all hosts; empty if it does not go that
         way. Raises as signing does."""
+        found = await self.find_task(version)
+        return found.id if found is not None else ""
+
+    async def find_task(self, version: ObjectVersion) -> Task | None:
+        """Dragonfly's task for `version`, on all hosts, with a signature that lasts for some minutes;
+        None if it does not go that way. Raises as signing does."""
         proxies, handover = self.fetcher.proxy, self.handover
         if (proxies is None and handover is None) or self.policy.mode_of(version.key) is Mode.NEVER:
-            return ""
+            return None
         request = await self.origin.read_request(version, presigned=True)
         self.fetcher.tokens.note(request, trio.current_time())
         if self.fetcher.tokens.is_direct(trio.current_time()):
-            return ""
+            return None
         if handover is not None and handover.usable:
-            return handover.task(request, version).id
+            return handover.task(request, version)
         if proxies is None:
-            return ""
+            return None
         trusted = all(proxy.binds_content_ids for proxy in proxies.all)
-        return task(request, self.origin.identity, version, proxies.options, content_ids=trusted).id
+        return task(request, self.origin.identity, version, proxies.options, content_ids=trusted)
 
     async def locate(self, *, allow_empty: bool) -> str:
         """Find the prefix to list: "" or `a/b/` for a directory, a key for that one object.

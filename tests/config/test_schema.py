@@ -32,6 +32,7 @@ def test_names() -> None:
         *("include", "exclude", "publish_marker", "hide_agents"),
         *("proxy", "fallback", "dfdaemon_socket", "p2p_verify", "p2p", "p2p_tokens", "p2p_secret_file", "p2p_direct"),
         *("p2p_tag", "p2p_application", "p2p_priority", "p2p_piece_length", "p2p_hosts"),
+        *("dragonfly_manager", "dragonfly_manager_token_file"),
         *(
             "cache_dir",
             "cache_size",
@@ -61,6 +62,7 @@ def test_options_that_a_running_mount_takes_over() -> None:
     assert {option.name for option in OPTIONS.values() if option.live} == {
         *("log_level", "metadata_ttl", "negative_ttl", "cache_size", "cache_min_free", "memory_buffer"),
         *("max_connections", "max_inodes", "metrics_per_model", "shutdown_timeout", "listing_limit"),
+        *("dragonfly_manager", "dragonfly_manager_token_file"),
     }
     assert {option.name for option in OPTIONS.values() if option.live and option.per_repository} == {"listing_limit"}
     assert [option.name for option in OPTIONS.values() if option.names_credentials] == [

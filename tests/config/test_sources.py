@@ -168,6 +168,8 @@ def test_every_option_by_every_way(host: Host) -> None:
         "p2p_priority": "3",
         "p2p_verify": "sampled",
         "p2p_secret_file": "/s",
+        "dragonfly_manager": "http://manager:8080",
+        "dragonfly_manager_token_file": "/t",
         "metrics_listen": "0.0.0.0:7718",
         "fuse_helper": "/h.sock",
         "fuse_engine": "pyfuse3",

@@ -86,8 +86,9 @@ _: type[Filler] = _Filler
 
 
 class Mount:
-    def __init__(self, filesystem: Filesystem, warm_ups: WarmUps, cache: Cache) -> None:
+    def __init__(self, filesystem: Filesystem, warm_ups: WarmUps, cache: Cache, nursery: trio.Nursery) -> None:
         self.filesystem = filesystem
+        self.nursery = nursery
         self.warm_ups = warm_ups
         self.cache = cache
 
@@ -114,7 +115,7 @@ async def mounted(
     cache = Cache(directory, memory_buffer_bytes=16 << 20, read_timeout_s=30.0, disk=PromptDisk())
     async with trio.open_nursery() as nursery:
         filesystem = Filesystem(tree, {store.name: store.source for store in stores}, cache, nursery)
-        yield Mount(filesystem, WarmUps(filesystem, nursery), cache)
+        yield Mount(filesystem, WarmUps(filesystem, nursery), cache, nursery)
         nursery.cancel_scope.cancel()
 
 

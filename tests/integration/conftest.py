@@ -28,8 +28,9 @@ pytest.register_assert_rewrite("tests.mount.test_proxy", "tests.servers.test_dfd
 
 __all__ = ["_can_mount", "bucket", "faulty"]
 
-_programs = os.environ.get("D7YFS_TEST_DRAGONFLY", "")  # Read now: the session removes such variables.
-collect_ignore_glob = [] if _programs else ["*.py"]
+PROGRAMS = os.environ.get("D7YFS_TEST_DRAGONFLY", "")  # Read now: the session removes such variables.
+MANAGER = os.environ.get("D7YFS_TEST_DRAGONFLY_MANAGER", "")
+collect_ignore_glob = [] if PROGRAMS else ["*.py"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -78,7 +79,7 @@ def cluster() -> Iterator[Cluster]:
     """
     with (
         tempfile.TemporaryDirectory(prefix="d7y-", dir="/var/tmp") as name,
-        dragonfly_cluster.running(Path(name) / "c", Path(_programs), peers=3) as made,
+        dragonfly_cluster.running(Path(name) / "c", Path(PROGRAMS), peers=3) as made,
     ):
         yield made
 
@@ -89,9 +90,9 @@ def make_cluster(ground: Path) -> Iterator[MakeCluster]:
 
         def make(**options: Any) -> Cluster:
             try:
-                return stack.enter_context(dragonfly_cluster.running(ground / "c", Path(_programs), **options))
+                return stack.enter_context(dragonfly_cluster.running(ground / "c", Path(PROGRAMS), **options))
             except ClusterError:  # On a busy machine, another process may take a port first.
-                return stack.enter_context(dragonfly_cluster.running(ground / "d", Path(_programs), **options))
+                return stack.enter_context(dragonfly_cluster.running(ground / "d", Path(PROGRAMS), **options))
 
         yield make
 

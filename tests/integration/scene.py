@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy
 import trio
 
+from tests.contract import oss_store
 from tests.mount.mounted import Mounted, within
 from tests.servers.dragonfly_cluster import Cluster, Daemon
 from tests.servers.http11 import Answer, Exchange
@@ -21,6 +22,13 @@ MIB = 1 << 20
 SIZE = 96 * MIB
 LONG_S = 120.0
 """Seconds for a read that a killed part may delay, on a busy machine."""
+
+OSS_KEYS = {
+    "OSS_ACCESS_KEY_ID": oss_store.IDENTITY.key_id,
+    "OSS_ACCESS_KEY_SECRET": oss_store.IDENTITY.secret,
+    "OSS_SESSION_TOKEN": oss_store.IDENTITY.token,
+}
+"""The environment of a mount of the server of OSS, which keeps versions."""
 
 Store = InThread[S3Faults]
 

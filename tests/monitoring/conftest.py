@@ -49,7 +49,7 @@ def mounted(mounter: Mounter, bucket: Bucket) -> Iterator[Mounted]:
 @pytest.fixture
 def prometheus(mounted: Mounted, tmp_path: Path) -> Iterator[Prometheus]:
     """A Prometheus that scrapes `mounted` every second, with this project's rules."""
-    with scraping(mounted.status()["metrics"]["listens_on"], tmp_path) as found:
+    with scraping([mounted.status()["metrics"]["listens_on"]], tmp_path) as found:
         yield found
 
 

@@ -8,7 +8,7 @@ import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,10 @@ from tests.mount.mounted import free_port, until
 _DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 ALERTS = _DEPLOY / "prometheus" / "alerts.yaml"
 ALERTS_TEST = _DEPLOY / "prometheus" / "alerts.test.yaml"
+CLUSTER = _DEPLOY / "prometheus" / "cluster.yaml"
+CLUSTER_TEST = _DEPLOY / "prometheus" / "cluster.test.yaml"
 DASHBOARD = _DEPLOY / "grafana" / "d7yfs.json"
+CLUSTER_DASHBOARD = _DEPLOY / "grafana" / "d7yfs-cluster.json"
 
 
 class Refused(Exception):
@@ -30,18 +33,18 @@ class Prometheus:
     """A Prometheus server that runs."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
+        self.url = url
 
     def is_up(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self._url}/-/ready", timeout=5):
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=5):
                 return True
         except OSError:
             return False
 
     def ask(self, path: str, **parameters: str) -> Any:
         """`data` of the reply to an API call. Raises Refused."""
-        url = f"{self._url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
             with urllib.request.urlopen(url, timeout=30) as reply:
                 return json.load(reply)["data"]
@@ -56,15 +59,17 @@ class Prometheus:
 
 
 @contextmanager
-def scraping(address: str, directory: Path) -> Iterator[Prometheus]:
-    """A Prometheus that scrapes `address` every second, with this project's rules and its data in
-    `directory`.
+def scraping(addresses: Sequence[str], directory: Path) -> Iterator[Prometheus]:
+    """A Prometheus that scrapes `addresses` every second, with this project's rules and its data in
+    `directory`. It records as often.
     """
+    cluster = directory / "cluster.yaml"
+    cluster.write_text(CLUSTER.read_text().replace("interval: 1m", "interval: 1s"))
     config = directory / "prometheus.yaml"
     config.write_text(
         "global: {scrape_interval: 1s, evaluation_interval: 1s}\n"
-        f"rule_files: [{ALERTS}]\n"
-        f"scrape_configs:\n  - job_name: d7yfs\n    static_configs: [{{targets: ['{address}']}}]\n"
+        f"rule_files: [{ALERTS}, {cluster}]\n"
+        f"scrape_configs:\n  - job_name: d7yfs\n    static_configs: [{{targets: {json.dumps(list(addresses))}}}]\n"
     )
     port = free_port()
     command = [
@@ -90,9 +95,9 @@ class Panel:
     """Pairs of expression and legend."""
 
 
-def panels(*, interval: str = "10s") -> Iterator[Panel]:
-    """The dashboard's panels that have queries, with its variables filled in."""
-    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+def panels(dashboard: Path = DASHBOARD, *, interval: str = "10s") -> Iterator[Panel]:
+    """The panels of a dashboard that have queries, with its variables filled in."""
+    for panel in json.loads(dashboard.read_text())["panels"]:
         if panel["type"] != "row":
             expressions = tuple(
                 (_filled(target["expr"], interval), target["legendFormat"]) for target in panel["targets"]

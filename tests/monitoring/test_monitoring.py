@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.monitoring.prometheus import ALERTS, ALERTS_TEST, Prometheus, panels
+from tests.monitoring.prometheus import ALERTS, ALERTS_TEST, CLUSTER, CLUSTER_TEST, Prometheus, panels
 from tests.mount.mounted import Mounted, until
 
 pytestmark = [pytest.mark.mount, pytest.mark.store]
@@ -47,8 +47,9 @@ def page(mounted: Mounted) -> bytes:
 
 
 def test_rules() -> None:
-    promtool("check", "rules", ALERTS)
+    promtool("check", "rules", ALERTS, CLUSTER)
     assert "SUCCESS" in promtool("test", "rules", ALERTS_TEST)
+    assert "SUCCESS" in promtool("test", "rules", CLUSTER_TEST)
 
 
 @pytest.mark.usefixtures("readers")
@@ -97,4 +98,4 @@ def test_a_live_scrape(prometheus: Prometheus, mounted: Mounted, request: pytest
     assert all(0 < float(each["value"][1]) < 60 for each in prometheus.query("d7yfs_model_load_seconds"))
     rules = [rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]]
     assert {rule["health"] for rule in rules} == {"ok"}
-    assert [rule["name"] for rule in rules if rule["state"] == "firing"] == []
+    assert [rule["name"] for rule in rules if rule.get("state") == "firing"] == []

@@ -60,7 +60,7 @@ def test_picture(mounter: Mounter, bucket: Bucket, faulty: InThread[S3Faults], t
         )
         mounted = mounter.mount("--config", str(config), env=bucket.env)
         until(lambda: bool(mounted.status()["metrics"]["listens_on"]), "the listener")
-        prometheus = stack.enter_context(scraping(mounted.status()["metrics"]["listens_on"], tmp_path))
+        prometheus = stack.enter_context(scraping([mounted.status()["metrics"]["listens_on"]], tmp_path))
         began = time.monotonic()
         time.sleep(5)
         for name in ("resnet", "bert", "llm"):

@@ -3,7 +3,7 @@ seed and some peers.
 
 It owns the processes that scripts/dragonfly.sh builds: their folders below one directory, their
 free ports, configurations, readiness and end. There is no manager, database or Redis: the list of
-schedulers is a file.
+schedulers is a file, unless the settings name a manager (`dragonfly_manager`).
 
 The settings are those that measurements showed to matter: a short `collectedPieceTimeout`, and the
 scheduler's own retries or the `tuned` ones. The tuned ones spare a cold range its 2 s, but cost
@@ -189,9 +189,16 @@ class Cluster:
     """
 
     def __init__(
-        self, scheduler: Part, seed: Daemon | None, peers: Sequence[Daemon], announced: Callable[[], int]
+        self,
+        scheduler: Part,
+        address: str,
+        seed: Daemon | None,
+        peers: Sequence[Daemon],
+        announced: Callable[[], int],
     ) -> None:
+        """`address` is the scheduler's."""
         self.scheduler = scheduler
+        self.address = address
         self.seed = seed
         self.peers = peers
         self._announced = announced
@@ -252,6 +259,7 @@ def running(
     seed: bool = True,
     tuned: bool = False,
     settings: Mapping[str, Any] | None = None,
+    scheduler_settings: Mapping[str, Any] | None = None,
 ) -> Iterator[Cluster]:
     """A ready cluster, killed at the end, with its folders in `directory`. Raises ClusterError.
 
@@ -261,7 +269,7 @@ def running(
     host then goes to the store at the same time as the seed. Without it the scheduler has its own
     defaults, with which the store sees each object once.
 
-    `settings` replace top-level keys of every daemon's configuration.
+    `settings` replace top-level keys of every daemon's configuration, `scheduler_settings` the scheduler's.
     """
     directory.mkdir(parents=True, exist_ok=True)
     port, metrics_port = free_ports(2)
@@ -273,6 +281,7 @@ def running(
     }
     if tuned:
         config["scheduler"] = {"retryBackToSourceLimit": 1, "retryLimit": 3, "retryInterval": "50ms"}
+    config |= scheduler_settings or {}
     config_file = directory / "scheduler.yaml"
     config_file.write_text(json.dumps(config))
     dynconfig = directory / "dynconfig.yaml"
@@ -289,6 +298,7 @@ def running(
 
     cluster = Cluster(
         scheduler,
+        f"127.0.0.1:{port}",
         daemon("seed", seed=True) if seed else None,
         [daemon(f"p{number + 1}") for number in range(peers)],
         lambda: _announced(_samples(f"http://127.0.0.1:{metrics_port}/metrics")),
