@@ -98,6 +98,8 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings], role: R
         log.warning("%s", warning)
     repositories = open_repositories(settings, movers := make_pool(config.movers, config.read_timeout_s))
     keepers = TreeKeepers.open(repositories, config, directory)
+    for each in repositories:
+        each.publication.kept = directory if config.tree_cache != "off" else None
     cache = Cache(directory, memory_buffer_bytes=config.memory_buffer_bytes, read_timeout_s=config.read_timeout_s)
     if not is_first:  # a standby has the time for what the first bytes would wait for
         checksum.load()
@@ -408,6 +410,7 @@ class _Mount:
             for repository, _ in self._repositories:
                 repository.fetcher.set_connections(config.max_connections)
                 repository.fetcher.models.limit = config.metrics_per_model
+                repository.publication.ttl_s = config.metadata_ttl_s
                 nursery.start_soon(renew, repository, repository.config.name)
         return refused
 

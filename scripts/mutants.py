@@ -293,8 +293,8 @@ MUTANTS = (
     Mutant(
         "a version that was gone comes back within a handle",
         "fs",
-        "opened.is_gone |= isinstance(error, VersionGone)",
-        "opened.is_gone |= False",
+        "                opened.is_gone = True",
+        "                opened.is_gone = False",
         "fs/test_filesystem.py",
     ),
     Mutant(

@@ -31,6 +31,7 @@ COMMANDS = {
     "check": "Test a repository or a mount: what is wrong, and what to do.",
     "doctor": "Write one file for a bug report: settings, status, problems, log; no secrets.",
     "ls": "List a repository without mounting it.",
+    "publish": "Write a repository's tree for mounts to follow.",
     "stat": "Show version, cached bytes and route of a file in a mount.",
     "cache": "List, verify and drop cached files, with or without a daemon.",
     "torchserve": "Register the models of a mount with a running TorchServe.",

@@ -19,7 +19,7 @@ from d7yfs.errors import MountError, UsageError
 from d7yfs.logs import show_time
 from d7yfs.monitor.problems import show_span
 from d7yfs.stats.cache_status import CacheStatus
-from d7yfs.stats.repository_status import ListingStatus, RepositoryStatus, TrafficStatus
+from d7yfs.stats.repository_status import ListingStatus, PublicationStatus, RepositoryStatus, TrafficStatus
 from d7yfs.stats.status import FuseStatus, MountStatus, MoversStatus, TakeoverStatus, WarmUpStatus, parse
 from d7yfs.stats.words import show_count, show_size_roughly
 from d7yfs.tree.visibility import in_words
@@ -94,6 +94,8 @@ def _table(mount: MountStatus) -> Table:
         for warning in each.warnings:
             row("warning", warning, "yellow")
         row("names", describe_listing(each.listing))
+        if each.publication is not None and each.publication.published_at is not None:
+            row("published", describe_publication(each.publication))
         if hidden := in_words(each.hidden):
             row("hidden", hidden)
         row("bytes", describe_traffic(each.traffic))
@@ -189,6 +191,7 @@ def describe_listing(listing: ListingStatus) -> str:
         else "to be listed whole; no listing has come to its end yet",
         "directory": "listed directory by directory",
         "exact": "each asked for by itself",
+        "published": "as published",
     }[listing.in_use]
     said += f" ({listing.reason})" if listing.reason else ""
     asked = (
@@ -198,6 +201,17 @@ def describe_listing(listing: ListingStatus) -> str:
     )
     counted = ", ".join(show_count(count, one, many) for count, one, many in asked if count)
     return f"{said}; since start {counted}" if counted else said
+
+
+def describe_publication(published: PublicationStatus) -> str:
+    """The published tree, its publisher, and when the store last said so."""
+    moments = [show_time(moment) for moment in (published.published_at, published.checked_at) if moment is not None]
+    said = f"{show_count(published.files, 'file')} at {moments[0]}"
+    said += f" by {published.publisher}" if published.publisher else ""
+    said += f", snapshot {published.sha256[:12]}; asked at {moments[-1]}"
+    if published.unpublished:
+        said += f"; {show_count(published.unpublished, 'file has', 'files have')} changed since"
+    return said
 
 
 def describe_traffic(traffic: TrafficStatus) -> str:

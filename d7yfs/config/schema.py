@@ -293,10 +293,10 @@ class RepositoryConfig:
     )
 
     listing: str = _reading(
-        kinds.one_of("auto", "whole", "directory", "exact"),
+        kinds.one_of("auto", "whole", "directory", "exact", "published"),
         "How d7yfs learns names: whole (one listing of the repository), directory (one of each directory in use), "
-        "exact (one request for each name, which needs no right to list). auto means whole up to listing_limit, else directory, "
-        "and exact where listing is denied.",
+        "exact (one request for each name, which needs no right to list), published (from what `d7yfs publish` wrote). auto means "
+        "published where something is, else whole up to listing_limit, else directory, and exact where listing is denied.",
     )
     listing_limit: int = _reading(
         kinds.COUNT,

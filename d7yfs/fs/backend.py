@@ -12,8 +12,7 @@ from d7yfs.fs.rights import Rights
 from d7yfs.objects import ObjectVersion, StoreIdentity
 from d7yfs.stats.failures import FailuresStatus
 from d7yfs.stats.models import Models
-from d7yfs.tree.lister import LIMIT
-from d7yfs.tree.source import ListingMode, ListingSource
+from d7yfs.tree.source import LIMIT, ListingMode, ListingSource, NothingPublished, PublishedSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +29,8 @@ class RepositoryBackend:
     """True if its fillers may begin before a version has files in the cache."""
     listing: ListingMode = ListingMode.AUTO
     listing_limit: int = LIMIT
+    published: PublishedSource = field(default_factory=NothingPublished)
+    """The published tree, from which `listings` may answer."""
     revalidates: Callable[[str], bool] | None = None
     """True for a path below the repository that is asked for at every use; None: no path is."""
     route: Callable[[ObjectVersion], str] = lambda _: "origin"

@@ -21,6 +21,7 @@ from d7yfs.fs.backend import RepositoryBackend
 from d7yfs.fs.description import NodeDescriber
 from d7yfs.fs.open_files import OpenFiles
 from d7yfs.logs import fields_of
+from d7yfs.objects import ObjectVersion
 from d7yfs.tree.huge_directory import DirectoryPage, DirectoryStream, Unseen
 from d7yfs.tree.lister import Lister
 from d7yfs.tree.nodes import Absent, Directory, Expired, Found, NameChanges, Node
@@ -78,11 +79,13 @@ class Filesystem(OpenFiles):
                 limit=backend.listing_limit,
                 changed=self._changed,
                 failing=backend.failures.names,
+                published=backend.published,
             )
             for name, backend in backends.items()
         }
         self.refreshers = {name: Refresher(tree, name, lister) for name, lister in self.listers.items()}
         self.describer = NodeDescriber(backends, cache)
+        self.version_gone = self._note_gone
         self._tell_changed = changed
         self._forget_names = forget_names
         self._told = told
@@ -92,6 +95,9 @@ class Filesystem(OpenFiles):
         if names := {*changes.removed, *changes.replaced}:
             self.fullness[directory.repository or ""].forget(directory.prefix, names)
         self._tell_changed(directory, changes)
+
+    def _note_gone(self, repository: str, version: ObjectVersion) -> None:
+        self.refreshers[repository].note_gone(version)
 
     # --- names and attributes ---
 
@@ -160,7 +166,9 @@ class Filesystem(OpenFiles):
         assert directory.repository is not None
         refresher, backend = self.refreshers[directory.repository], self._backends[directory.repository]
         try:
-            if await refresher.refresh_entry(directory, name):
+            if backend.published.is_followed:
+                await refresher.follow()
+            elif await refresher.refresh_entry(directory, name):
                 await refresher.refresh(directory)
         except D7yfsError as error:
             shown = f"{backend.url}/{directory.prefix}{name}"

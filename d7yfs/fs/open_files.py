@@ -29,7 +29,7 @@ from d7yfs.fs.neighbours import Neighbours
 from d7yfs.fs.patience import Patience
 from d7yfs.fs.readahead import SMALL_FILE_BYTES, Window
 from d7yfs.fs.rights import Rights
-from d7yfs.objects import ByteRange
+from d7yfs.objects import ByteRange, ObjectVersion
 from d7yfs.stats.load_times import Fullness
 from d7yfs.stats.repository_status import ModelStatus
 from d7yfs.tree.nodes import Directory, File
@@ -81,6 +81,8 @@ class OpenFiles:
         }
         self.became_whole: Callable[[int], None] = lambda _inode: None
         """Told of each file that becomes whole in the cache after it was opened."""
+        self.version_gone: Callable[[str, ObjectVersion], None] = lambda _repository, _version: None
+        """Told of each version that a read found gone, and of its repository."""
         self.idle = trio.Event()
         """An event that is set while no file is open; replaced when one is opened."""
         self.idle.set()
@@ -233,7 +235,9 @@ class OpenFiles:
             if rights is not None and opened.epoch is not rights.epoch:
                 opened.epoch = await rights.claim(cached)
         except D7yfsError as error:
-            opened.is_gone |= isinstance(error, VersionGone)
+            if isinstance(error, VersionGone):
+                opened.is_gone = True
+                self.version_gone(opened.node.repository, opened.node.version)
             if rights is not None and isinstance(error, AccessDenied):
                 rights.deny(cached)
             error.about(object=self._name(opened.node), repository=opened.node.repository)

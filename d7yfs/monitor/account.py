@@ -91,6 +91,7 @@ def describe_repository(
         listing=lister.describe(),
         freshness=replace(refresher.counters),
         tree_cache=keeper.describe() if keeper is not None else None,
+        publication=repository.publication.describe(),
     )
 
 

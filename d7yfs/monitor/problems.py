@@ -25,6 +25,7 @@ from d7yfs.stats.problems import (
     LISTING_STALE,
     NO_ROOM_TO_CACHE,
     PROXY_DOWN,
+    PUBLICATION_UNUSABLE,
     STORE_UNREACHABLE,
     VERSION_CHANGED,
     ProblemStatus,
@@ -136,6 +137,11 @@ def _versions_change(repository: RepositoryStatus, now: float) -> _Sign | None:
     return _rare(repository.failures.versions, now)
 
 
+def _publication_fails(repository: RepositoryStatus, _now: float) -> _Sign | None:
+    found = repository.publication
+    return _Sign(found.trouble_since, found.trouble) if found is not None and found.trouble else None
+
+
 def _rare(failing: FailureStatus, now: float) -> _Sign | None:
     if failing.last_at is None or now - failing.last_at > QUIET_S:
         return None
@@ -167,6 +173,23 @@ def _by_other_way(repository: RepositoryStatus, _now: float) -> str:
 
 def _others(_repository: RepositoryStatus, _now: float) -> str:
     return "other files can be read"
+
+
+def _last_good(repository: RepositoryStatus, _now: float) -> str:
+    found = repository.publication
+    if found is None or not found.is_followed or found.published_at is None:
+        return "names come from listings"
+    return f"names are as they were published at {show_time(found.published_at)}"
+
+
+def _publish_again(repository: RepositoryStatus) -> str:
+    return f"run d7yfs publish {repository.url} again"
+
+
+def _after_change(repository: RepositoryStatus) -> str:
+    if repository.publication is not None and repository.publication.is_followed:
+        return f"{_publish_again(repository)}; then have the programs open the files again"
+    return "have the programs open them again; upload new versions under new names, or mount with --versioned"
 
 
 def _failed(repository: RepositoryStatus) -> str:
@@ -211,6 +234,7 @@ _OF_REPOSITORY = (
         _what_is_known,
         lambda _: "d7yfs check says what is wrong with the listing",
     ),
+    _Row(PUBLICATION_UNUSABLE, "what is published is unusable", _publication_fails, _last_good, _publish_again),
     _Row(
         FILL_GIVES_UP,
         "reads fail",
@@ -223,7 +247,7 @@ _OF_REPOSITORY = (
         "files changed under their readers",
         _versions_change,
         _others,
-        lambda _: "have the programs open them again; upload new versions under new names, or mount with --versioned",
+        _after_change,
     ),
 )
 EXPLAINING = {STORE_UNREACHABLE, CREDENTIALS_EXPIRED, CREDENTIALS_REFUSED, PROXY_DOWN, LISTING_STALE}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from d7yfs.bounds.paging import Paging
@@ -18,6 +18,8 @@ from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.origins.origin import Origin
 from d7yfs.origins.rest import ask_again
 
+_FIRST = 20
+"""The entries that the first listing asks for. More than one, as a marker of the directory is none."""
 _NEAREST = 5
 _PAGES = 3
 _LEVELS = 8
@@ -29,6 +31,8 @@ class FoundDirectory:
     """A prefix with at least one key under it; empty (the whole bucket) or with a final slash."""
 
     prefix: str
+    first: tuple[str, ...] = field(default=(), compare=False)
+    """The directories among its first entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +60,10 @@ async def survey(origin: Origin, prefix: str) -> FoundDirectory | SingleObject |
     prefix = prefix.strip("/")
     directory = f"{prefix}/" if prefix else ""
     try:
-        async with aclosing(list_all(origin, directory, page_size=2)) as pages:
+        async with aclosing(list_all(origin, directory, page_size=_FIRST)) as pages:
             async for page in pages:
                 if page.prefixes or any(version.key != directory for version in page.objects):
-                    return FoundDirectory(directory)
+                    return FoundDirectory(directory, page.prefixes)
     except AccessDenied as denied:
         if prefix:
             with suppress(D7yfsError):

@@ -50,6 +50,7 @@ def make_backend(
         fills_blank=repository.fetcher.proxy is None and repository.handover is None,
         listing=ListingMode(repository.config.listing),
         listing_limit=repository.config.listing_limit,
+        published=repository.publication,
         revalidates=revalidated.match if (revalidated := repository.config.revalidate_on_open) else None,
         route=repository.route,
         admit=verifier.admit if verifies else None,

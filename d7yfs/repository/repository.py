@@ -37,11 +37,14 @@ from d7yfs.objects import ObjectVersion
 from d7yfs.origins import open_origin
 from d7yfs.origins.origin import Checksums, Origin
 from d7yfs.origins.rest import ask_again
-from d7yfs.origins.survey import Empty, SingleObject, survey
+from d7yfs.origins.survey import Empty, FoundDirectory, SingleObject, survey
+from d7yfs.repository.publication import Publication
 from d7yfs.repository.visible import VisibleListings
 from d7yfs.stats.models import Models
 from d7yfs.tls import Trust
 from d7yfs.tree.listing import DirectoryListing
+from d7yfs.tree.reserved import RESERVED
+from d7yfs.tree.source import ListingMode
 from d7yfs.tree.visibility import Visibility
 
 USER_AGENT = f"d7yfs/{__version__}"
@@ -63,6 +66,8 @@ class Repository:
     visibility: Visibility
     shown: VisibleListings
     """The keys that the mount shows."""
+    publication: Publication
+    """The names that are published, if they are followed."""
     handover: Handover | None = None
     """The way by dfdaemon's socket, if one is configured."""
     _replaced: list[Origin] = field(default_factory=list)
@@ -166,10 +171,14 @@ class Repository:
 
         Raises the origin's errors, and NotFound, with the nearest prefixes that exist, when nothing
         lies there. With exact names nothing is listed, and a prefix that is no object is taken for
-        a directory.
+        a directory. Takes what is published: with `published` always, with `auto` where the listing
+        shows that there may be something.
         """
-        if self.config.listing == "exact":
+        if self.config.listing == ListingMode.EXACT:
             return await self._believe(self.config.url.prefix)
+        if self.config.listing == ListingMode.PUBLISHED:
+            await self.publication.renew()
+            return self.directory_prefix
         try:
             found = await survey(self.origin, self.config.url.prefix)
         except NotPermitted as error:
@@ -177,6 +186,7 @@ class Repository:
             hint = f"{error.hint}; {exact}" if error.hint else exact
             raise NotPermitted(error.message, hint=hint).about(**error.facts) from None
         if isinstance(found, SingleObject):
+            self.publication.decline()
             return found.version.key
         if isinstance(found, Empty) and not allow_empty:
             nearest = ", ".join(f"{self.origin.url}/{each}" for each in found.nearest)
@@ -185,6 +195,10 @@ class Repository:
                 hint=(f"nearest that exist: {nearest}; or " if nearest else "")
                 + "--allow-empty mounts it all the same",
             )
+        if isinstance(found, FoundDirectory) and self.directory_prefix + RESERVED in found.first:
+            await self.publication.renew()
+        else:
+            self.publication.decline()
         return self.directory_prefix
 
     async def _believe(self, prefix: str) -> str:
@@ -262,8 +276,13 @@ def open_repositories(settings: Settings, movers: MoverPool | None = None) -> li
             exclude=repository.exclude,
             markers=repository.publish_marker,
         )
-        shown = VisibleListings(origin, visibility, hides_agents=repository.hide_agents)
-        repositories.append(Repository(repository, transport, fetcher, policy, visibility, shown, handover))
+        publication = Publication(repository, fetcher, transport, policy, ttl_s=config.metadata_ttl_s)
+        base = f"{repository.url.prefix}/" if repository.url.prefix else ""
+        shown = VisibleListings(
+            origin, visibility, base=base, publication=publication, hides_agents=repository.hide_agents
+        )
+        made = Repository(repository, transport, fetcher, policy, visibility, shown, publication, handover)
+        repositories.append(made)
     return repositories
 
 

@@ -130,6 +130,7 @@ class TreeKeeper:
         listing.entries = {name: each and served(each) for name, each in listing.entries.items()}
         age_s = time.time() - recalled.listed_at
         is_believed = recalled.is_believed and age_s >= 0  # else the clock was set back
+        is_believed = is_believed and not self._repository.publication.is_followed  # another tree may be published
         age_s = age_s if age_s >= 0 else FOREVER_S
         tree.recall(directory.inode, listing, trio.current_time(), age_s=age_s, is_believed=is_believed)
         self._recalled += len(listing.entries)

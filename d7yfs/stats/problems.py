@@ -13,6 +13,7 @@ CREDENTIALS_REFUSED = "credentials-refused"
 CREDENTIALS_EXPIRED = "credentials-expired"
 PROXY_DOWN = "proxy-down"
 LISTING_STALE = "listing-stale"
+PUBLICATION_UNUSABLE = "publication-unusable"
 FILL_GIVES_UP = "fill-gives-up"
 VERSION_CHANGED = "version-changed"
 NO_ROOM_TO_CACHE = "no-room-to-cache"
@@ -20,7 +21,7 @@ CACHE_DISK_FAILING = "cache-disk-failing"
 
 CODES = (
     *(STORE_UNREACHABLE, CREDENTIALS_REFUSED, CREDENTIALS_EXPIRED, PROXY_DOWN, LISTING_STALE),
-    *(FILL_GIVES_UP, VERSION_CHANGED, NO_ROOM_TO_CACHE, CACHE_DISK_FAILING),
+    *(PUBLICATION_UNUSABLE, FILL_GIVES_UP, VERSION_CHANGED, NO_ROOM_TO_CACHE, CACHE_DISK_FAILING),
 )
 """All codes, those with the worst consequences first."""
 

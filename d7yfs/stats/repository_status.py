@@ -39,9 +39,9 @@ class ListingStatus:
     """The way in which names are learnt, and the requests about them since start."""
 
     mode: str
-    """The configured way: `auto`, `whole`, `directory`, `exact`."""
+    """The configured way: `auto`, `whole`, `directory`, `exact`, `published`."""
     in_use: str
-    """The way in use: `whole`, `directory` or `exact`."""
+    """The way in use: `whole`, `directory`, `exact` or `published`."""
     reason: str
     """Why `in_use` is not `whole`, in words."""
     limit: int
@@ -66,7 +66,7 @@ class ListingStatus:
     @property
     def modes(self) -> dict[str, bool]:
         """The ways of learning names; True for the way in use."""
-        return {way: way == self.in_use for way in ("whole", "directory", "exact")}
+        return {way: way == self.in_use for way in ("whole", "directory", "exact", "published")}
 
     @property
     def listings_by_kind(self) -> dict[str, int]:
@@ -100,6 +100,36 @@ class TreeCacheStatus:
     """Since when an earlier mount's names are served without the store; null while not."""
     offline_reason: str
     """Why the store does not answer; empty otherwise."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PublicationStatus:
+    """The published tree that a repository follows instead of listings."""
+
+    is_followed: bool = False
+    """True while names come from it; false if it cannot be used, and the store is listed."""
+    sha256: str = ""
+    """The digest of the snapshot that is shown; empty before the first."""
+    published_at: float | None = None
+    """When it was published; null before the first."""
+    publisher: str = ""
+    """The program that published it."""
+    files: int = 0
+    """Files that it has."""
+    size_bytes: int = 0
+    """Size of the snapshot."""
+    checked_at: float | None = None
+    """When the store last said that this is what is published."""
+    pointer_requests: int = 0
+    """Questions whether something else is published."""
+    snapshots_fetched: int = 0
+    """Snapshots that were fetched; others were in the cache directory."""
+    unpublished: int = 0
+    """Files that a read found changed since they were published."""
+    trouble: str = ""
+    """Why what is published now cannot be shown."""
+    trouble_since: float | None = None
+    """Since when; null while it can."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -385,6 +415,8 @@ class RepositoryStatus:
     """Listings that were refreshed before they expired."""
     tree_cache: TreeCacheStatus | None
     """Names that outlive the mount; null with `--tree-cache off` or `--listing exact`."""
+    publication: PublicationStatus | None = None
+    """The published tree that is shown; null where names come from listings."""
 
     @property
     def label(self) -> str:

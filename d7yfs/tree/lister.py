@@ -29,13 +29,10 @@ from d7yfs.tree.huge_directory import Streams
 from d7yfs.tree.listing import Answer, DirectoryListing, NoObject, Scan, TooLarge, Unordered, key_fault, name_fault
 from d7yfs.tree.nodes import Absent, Directory, Expired, File, Found, NameChanges
 from d7yfs.tree.question import Question, is_far, raise_last, wait_for_news
-from d7yfs.tree.source import ListingMode, ListingSource, ask
+from d7yfs.tree.source import LIMIT, ListingMode, ListingSource, NothingPublished, PublishedSource, ask
 from d7yfs.tree.tree import Tree
 
 log = logging.getLogger(__name__)
-
-LIMIT = 20_000
-"""The default of the most objects listed whole, and the most entries of a directory kept."""
 
 RACE_AFTER_S = 1.0
 """The time after which a reader of a directory stops waiting for a flat listing alone. A near
@@ -66,39 +63,37 @@ class Lister:
         limit: int = LIMIT,
         changed: Callable[[Directory, NameChanges], None] = lambda _directory, _changes: None,
         failing: FailureStatus | None = None,
+        published: PublishedSource | None = None,
     ) -> None:
-        """`url` names the bucket in logs. `changed` gets the changes of each answer, at once; it must
-        not await. `limit` is the most objects listed whole, and the most entries of a directory that
-        are kept. `failing` is told how the store answers."""
-        self.mode = mode
+        """`url` names the bucket in logs. `changed` gets each answer's changes, at once; it must not await.
+        `limit` is the most objects listed whole, and the most entries of a directory that are kept.
+        `failing` is told how the store answers. `published` says if the source lists the store."""
+        self.mode, self.published, self.nursery = mode, published or NothingPublished(), nursery
         self._failing = failing or FailureStatus()
-        self.not_whole = "" if mode in (ListingMode.AUTO, ListingMode.WHOLE) else "set so"
-        """Why the repository is not listed whole, in words."""
+        self._not_whole = "" if mode in (ListingMode.AUTO, ListingMode.WHOLE) else "set so"
         self.streams = Streams(self._fetch_page, nursery, tree.lives_until)
         """The huge directories, page by page."""
         self.last_scan = blank(LastScanStatus)
-        self._answered_at: float | None = None
-        """When the store answered last; None before its first answer."""
+        self._answered_at: float | None = None  # when the store answered last
         self._counters = blank(ListingStatus)
-        self._tree = tree
-        self._repository = repository
+        self._tree, self._repository, self._source = tree, repository, source
         self._top = tree.top(repository)
-        self._source = source
-        self._nursery = nursery
-        self._url = url
-        self._limit = limit
-        self._changed = changed
+        self._url, self._limit, self._changed = url, limit, changed
         self._is_too_large = False
-        self._scan_again_at = -math.inf
-        """When the last flat listing expires, or the pause after a failed one is over."""
+        self._scan_again_at = -math.inf  # when the last flat listing expires, or the pause after a failed one ends
         self._denied: WeakKeyDictionary[Directory, float] = WeakKeyDictionary()
         self._under_way: dict[tuple[Directory | None, str | None], Question] = {}
         """The questions that are shared, by directory and name."""
 
+    @property
+    def not_whole(self) -> str:
+        """Why the repository is not listed whole, in words."""
+        return "it is published" if self.published.is_followed else self._not_whole
+
     def set_limit(self, limit: int) -> None:
         """Change the limit. A repository too large for the old one may be listed whole again."""
         if limit != self._limit and self._is_too_large:
-            self.not_whole, self._is_too_large = "", False
+            self._not_whole, self._is_too_large = "", False
         self._limit = limit
 
     def relocate(self, prefix: str) -> None:
@@ -243,7 +238,7 @@ class Lister:
         return self._under_way[key]
 
     def _start(self, question: Question) -> Question:
-        self._nursery.start_soon(self._run, question)
+        self.nursery.start_soon(self._run, question)
         return question
 
     async def _run(self, question: Question) -> None:
@@ -315,8 +310,8 @@ class Lister:
             )
 
     def _stop_scans(self, reason: str) -> None:
-        if not self.not_whole:
-            self.not_whole = reason
+        if not self._not_whole:
+            self._not_whole = reason
             log.info("%s is listed directory by directory: %s", self._url, reason)
 
     async def _fetch_listing(self, question: Question, directory: Directory, listing: DirectoryListing) -> None:
@@ -394,8 +389,9 @@ class Lister:
     # --- answers and failures of the store ---
 
     def _note_answer(self) -> None:
-        self._failing.end()
-        self._answered_at = trio.current_time()
+        if not self.published.is_followed:  # else the store was not asked
+            self._failing.end()
+            self._answered_at = trio.current_time()
 
     def _note_failure(self, question: Question, error: D7yfsError) -> None:
         error.about(repository=self._repository)
@@ -435,10 +431,14 @@ class Lister:
 
     def describe(self) -> ListingStatus:
         """The way in use and why, and the counters, for `status`."""
+        now, answered_at = trio.current_time(), self.published.answered_at
         no_life = "metadata_ttl is 0" if self._tree.lives_until(0.0) <= 0 else ""
-        reason = self.not_whole or ("it is one object" if self._top.is_lone else no_life)
+        known = self._not_whole if answered_at is None else self.not_whole
+        reason = known or ("it is one object" if self._top.is_lone else no_life)
         in_use = ListingMode.DIRECTORY if reason else ListingMode.WHOLE
-        now = trio.current_time()
+        in_use, answered_at = (
+            (in_use, self._answered_at) if answered_at is None else (ListingMode.PUBLISHED, answered_at)
+        )
         return replace(
             self._counters,
             mode=str(self.mode),
@@ -446,5 +446,5 @@ class Lister:
             reason=reason,
             limit=self._limit,
             last_scan=self.last_scan,
-            answered_s=None if self._answered_at is None else round(now - self._answered_at, 3),
+            answered_s=None if answered_at is None else round(now - answered_at, 3),
         )

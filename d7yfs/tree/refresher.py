@@ -1,4 +1,5 @@
-"""Asking anew for what is known: for a client (`d7yfs refresh`), and ahead of expiry.
+"""Asking anew for what is known: for a client (`d7yfs refresh`), ahead of expiry, and once another tree
+is published.
 
 Refresh-ahead: directories in use are listed again before they expire, and readers go on with the
 known entries. Owns when that happens: `plan` (pure) says what is due, `Refresher` has the lister
@@ -18,11 +19,12 @@ import itertools
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import trio
 
 from d7yfs.errors import AccessDenied, D7yfsError, VersionGone
+from d7yfs.objects import ObjectVersion
 from d7yfs.stats.repository_status import FreshnessStatus
 from d7yfs.stats.status import blank
 from d7yfs.tree.lister import Lister
@@ -52,6 +54,9 @@ _AT_ONCE = 4
 """Concurrent listings ahead of expiry: few, since no reader waits."""
 
 _AT_ONCE_FOR_CLIENTS = 8
+
+_GONE_PAUSE_S = 1.0
+"""The least time between questions for what is published that failed reads cause."""
 
 _ASKED_BY_NAME = 1000
 """The most names that a refresh asks for in a directory that is not listed; more are expired."""
@@ -95,6 +100,22 @@ def plan(directories: Iterable[Directory], now: float, whole_requests: int | Non
     return RefreshPlan(whole, tuple(due))
 
 
+@dataclass(slots=True, eq=False)
+class Switch:
+    """A switch to another published tree, until all that is known is taken from it."""
+
+    done: trio.Event = field(default_factory=trio.Event)
+    found: Refreshed = field(default_factory=Refreshed)
+    error: D7yfsError | None = None
+
+    async def wait(self) -> Refreshed:
+        """Wait for the end. Raises its error."""
+        await self.done.wait()
+        if self.error is not None:
+            raise self.error
+        return self.found
+
+
 class Refresher:
     """The refreshes of one repository, paced by the tree's metadata TTL when they run ahead."""
 
@@ -105,11 +126,24 @@ class Refresher:
         self._lister = lister
         self._ttl_changed = trio.Event()
         self.counters = blank(FreshnessStatus)
+        self._switched = Switch()
+        """The last switch to another published tree."""
+        self._published = lister.published
+        self._published.on_switched = self._switch
+        self._published.on_confirmed = self._confirm
 
     # --- on demand ---
 
     async def refresh(self, directory: Directory) -> Refreshed:
-        """Ask now for all that is known at and below a directory. Raises as `Lister.lookup`."""
+        """Ask now for all that is known at and below a directory. Raises as `Lister.lookup`.
+
+        Where a tree is published that is one question; another tree changes all of the repository.
+        """
+        if self._published.is_followed:
+            return await self.follow()
+        return await self._refresh(directory)
+
+    async def _refresh(self, directory: Directory) -> Refreshed:
         self._lister.streams.drop(directory.prefix)
         self._tree.drop_strays(directory)
         if not self._lister.not_whole and not directory.is_lone:
@@ -180,6 +214,58 @@ class Refresher:
             return found.changes[0][1] if found.changes else NameChanges()
         return await self._lister.fetch_name(directory, name, trio.current_time())
 
+    # --- what is published ---
+
+    async def follow(self) -> Refreshed:
+        """Ask now whether another tree is published. If so, return once all that is known is taken
+        from it. Raises as `Lister.lookup`."""
+        before = self._switched
+        await self._published.renew()
+        if self._switched is before:
+            return Refreshed(directories=len(self._tree.known(self._top)))
+        return await self._switched.wait()
+
+    def _confirm(self, asked_at: float) -> None:
+        """Make all that is known live as if it was listed at `asked_at`, but what has been expired."""
+        expires_at = self._tree.lives_until(asked_at)
+        for each in self._tree.listed_directories(self._repository):
+            if each.asked_at < asked_at and each.expires_at > -math.inf:
+                each.asked_at, each.stale = asked_at, False
+                each.expires_at = max(each.expires_at, expires_at)
+
+    def _switch(self) -> None:
+        """Expire all that is known, at once, and take it from what is published now."""
+        for each in self._tree.listed_directories(self._repository):
+            each.expires_at = -math.inf
+        self._switched = switched = Switch()
+        self._lister.nursery.start_soon(self._relist_all, switched)
+
+    async def _relist_all(self, switched: Switch) -> None:
+        try:
+            switched.found = await self._refresh(self._top)
+        except D7yfsError as error:
+            switched.error = error
+            log.info("%s could not be taken from what is published: %s", self._repository or "the mount", error)
+        except Exception:
+            log.exception("following what is published of %s failed unexpectedly", self._repository or "the mount")
+        finally:
+            switched.done.set()
+
+    def note_gone(self, version: ObjectVersion) -> None:
+        """Note that a read found an object other than it was published; see if it is published anew."""
+        if self._published.is_followed:
+            self._published.note_gone(version)
+            if trio.current_time() >= self._published.asked_at + _GONE_PAUSE_S:
+                self._lister.nursery.start_soon(self._follow_quietly)
+
+    async def _follow_quietly(self) -> None:
+        try:
+            await self.follow()
+        except D7yfsError as error:
+            log.info("%s: %s", self._repository or "the mount", error)
+        except Exception:
+            log.exception("asking what is published of %s failed unexpectedly", self._repository or "the mount")
+
     # --- ahead of expiry ---
 
     def change_ttl(self) -> None:
@@ -195,8 +281,13 @@ class Refresher:
                 await self._ttl_changed.wait()
                 continue
             await trio.sleep(max(ttl_s / _LOOKS_PER_LIFE, _LEAST_LOOK_S))
-            known = self._tree.listed_directories(self._repository)
-            due = plan(known, trio.current_time(), self._lister.whole_requests)
+            known, now = self._tree.listed_directories(self._repository), trio.current_time()
+            if not self._published.is_followed:
+                due = plan(known, now, self._lister.whole_requests)
+            else:
+                asked_at = self._published.asked_at
+                used = [each for each in known if each.used_at >= asked_at] if now >= asked_at + DUE * ttl_s else []
+                due = RefreshPlan(True, tuple(used))
             if due:
                 await self._refresh_ahead(due)
 

@@ -1,4 +1,4 @@
-"""A repository's names as bytes, for the next mount: what was listed, and when. Pure.
+"""A repository's names as bytes, for the next mount or for other hosts: what was listed, and when. Pure.
 
 A snapshot is a magic number, frames, and the CRC-32 of all that. A frame is two sizes, packed and
 unpacked, and that much of zlib's output. The first frame is the head, in JSON. Each other one is a
@@ -7,8 +7,8 @@ batch of entries in columns: sizes, times, and texts that a NUL separates, as no
 A snapshot counts whole or not at all. One that is cut, altered, of another format, or about
 something else is none, and so is one that claims more than its bounds.
 
-Used by `repository.tree_keeper`. `encode` runs in a worker thread beside readers, so that each
-frame is short work.
+Used by `repository.tree_keeper`, and by `published`, which reads frame by frame. `encode` runs in a
+worker thread beside readers, so that each frame is short work.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import sys
 import zlib
 from array import array
 from collections import Counter
@@ -31,10 +32,10 @@ from d7yfs.tree.listing import DirectoryListing
 from d7yfs.tree.nodes import File, Node
 
 _MAGIC = b"d7yfstr1"
-_FRAME = struct.Struct("=II")
+_FRAME = struct.Struct("<II")
 """The packed and unpacked bytes of a frame."""
-_CRC = struct.Struct("=I")
-_COLUMNS = struct.Struct("=7I")
+_CRC = struct.Struct("<I")
+_COLUMNS = struct.Struct("<7I")
 """The bytes of each part of a batch: the table of its directories, sizes, and five texts."""
 _BATCH = 2000
 """The most entries of a frame: about a millisecond of Python."""
@@ -44,7 +45,7 @@ _FASTEST = 1
 _DIRECTORY = -1
 """The size of an entry that is a directory."""
 _SEPARATOR = "\0"
-_UNREADABLE = (
+UNREADABLE = (
     *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
     *(RecursionError, struct.error, zlib.error),
 )
@@ -78,7 +79,8 @@ class KnownDirectory:
     """time.time() of its listing."""
     is_believed: bool
     """True unless its names count only while the store cannot be asked."""
-    children: Mapping[str, Node]
+    children: Mapping[str, Node | ObjectVersion]
+    """Its entries; a version stands for a file."""
     subdirectories: int
     hidden_count: int
     withheld: Mapping[str, int]
@@ -101,14 +103,15 @@ class Snapshot:
     listings: Sequence[RecalledListing]
 
 
-def encode(head: SnapshotHead, directories: Iterable[KnownDirectory]) -> Iterator[bytes]:
-    """The parts of a snapshot, one after another. Raises ValueError for a text with a NUL."""
+def encode(head: SnapshotHead, directories: Iterable[KnownDirectory], *, level: int = _FASTEST) -> Iterator[bytes]:
+    """The parts of a snapshot, one after another, packed at zlib's `level`. Raises ValueError for a
+    text with a NUL."""
     crc = 0
-    for part in (_MAGIC, *_frame(_to_json(asdict(head)))):
+    for part in (_MAGIC, *_frame(_to_json(asdict(head)), level)):
         crc = zlib.crc32(part, crc)
         yield part
     for batch in _batches(sorted(directories, key=lambda each: each.prefix)):
-        for part in _frame(_columns(batch)):
+        for part in _frame(_columns(batch), level):
             crc = zlib.crc32(part, crc)
             yield part
     yield _CRC.pack(crc)
@@ -116,19 +119,16 @@ def encode(head: SnapshotHead, directories: Iterable[KnownDirectory]) -> Iterato
 
 def decode(data: bytes, about: str, most_entries: int) -> Snapshot | None:
     """The snapshot in `data`; None unless it is whole, `about` this, and within `most_entries`."""
-    body = memoryview(data)[: -_CRC.size]
-    if data[: len(_MAGIC)] != _MAGIC or data[-_CRC.size :] != _CRC.pack(zlib.crc32(body)):
-        return None
     try:
-        frames = _unpack(body[len(_MAGIC) :])
-        head = _read_head(next(frames))
+        frames = map(inflate, split(data))
+        head = read_head(next(frames))
         if head.about != about or head.entries + head.directories > most_entries:
             return None
         listings: dict[str, RecalledListing] = {}
         entries = 0
         for frame in frames:
-            entries += _read_columns(frame, listings)
-    except (*_UNREADABLE, StopIteration):
+            entries += read_batch(frame, listings)
+    except (*UNREADABLE, StopIteration):
         return None  # whole, and written by no release of this format
     if entries != head.entries or len(listings) != head.directories:
         return None
@@ -139,24 +139,38 @@ def _to_json(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def _frame(content: bytes) -> tuple[bytes, bytes]:
-    packed = zlib.compress(content, _FASTEST)
+def _frame(content: bytes, level: int) -> tuple[bytes, bytes]:
+    packed = zlib.compress(content, level)
     return _FRAME.pack(len(packed), len(content)), packed
 
 
-def _unpack(body: memoryview) -> Iterator[bytes]:
-    """The frames' contents. Raises ValueError for one that is not as it says."""
+def split(data: bytes) -> Iterator[memoryview]:
+    """The frames of a snapshot, packed; the head comes first. Raises ValueError for what is none."""
+    body = memoryview(data)[: -_CRC.size]
+    if data[: len(_MAGIC)] != _MAGIC or data[-_CRC.size :] != _CRC.pack(zlib.crc32(body)):
+        raise ValueError("it is no snapshot, or is cut or altered")
+    body = body[len(_MAGIC) :]
     while body:
-        packed_bytes, size_bytes = _FRAME.unpack_from(body)
-        packed, body = body[_FRAME.size :][:packed_bytes], body[_FRAME.size + packed_bytes :]
-        inflater = zlib.decompressobj()
-        content = inflater.decompress(packed, size_bytes + 1) if size_bytes <= _FRAME_MAX_BYTES else b""
-        if len(packed) != packed_bytes or len(content) != size_bytes or not inflater.eof:
-            raise ValueError("a frame of another size")
-        yield content
+        packed_bytes, _ = _FRAME.unpack_from(body)
+        stop = _FRAME.size + packed_bytes
+        if len(body) < stop:
+            raise ValueError("a frame is cut off")
+        yield body[:stop]
+        body = body[stop:]
 
 
-def _read_head(content: bytes) -> SnapshotHead:
+def inflate(frame: memoryview) -> bytes:
+    """A frame's content. Raises ValueError and zlib.error for one that is not as it says."""
+    _, size_bytes = _FRAME.unpack_from(frame)
+    inflater = zlib.decompressobj()
+    content = inflater.decompress(frame[_FRAME.size :], size_bytes + 1) if size_bytes <= _FRAME_MAX_BYTES else b""
+    if len(content) != size_bytes or not inflater.eof or inflater.unused_data:
+        raise ValueError("a frame of another size")
+    return content
+
+
+def read_head(content: bytes) -> SnapshotHead:
+    """The head in a first frame's content. Raises one of UNREADABLE."""
     found = json.loads(content)
     head = SnapshotHead(**(found | {"last_scan": LastScanStatus(**found["last_scan"])}))
     counts = (head.directories, head.entries, head.files)
@@ -172,7 +186,7 @@ def _check_time(moment: object) -> None:
         raise ValueError("no time")
 
 
-_Batch = list[tuple[KnownDirectory, list[tuple[str, Node]]]]
+_Batch = list[tuple[KnownDirectory, list[tuple[str, Node | ObjectVersion]]]]
 
 
 def _batches(directories: Iterable[KnownDirectory]) -> Iterator[_Batch]:
@@ -198,9 +212,11 @@ def _columns(batch: _Batch) -> bytes:
         [it.prefix, it.listed_at, it.is_believed, it.hidden_count, dict(it.withheld), len(some)] for it, some in batch
     ]
     entries = [entry for _, some in batch for entry in some]
-    versions = [node.version if isinstance(node, File) else _NO_VERSION for _, node in entries]
+    versions = [_version_of(each) for _, each in entries]
     numbers = array("q", [each.size_bytes for each in versions])
     numbers.extend(each.mtime_ns for each in versions)
+    if sys.byteorder == "big":
+        numbers.byteswap()
     parts = (
         _to_json(table),
         numbers.tobytes(),
@@ -213,8 +229,14 @@ def _columns(batch: _Batch) -> bytes:
     return b"".join((_COLUMNS.pack(*map(len, parts)), *parts))
 
 
-_NO_VERSION = ObjectVersion("", _DIRECTORY, "", 0)
-"""A directory's columns."""
+def _version_of(entry: Node | ObjectVersion) -> ObjectVersion:
+    if isinstance(entry, ObjectVersion):
+        return entry
+    return entry.version if isinstance(entry, File) else NO_VERSION
+
+
+NO_VERSION = ObjectVersion("", _DIRECTORY, "", 0)
+"""A directory's columns, and an entry that is one."""
 
 
 def _joined(texts: Sequence[str]) -> bytes:
@@ -225,8 +247,8 @@ def _joined(texts: Sequence[str]) -> bytes:
     return joined.encode(errors="surrogatepass") if any(texts) else b""
 
 
-def _read_columns(content: bytes, listings: dict[str, RecalledListing]) -> int:
-    """Add a batch to the listings, and return its number of entries. Raises ValueError, TypeError."""
+def read_batch(content: bytes, listings: dict[str, RecalledListing]) -> int:
+    """Add a frame's batch to the listings, and return its number of entries. Raises one of UNREADABLE."""
     stops = [*accumulate(_COLUMNS.unpack_from(content), initial=_COLUMNS.size)]
     if stops[-1] != len(content):
         raise ValueError("columns of another size")
@@ -235,6 +257,8 @@ def _read_columns(content: bytes, listings: dict[str, RecalledListing]) -> int:
     count = sum(int(row[-1]) for row in rows)
     numbers = array("q")
     numbers.frombytes(packed_numbers)
+    if sys.byteorder == "big":
+        numbers.byteswap()
     if len(numbers) != 2 * count:
         raise ValueError("another number of sizes")
     sizes, times = numbers[:count], numbers[count:]

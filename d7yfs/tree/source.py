@@ -8,7 +8,8 @@ cannot be listed.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import math
+from collections.abc import AsyncGenerator, Callable
 from enum import StrEnum
 from typing import Protocol
 
@@ -18,15 +19,21 @@ from d7yfs.errors import AccessDenied, BucketNotFound, D7yfsError, NotFound
 from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.tree.listing import Answer, NoObject
 
+LIMIT = 20_000
+"""The default of the most objects listed whole, and the most entries of a directory kept."""
+
 
 class ListingMode(StrEnum):
     """The way in which directories are listed (`--listing`)."""
 
     AUTO = "auto"
-    """Whole up to the limit, else by directory; exactly where listing is denied."""
+    """As published, if it is; else whole up to the limit, else by directory; exactly where listing is
+    denied."""
     WHOLE = "whole"
     DIRECTORY = "directory"
     EXACT = "exact"
+    PUBLISHED = "published"
+    """Not at all: names come from what `d7yfs publish` wrote."""
 
 
 class ListingSource(Protocol):
@@ -49,6 +56,51 @@ class ListingSource(Protocol):
 
     async def holds(self, prefix: str) -> bool:
         """True if there is any key under `prefix`, which ends in a slash; itself included."""
+
+
+class PublishedSource(Protocol):
+    """The published tree of a repository, as far as the lister and the refresher see it."""
+
+    on_switched: Callable[[], None]
+    """Called once the source answers from another tree, or from the store again; it must not await."""
+    on_confirmed: Callable[[float], None]
+    """Called with the time of each question that was answered."""
+
+    @property
+    def is_followed(self) -> bool:
+        """True if the source answers from what is published, by no request for a directory."""
+
+    @property
+    def asked_at(self) -> float:
+        """When it was asked last what is published, in trio's seconds."""
+
+    @property
+    def answered_at(self) -> float | None:
+        """When the store last answered that; None where nothing is followed."""
+
+    async def renew(self) -> None:
+        """Ask now whether something else is published. Raises D7yfsError."""
+
+    def note_gone(self, version: ObjectVersion) -> None:
+        """Note that a read found an object other than it was published."""
+
+
+class NothingPublished:
+    """The `PublishedSource` of a store that is listed."""
+
+    is_followed = False
+    asked_at = -math.inf
+    answered_at = None
+
+    def __init__(self) -> None:
+        self.on_switched: Callable[[], None] = lambda: None
+        self.on_confirmed: Callable[[float], None] = lambda _: None
+
+    async def renew(self) -> None:
+        """There is nothing to ask."""
+
+    def note_gone(self, version: ObjectVersion) -> None:
+        """Listings tell of it."""
 
 
 async def ask(listings: ListingSource, key: str, *, trusting: bool) -> Answer:

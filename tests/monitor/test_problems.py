@@ -89,6 +89,8 @@ def codes(shown: MountStatus) -> list[str]:
         ({"proxies": [OPEN]}, ["proxy-down"]),
         ({"proxies": [OPEN, CLOSED], "proxy": failing(ProxyUnavailable("no"), 6, 1)}, []),
         ({"names": failing(BadReply("the listing does not end"), 6, 1)}, ["listing-stale"]),
+        ({"publication": {"trouble": "it is damaged"}}, ["publication-unusable"]),
+        ({"publication": {"is_followed": True}}, []),
         ({"reads": failing(ReadTimeout("s3://b/k: nothing has come for 60 s"), 300)}, ["fill-gives-up"]),
         ({"reads": failing(ReadTimeout("s3://b/k: nothing has come for 60 s"), 601)}, []),
         ({"versions": failing(VersionGone("s3://b/k: was replaced"), 300)}, ["version-changed"]),

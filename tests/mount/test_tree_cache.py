@@ -42,7 +42,7 @@ class Directories(Policies):
     def listings(self) -> list[str]:
         """The requests for names, without the first check of a mount, which asks for two."""
         targets = [each.target for each in self.requests if "list-type" in each.target]
-        return [each for each in targets if "max-keys=2&" not in each and not each.endswith("max-keys=2")]
+        return [each for each in targets if "max-keys=20&" not in each and not each.endswith("max-keys=20")]
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ from typing import Literal, TypeAlias
 
 from hypothesis import strategies as st
 
-from d7yfs.tree.lister import LIMIT
-from d7yfs.tree.source import ListingMode
+from d7yfs.tree.source import LIMIT, ListingMode
 from d7yfs.tree.tree import MAX_ENTRIES
 from tests.reference.faults import FAULTS
 

@@ -80,6 +80,7 @@ class Scene:
             config=config,
             origin=credentials,
             shown=SimpleNamespace(offline_since=None, served=lambda version: version, away=away),
+            publication=SimpleNamespace(is_followed=False),
         )
         keeper = TreeKeeper(cast(Any, repository), self.directory, shared=shared, most_names=most_names)
         await keeper.read()

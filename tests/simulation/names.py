@@ -44,9 +44,8 @@ from d7yfs.fuse.appearance import Appearance
 from d7yfs.fuse.notices import MAX_NAMES, Invalidator
 from d7yfs.objects import StoreIdentity
 from d7yfs.repository.visible import VisibleListings
-from d7yfs.tree.lister import LIMIT
 from d7yfs.tree.nodes import Directory, NameChanges
-from d7yfs.tree.source import ListingMode
+from d7yfs.tree.source import LIMIT, ListingMode
 from d7yfs.tree.tree import MAX_ENTRIES, ROOT_INODE, Tree, TreeRoot
 from d7yfs.tree.visibility import Visibility
 from tests.simulation import clock

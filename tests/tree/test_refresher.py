@@ -17,6 +17,7 @@ from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.tree.nodes import Directory, Expired, File, Found, Node
 from d7yfs.tree.question import Refreshed
 from d7yfs.tree.refresher import REST, RETRY_S, Refresher, RefreshPlan, plan
+from d7yfs.tree.source import NothingPublished
 from d7yfs.tree.tree import ROOT_INODE, Tree, TreeRoot
 from tests.tree.listings import collect
 
@@ -28,6 +29,7 @@ class Asked(Refresher):
 
     def __init__(self, *, ttl_s: float = TTL_S, directories: tuple[str, ...] = ("a/", "b/", "c/")) -> None:
         self.tree = Tree([TreeRoot("", "")], metadata_ttl_s=ttl_s, negative_ttl_s=5, created_ns=1)
+        self.published = NothingPublished()
         super().__init__(self.tree, "", cast(Any, self))
         self.contents: dict[str, list[str]] = {"": [*directories], **{each: [f"{each}f"] for each in directories}}
         self.asked: list[tuple[float, str]] = []

@@ -1,0 +1,1 @@
+"""Writing what mounts follow: only `d7yfs publish` imports it, and no daemon."""
