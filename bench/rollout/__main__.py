@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from bench.rollout.cluster import Cluster, Deciding, Outcome, rollout
@@ -66,11 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     sizes = [int(each) for each in arguments.hosts.split(",")]
     lines: list[str] = []
-    for line in (
-        *_calibration(arguments.real),
-        *_sizes(sizes, arguments.plot),
-        *_failures(sizes[-2 if len(sizes) > 1 else -1]),
-    ):
+    failing = sizes[-2] if len(sizes) > 1 else sizes[-1]
+    for line in chain(_calibration(arguments.real), _sizes(sizes, arguments.plot), _failures(failing)):
         print(line, flush=True)
         lines.append(line)
     if arguments.markdown:
