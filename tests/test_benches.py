@@ -5,6 +5,7 @@ fail only after its start, or never.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 from bench import dataset, dragonfly, loaders, triton
 from bench.cases import CASES
 from bench.peers import NAMES
+from bench.rollout.__main__ import DATACENTRE, EARLIER, KNOWN, UNKNOWN
+from bench.rollout.cluster import rollout
 from bench.store import Store
 from bench.store_server import Control
 
@@ -60,3 +63,18 @@ def test_goals_compare_with_peers_and_figures_that_exist(name: str) -> None:
     assert [goal for goal in goals if goal.peer not in (*NAMES, "best", "constant")] == []
     assert [goal for goal in goals if goal.metric and goal.metric not in known] == []
     assert [peer for peer in CASES[name].only if peer not in NAMES] == []
+
+
+def test_a_rollout_costs_the_store_one_model_where_the_hosts_are_counted() -> None:
+    """The simulation decides by the product's own code. Three hosts of 200 have a budget."""
+    cluster = replace(DATACENTRE, hosts=200, files_bytes=(1 << 30,))
+    counted, uncounted, earlier = (rollout(cluster, way) for way in (KNOWN, UNKNOWN, EARLIER))
+    assert 1 <= counted.origin_times <= 1.02
+    assert counted.origin_times < uncounted.origin_times <= earlier.origin_times
+    assert counted.percentile_s(99) <= 1.1 * earlier.percentile_s(99)
+
+
+def test_hosts_of_a_large_cluster_wait_for_a_slow_scheduler() -> None:
+    cluster = replace(DATACENTRE, hosts=200, files_bytes=(1 << 30,), registrations_per_s=50.0)
+    assert rollout(cluster, KNOWN).origin_times <= 1.02
+    assert rollout(cluster, EARLIER).origin_times > 1.5

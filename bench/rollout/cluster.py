@@ -97,7 +97,7 @@ class Outcome:
         return self.origin_bytes / self.model_bytes
 
     def percentile_s(self, percent: float) -> float:
-        return float(np.percentile(self.ready_s, percent))
+        return float(np.percentile(self.ready_s, percent, method="higher"))
 
 
 @dataclass(slots=True)
