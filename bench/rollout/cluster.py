@@ -202,7 +202,7 @@ class Rollout:
     def _patience_s(self, host: _Host) -> float:
         if not self._deciding.learns:
             return patience_s(np.inf)
-        return max(host.limits.patience(), host.policy.patience_s)
+        return max(host.limits.patience(), host.policy.patience_s(self._versions[host.file].key))
 
     def _plan(self, i: int, host: _Host, version: ObjectVersion, now: float) -> None:
         start = int(self._read[i]) // BLOCK_BYTES * BLOCK_BYTES

@@ -36,6 +36,9 @@ not read the object at all."""
 _PATIENCE_PER_HOST_S = 0.03
 """A scheduler that takes some 30 registrations a second is a slow one, and not one that hangs."""
 
+_ALWAYS_PATIENCE_S = 3.0
+"""As long as readers wait where nothing is known of what is usual (`silence.HEDGE_AFTER_S`)."""
+
 _MOST_PATIENCE_S = 15.0
 """Until then a way that hangs has failed (`dragonfly_proxy.FIRST_BYTE_TIMEOUT_S`)."""
 
@@ -94,12 +97,12 @@ class Policy:
             return 0
         return self._left_of(version)
 
-    @property
-    def patience_s(self) -> float:
-        """The least silence after which a reader leaves a stream. Many hosts that begin at once wait
-        for each other, and if all of them left at the same moment, each would cost the origin its
-        own copy."""
-        return min(self._hosts * _PATIENCE_PER_HOST_S, _MOST_PATIENCE_S)
+    def patience_s(self, key: str) -> float:
+        """The least silence after which a reader of an object leaves its stream. Many hosts that
+        begin at once wait for each other, and if all of them left at the same moment, each would
+        cost the origin its own copy. In `always` a pause is no reason to leave."""
+        always_s = _ALWAYS_PATIENCE_S if self.mode_of(key) is Mode.ALWAYS else 0.0
+        return max(min(self._hosts * _PATIENCE_PER_HOST_S, _MOST_PATIENCE_S), always_s)
 
     def spend(self, version: ObjectVersion, size_bytes: int) -> None:
         """Count bytes of `version` that come straight from the origin."""

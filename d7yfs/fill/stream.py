@@ -146,7 +146,7 @@ class StreamFiller:
             self._start(self._target.version.whole)
 
     def _start(self, wanted: ByteRange) -> None:
-        self._running = _Running(wanted, self._limits, self._policy.patience_s)
+        self._running = _Running(wanted, self._limits, self._policy.patience_s(self._target.version.key))
         if TRACE.is_on:
             name = self._fetcher.name(self._target.version)
             facts = {"kind": "fetch", "object": name, "start": wanted.start, "stop": wanted.stop}

@@ -307,7 +307,8 @@ def test_of_many_hosts_about_three_have_the_budget_of_a_version() -> None:
 
 @pytest.mark.parametrize(("hosts", "patience_s"), [(0, 0), (3, 0.09), (100, 3), (500, 15), (10_000, 15)])
 def test_hosts_of_a_large_cluster_are_patient(hosts: int, patience_s: float) -> None:
-    assert Policy(hosts=hosts).patience_s == pytest.approx(patience_s)
+    assert Policy(hosts=hosts).patience_s("f") == pytest.approx(patience_s)
+    assert Policy(P2p.parse("always"), hosts=hosts).patience_s("f") == pytest.approx(max(patience_s, 3))
 
 
 def test_small_files_have_no_budget_and_need_none() -> None:
