@@ -30,11 +30,11 @@ class EarlierPolicy(Policy):
         return max(4 * MIB, super().budget_bytes(size_bytes))
 
 
-EARLIER = Deciding(name="each host 4 MiB", policy=lambda _: EarlierPolicy(), learns=False)
-UNKNOWN = Deciding(name="d7yfs", policy=lambda _: Policy())
-KNOWN = Deciding(name="d7yfs --p2p-hosts", policy=lambda hosts: Policy(hosts=hosts))
-COPY = Deciding(name="the agent's copy", policy=lambda _: Policy(), way="copy")
-DIRECT = Deciding(name="direct", policy=lambda _: Policy(), way="direct")
+EARLIER = Deciding(name="each host 4 MiB", policy=lambda _, chance: EarlierPolicy(chance=chance), learns=False)
+UNKNOWN = Deciding(name="d7yfs", policy=lambda _, chance: Policy(chance=chance))
+KNOWN = Deciding(name="d7yfs --p2p-hosts", policy=lambda hosts, chance: Policy(hosts=hosts, chance=chance))
+COPY = Deciding(name="the agent's copy", policy=lambda _, chance: Policy(chance=chance), way="copy")
+DIRECT = Deciding(name="direct", policy=lambda _, chance: Policy(chance=chance), way="direct")
 WAYS = (EARLIER, UNKNOWN, KNOWN, COPY, DIRECT)
 
 MODEL = (5 * GIB,) * 4

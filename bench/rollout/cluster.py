@@ -74,8 +74,8 @@ class Deciding:
     """The way in which hosts decide: that of the product, or an earlier one to compare with."""
 
     name: str
-    policy: Callable[[int], Policy]
-    """A host's policy, of the number of hosts."""
+    policy: Callable[[int, Callable[[], float]], Policy]
+    """A host's policy, of the number of hosts and its chance."""
     learns: bool = True
     """True if patience follows what was usual."""
     way: str = "d7yfs"
@@ -108,8 +108,8 @@ class _Host:
     limits: Limits
     begins_at: float
     is_dead: bool
+    fallback: FallbackLimiter
     breaker: Breaker = field(default_factory=Breaker)
-    fallback: FallbackLimiter = field(default_factory=FallbackLimiter)
     file: int = 0
     touched: bool = False
     asked_at: float = -1.0
@@ -129,7 +129,14 @@ class Rollout:
         count = cluster.hosts
         starts = sorted(lots.random() * cluster.spread_s for _ in range(count))
         self._hosts = [
-            _Host(deciding.policy(count), Limits(), starts[i], lots.random() < cluster.dead_share) for i in range(count)
+            _Host(
+                deciding.policy(count, lots.random),
+                Limits(),
+                starts[i],
+                lots.random() < cluster.dead_share,
+                fallback=FallbackLimiter(lots.random),
+            )
+            for i in range(count)
         ]
         self._versions = [ObjectVersion(f"{i}", size, '"e"', 0) for i, size in enumerate(cluster.files_bytes)]
         self._read = np.zeros(count)
