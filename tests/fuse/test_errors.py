@@ -62,6 +62,7 @@ ERRNOS = {
     "Stopped": errno.EIO,
     "CacheFull": errno.ENOSPC,
     "CacheUnusable": errno.EIO,
+    "ManagerError": errno.EIO,
 }
 """The errno that a reader sees, for every expected failure."""
 

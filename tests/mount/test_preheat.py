@@ -137,8 +137,8 @@ def test_options_that_do_not_go_together(versioned: Mounted) -> None:
 def test_files_without_versions_are_named_with_what_to_do(
     mounter: Mounter, bucket: Bucket, dfdaemon: InThread[FakeDfdaemon], manager: FakeManager, token: Path
 ) -> None:
-    bucket.put("library/weights.bin", BODY)
-    mounted = mounter.mount(bucket.url("library"), *_through(dfdaemon, manager, token), env=bucket.env)
+    bucket.put("unversioned/weights.bin", BODY)
+    mounted = mounter.mount(bucket.url("unversioned"), *_through(dfdaemon, manager, token), env=bucket.env)
     status, reports, said = _reports(mounted.point)
     assert status == 1
     assert reports[-1]["files"] == 0
