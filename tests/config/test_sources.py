@@ -178,7 +178,6 @@ def test_every_option_by_every_way(host: Host) -> None:
         "tree_cache": "off",
         "offline": "serve",
         "for": "triton",
-        "dragonfly_manager": "http://manager.example.com:8080",
     }
     for option in OPTIONS.values():
         url = f"{(option.schemes or ('s3',))[0]}://account/models"
