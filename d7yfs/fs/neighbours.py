@@ -1,9 +1,11 @@
-"""Prefetches of small files, while a reader goes through their directory file by file."""
+"""Prefetches of small files, while a reader goes through their directory file by file, or through a
+directory of directories that hold a few each.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from weakref import WeakKeyDictionary
 
 import trio
@@ -12,7 +14,7 @@ from d7yfs.cache.cache import Cache
 from d7yfs.cache.version import CachedVersion
 from d7yfs.errors import ReadTimeout, TooManyOpenFiles
 from d7yfs.fs.backend import RepositoryBackend
-from d7yfs.fs.readahead import Walk
+from d7yfs.fs.readahead import DIRECTORIES, FEW_FILES, FILES, FILES_AHEAD, Walk, small_files
 from d7yfs.tree.nodes import Directory, File, Node
 from d7yfs.tree.tree import Tree
 
@@ -33,15 +35,42 @@ class Neighbours:
         self._backends = backends
         self._cache = cache
         self._nursery = nursery
-        self._walks: WeakKeyDictionary[Directory, tuple[dict[str, Node], Walk]] = WeakKeyDictionary()
+        self._files: WeakKeyDictionary[Directory, tuple[dict[str, Node], Walk[File]]] = WeakKeyDictionary()
         """By directory, with the children that the walk is about: another listing has others."""
+        self._siblings: WeakKeyDictionary[Directory, tuple[dict[str, Node], Walk[Directory]]] = WeakKeyDictionary()
+        """Likewise, by the directory above."""
 
     def fetch_ahead(self, node: File) -> None:
         """Note that the beginning of a file is read; fetch the files that its reader reads next."""
-        walk = self._walk(node)
-        wanted = [each for each in walk.plan(node.inode) if not each.version.archived] if walk else []
+        directory = self._tree.parent(node)
+        if directory is None or (children := directory.children) is None:
+            return
+        known, walk = self._files.get(directory, (None, None))
+        if walk is None or children is not known:
+            walk = Walk(small_files(children.values()), FILES)
+            self._files[directory] = (children, walk)
+        ahead = list(walk.plan(node, FILES_AHEAD))
+        if 0 < len(walk) <= FEW_FILES:
+            ahead += self._beside(directory, FILES_AHEAD // len(walk))
+        wanted = [each for each in ahead if not each.version.archived]
         if wanted:
             self._nursery.start_soon(self._prefetch, wanted)
+
+    def _beside(self, directory: Directory, most: int) -> Iterator[File]:
+        """The small files of the directories, about `most`, that a reader of `directory` comes to next.
+        Nothing is listed for it.
+        """
+        above = self._tree.above(directory)
+        if above is None or (children := above.children) is None:
+            return
+        known, walk = self._siblings.get(above, (None, None))
+        if walk is None or children is not known:
+            walk = Walk([each for each in children.values() if isinstance(each, Directory)], DIRECTORIES)
+            self._siblings[above] = (children, walk)
+        for sibling in walk.plan(directory, most):
+            files = small_files(sibling.children.values()) if sibling.children else []
+            if len(files) <= FEW_FILES:
+                yield from files
 
     async def _prefetch(self, nodes: Iterable[File]) -> None:
         held: list[CachedVersion] = []
@@ -60,14 +89,3 @@ class Neighbours:
         finally:
             for cached in held:
                 cached.drop()
-
-    def _walk(self, node: File) -> Walk | None:
-        """The walk of a file's directory; None while its entries are not known."""
-        directory = self._tree.parent(node)
-        if directory is None or directory.children is None:
-            return None
-        children, walk = self._walks.get(directory, (None, None))
-        if walk is None or children is not directory.children:
-            walk = Walk(directory.children.values())
-            self._walks[directory] = (directory.children, walk)
-        return walk

@@ -1,7 +1,8 @@
 """Readahead: the bytes and the small files to fetch, judged from earlier reads. Pure.
 
 The filesystem asks `plan` at every read and hands the answer to the cache as a prefetch, for which
-no reader waits. One `Window` per open handle, one `Walk` per directory.
+no reader waits. One `Window` per open handle; per directory one `Walk` over its files, and one over
+its subdirectories.
 
 Only a proven sequential run is worth a prefetch: at least two reads, and the scale's `proof` of
 them in one place. For a look at a header or one page fault the kernel reads up to its own readahead
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from d7yfs.objects import BLOCK_BYTES, PART_BYTES, ByteRange
 from d7yfs.tree.nodes import File, Node
@@ -119,25 +121,43 @@ files a second."""
 FILES = Scale(proof=4, slack=16, part=8)
 """The slack is for as many threads, each with the next file in hand."""
 
+DIRECTORIES = Scale(proof=3, slack=16, part=4)
+"""The unit is a directory of few small files, as an adapter or a model's configuration is one."""
 
-class Walk:
-    """The reading of one directory's files, one after the other.
+FEW_FILES = 8
+"""The most small files of a directory that a walk over its siblings fetches. A directory of more
+proves a walk of its own."""
+
+
+def small_files(entries: Iterable[Node]) -> list[File]:
+    """Those of a directory's entries that are worth fetching ahead."""
+    return [entry for entry in entries if isinstance(entry, File) and 0 < entry.size_bytes <= SMALL_FILE_BYTES]
+
+
+_N = TypeVar("_N", bound=Node)
+
+
+class Walk(Generic[_N]):
+    """The reading of one directory's files, or of its subdirectories, one after the other.
 
     `entries` are in the order of the directory: a reader that lists it, or sorts the list, reads in
     that order.
     """
 
-    __slots__ = ("_files", "_positions", "_window")
+    __slots__ = ("_entries", "_positions", "_window")
 
-    def __init__(self, entries: Iterable[Node]) -> None:
-        self._files = [
-            entry for entry in entries if isinstance(entry, File) and 0 < entry.size_bytes <= SMALL_FILE_BYTES
-        ]
-        self._positions = {entry.inode: position for position, entry in enumerate(self._files)}
-        self._window = Window(len(self._files), FILES)
+    def __init__(self, entries: Sequence[_N], scale: Scale) -> None:
+        self._entries = entries
+        self._positions = {entry.inode: position for position, entry in enumerate(entries)}
+        self._window = Window(len(entries), scale)
 
-    def plan(self, inode: int) -> Sequence[File]:
-        """Note that the beginning of a file is read; return the files to fetch now, each once."""
-        position = self._positions.get(inode)
-        ahead = None if position is None else self._window.plan(position, 1, lambda: FILES_AHEAD)
-        return self._files[ahead.start : ahead.stop] if ahead else ()
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def plan(self, entry: _N, most: int) -> Sequence[_N]:
+        """Note that an entry is read from its beginning; return those to fetch now: about `most`, each
+        once.
+        """
+        position = self._positions.get(entry.inode)
+        ahead = None if position is None else self._window.plan(position, 1, lambda: most)
+        return self._entries[ahead.start : ahead.stop] if ahead else ()

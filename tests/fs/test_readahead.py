@@ -9,9 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from d7yfs.fs import readahead
-from d7yfs.fs.readahead import BYTES, FILES, FILES_AHEAD, SMALL_FILE_BYTES, STREAMS, Walk
+from d7yfs.fs.readahead import (
+    BYTES,
+    DIRECTORIES,
+    FILES,
+    FILES_AHEAD,
+    SMALL_FILE_BYTES,
+    STREAMS,
+    Walk,
+    small_files,
+)
 from d7yfs.objects import PART_BYTES, ByteRange, ObjectVersion
-from d7yfs.tree.nodes import Directory, File, Node
+from d7yfs.tree.nodes import Directory, File
 
 MIB = 1 << 20
 READ = 128 << 10
@@ -177,31 +186,36 @@ def test_plans_are_inside_the_file_ahead_of_the_reader_and_bounded(
 FIRST_INODE = 100
 
 
-def files(count: int, *, size_bytes: int = 4096) -> list[Node]:
+def files(count: int, *, size_bytes: int = 4096) -> list[File]:
     return [
         File(FIRST_INODE + index, "", ObjectVersion(f"{index:05}", size_bytes, '"1"', 1), 1) for index in range(count)
     ]
 
 
-def planned(walk: Walk, *positions: int) -> list[int]:
+def walk_of(count: int) -> Walk[File]:
+    return Walk(files(count), FILES)
+
+
+def planned(walk: Walk[File], *positions: int) -> list[int]:
     """Positions of the files to fetch after each of `positions` has been read."""
-    return [file.inode - FIRST_INODE for position in positions for file in walk.plan(FIRST_INODE + position)]
+    readers = files(max(positions) + 1)
+    return [file.inode - FIRST_INODE for position in positions for file in walk.plan(readers[position], FILES_AHEAD)]
 
 
 def test_a_few_files_prove_nothing() -> None:
-    assert planned(Walk(files(1000)), 0, 1, 2) == []
+    assert planned(walk_of(1000), 0, 1, 2) == []
 
 
 def test_files_that_lie_apart_prove_nothing() -> None:
-    assert planned(Walk(files(10_000)), *range(0, 10_000, 100)) == []
+    assert planned(walk_of(10_000), *range(0, 10_000, 100)) == []
 
 
 def test_one_file_read_over_and_over_proves_nothing() -> None:
-    assert planned(Walk(files(1000)), *[7] * 100) == []
+    assert planned(walk_of(1000), *[7] * 100) == []
 
 
 def test_who_reads_in_order_finds_every_file_fetched_once_and_not_too_early() -> None:
-    walk = Walk(files(1000))
+    walk = walk_of(1000)
     ahead: list[int] = []
     for position in range(1000):
         ahead += planned(walk, position)
@@ -216,14 +230,14 @@ def test_threads_that_share_the_work_read_in_order_as_a_whole(seed: int) -> None
     rng = random.Random(seed)
     groups = [range(start, start + 8) for start in range(0, 1000, 8)]
     order = chain.from_iterable(rng.sample(group, len(group)) for group in groups)
-    walk = Walk(files(1000))
+    walk = walk_of(1000)
     ahead = planned(walk, *order)
     assert len(ahead) == len(set(ahead))
     assert len(ahead) > 950
 
 
 def test_threads_that_split_the_directory_are_followed_each() -> None:
-    walk = Walk(files(1000))
+    walk = walk_of(1000)
     order = [start + step for step in range(250) for start in (0, 250, 500, 750)]
     assert len(set(planned(walk, *order))) > 950
 
@@ -231,6 +245,13 @@ def test_threads_that_split_the_directory_are_followed_each() -> None:
 def test_only_small_files_are_fetched() -> None:
     large = File(1, "", ObjectVersion("large", SMALL_FILE_BYTES + 1, '"1"', 1), 1)
     empty = File(2, "", ObjectVersion("empty", 0, '"1"', 1), 1)
-    walk = Walk([Directory(3, "", "d/", 1), large, empty, *files(20, size_bytes=SMALL_FILE_BYTES)])
-    assert walk.plan(1) == walk.plan(2) == walk.plan(3) == ()
-    assert planned(walk, 0, 1, 2, 3)[0] == 4
+    entries: list[Directory | File] = [Directory(3, "", "d/", 1), large, empty, *files(20, size_bytes=SMALL_FILE_BYTES)]
+    assert [each.inode for each in small_files(entries)] == list(range(FIRST_INODE, FIRST_INODE + 20))
+    assert list(Walk(files(20), FILES).plan(large, FILES_AHEAD)) == []
+
+
+def test_directories_of_few_files_are_walked_as_files_are() -> None:
+    directories = [Directory(FIRST_INODE + index, "", f"{index}/", 1) for index in range(100)]
+    walk = Walk(directories, DIRECTORIES)
+    ahead = [each for directory in directories for _ in range(2) for each in walk.plan(directory, 16)]
+    assert ahead == directories[3:], "each once, although each directory has two files"
