@@ -105,6 +105,9 @@ def test_every_live_option_counts_at_once(mounter: Mounter, bucket: Bucket, tmp_
     assert looked_up("absent") == 1
     assert mounted.names() == sorted({name.partition("/")[0] for name in bucket.files})
     assert mounted.read("model/1/weights.bin") == bucket.files["model/1/weights.bin"]
+    until(
+        lambda: not mounted.status()["fuse"]["open_files"], "the end of all handles: an eviction spares what is in use"
+    )
     status = mounted.status()
     assert status["repositories"][0]["listing"]["reason"] == "it has more than 2 objects"
     assert status["repositories"][0]["models"].keys() == {"other"}
