@@ -22,12 +22,15 @@ from cachetools import LRUCache
 
 from d7yfs.config.p2p import Mode, P2p
 from d7yfs.fetch.dragonfly_task import MAX_DIRECT_BYTES
-from d7yfs.fill.route import HEADER_FROM_BYTES
 from d7yfs.objects import BLOCK_BYTES, ObjectVersion
 
 LEAST_BUDGET_BYTES = BLOCK_BYTES
 """The least that is worth a request: a header, or the directory at the end of an archive. A budget
 of less is none."""
+
+HEADER_FROM_BYTES = 64 << 20
+"""From this size on the header of a version may come straight from the origin. A smaller model is
+there so soon that ranges beside its stream cost the origin more than readers gain."""
 
 DIRECT_HOSTS = 3
 """Hosts of a cluster that may read beside a stream. More than one, because a host that is drawn may

@@ -21,13 +21,8 @@ from d7yfs.fetch.dragonfly_task import MAX_DIRECT_BYTES
 from d7yfs.objects import BLOCK_BYTES, ByteRange
 
 PEEK_BYTES = BLOCK_BYTES
-"""A first read inside the first block may be of the header only: it does not make every peer
-allocate the whole object."""
-
-HEADER_FROM_BYTES = 64 << 20
-"""From this size on the header of a version may come by itself (`p2p_budget` gives it a budget). A
-smaller model is there so soon that ranges beside its stream cost the origin more than readers
-gain."""
+"""A first read inside the first block may be of the header only: within the budget it starts no
+stream."""
 
 RUN_BYTES = 4 << 20
 """A sequential run this long is worth a stream, for any budget."""
@@ -140,7 +135,9 @@ def plan(
         # A small file, or the end of one: one request for all of it.
         reason = Reason.SMALL if size_bytes <= MAX_DIRECT_BYTES else Reason.TAIL
         return ranged(size_bytes, ByteRange(missing.start, size_bytes), left, reason)
-    is_whole_at_once = model and left <= 0 and size_bytes < HEADER_FROM_BYTES
+    # Past the budget a header by itself would be a task of its own, which costs the cluster more than
+    # it saves: dfdaemon takes the task for finished with it (docs/dragonfly-facts.md).
+    is_whole_at_once = model and left <= 0
     if not touched and missing.stop <= PEEK_BYTES and not is_whole_at_once:
         return ranged(size_bytes, missing, left, Reason.HEADER)
     if not (model or run_bytes >= RUN_BYTES or (run_bytes and left <= 0)):

@@ -55,10 +55,9 @@ WAIT = Step()
         (3.5, span(1, 2), True, 0, proxied(SMALL, 1, 3.5)),
         # A look at the header makes no stream; a second miss, or a longer one, does.
         (1000, span(0, 1), False, 4, direct(HEADER, 0, 1)),
-        (1000, span(0, 1), False, 0, proxied(HEADER, 0, 4)),
-        (63, span(0, 1), False, 0, stream(0)),
         (63, span(0, 1), False, 1, direct(HEADER, 0, 1)),
-        (64, span(0, 1), False, 0, proxied(HEADER, 0, 4)),
+        # Past the budget the header of a model comes with the whole.
+        (1000, span(0, 1), False, 0, stream(0)),
         (1000, span(0, 1), True, 4, direct(WAITING, 0, 1, 0)),
         (1000, span(1, 2), True, 4, direct(WAITING, 1, 2, 0)),
         (1000, span(0, 2), False, 4, direct(WAITING, 0, 2, 0)),

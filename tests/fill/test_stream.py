@@ -451,12 +451,11 @@ def always(world: World) -> World:
     return world
 
 
-async def test_always_means_every_byte(clock: MockClock, always: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("d7yfs.fill.route.HEADER_FROM_BYTES", 0)  # a header by itself, as of a large file
+async def test_always_means_every_byte(clock: MockClock, always: World) -> None:
     cached = await always.open()
     assert await cached.read(ByteRange(0, 10), None) == BODY[:10]
     assert await cached.read(ByteRange(len(BODY) - 22, len(BODY)), None) == BODY[-22:]
-    assert streams(always) == [f"bytes={24 * MB}-"], "the end of the file, up to its end"
+    assert streams(always) == [""], "a model's header comes with the whole, its end too: one task"
     cached.drop()
     for key in (BIG, OTHER, SMALL, TABLE):
         assert await always.read_all(key) == BODIES[key]
@@ -467,8 +466,6 @@ async def test_always_means_every_byte(clock: MockClock, always: World, monkeypa
     small = [each for each in always.daemon.requests if SMALL in each.target]
     assert [each.headers.get("range", "") for each in small] == [""]
     assert small[0].headers["x-dragonfly-scheduling-policy"] == "always"
-    peek = always.daemon.requests[0].headers
-    assert (peek["range"], peek["x-dragonfly-scheduling-policy"]) == (f"bytes=0-{4 * MB - 1}", "always")
 
 
 async def test_always_fetches_small_files_ahead_through_the_proxy_too(clock: MockClock, always: World) -> None:
