@@ -6,9 +6,10 @@ blocks'; no byte is read. A version that was whole when it was opened is not com
 
 dfdaemon and its peers are not believed. So a version of which bytes came through them is compared
 whatever its size, without a CRC32C by its CRC64NVME, else its MD5, for which the file is read back.
-Where the store has none, blocks chosen at random are fetched from it, SAMPLED_BLOCKS at most, and
-compared. The result is recorded beside the version (`RecordedProof`), so one that no daemon has
-compared yet is compared when it is opened.
+Where the store has none, pages chosen at random are fetched from it and compared: few bytes, as
+every host of a cluster asks for its own. A small version is compared whole. The result is recorded
+beside the version (`RecordedProof`), so one that no daemon has compared yet is compared when it is
+opened.
 
 Wrong bytes are struck out of the cache, and the kernel's pages of them dropped: the next read
 fetches the file again, from the store itself if that may stand in for the proxy. A version that is
@@ -33,7 +34,6 @@ from functools import partial
 import trio
 from cachetools import LRUCache
 
-from d7yfs.cache.pair import block_count, block_range
 from d7yfs.cache.proof import Proof
 from d7yfs.cache.version import CachedVersion
 from d7yfs.checksum import crc32c, crc64nvme
@@ -42,14 +42,15 @@ from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.transfer import InMemory, Urgency
 from d7yfs.fill.direct import SMALL_BYTES
 from d7yfs.logs import fields, fields_of
-from d7yfs.objects import PART_BYTES, ByteRange, ObjectVersion
+from d7yfs.objects import BLOCK_BYTES, PART_BYTES, ByteRange, ObjectVersion
 from d7yfs.origins.origin import Checksums
 
 log = logging.getLogger(__name__)
 
-SAMPLED_BLOCKS = 4
-"""Blocks of 1 MiB that are fetched for comparison, where there is no checksum: as much as any
-version may have straight from the store."""
+SAMPLED_PAGES = 4
+PAGE_BYTES = 4 << 10
+"""What is fetched of a version for comparison, where there is no checksum. dfdaemon's mistakes are
+whole pieces of 4 MiB and more, so a page finds what a block would."""
 SAMPLE = "sample"
 """The reason for these bytes."""
 
@@ -194,20 +195,20 @@ class Verifier:
     async def _sample(self, target: CachedVersion) -> tuple[Proof, str]:
         """Compare blocks with the store's own. Raises the fetcher's errors, and OSError."""
         version = target.version
-        count = block_count(version.size_bytes)
-        chosen = secrets.SystemRandom().sample(range(count), min(SAMPLED_BLOCKS, count))
-        for block in (block_range(index, version.size_bytes) for index in chosen):
-            stores = await self._fetch_again(version, block)
+        is_small = version.size_bytes <= SMALL_BYTES
+        pieces = version.whole.split(BLOCK_BYTES) if is_small else _pages_at_random(version.size_bytes)
+        for piece in pieces:
+            stores = await self._fetch_again(version, piece)
             if not target.is_whole:
                 return Proof.PENDING, ""
-            if await trio.to_thread.run_sync(target.backing.read_back, block) != stores:
-                return Proof.WRONG, f"its bytes {block} are not the store's"
-        return Proof.PROVED if len(chosen) == count else Proof.SAMPLED, ""
+            if await trio.to_thread.run_sync(target.backing.read_back, piece) != stores:
+                return Proof.WRONG, f"its bytes {piece} are not the store's"
+        return Proof.PROVED if is_small else Proof.SAMPLED, ""
 
-    async def _fetch_again(self, version: ObjectVersion, block: ByteRange) -> bytearray:
-        """A block, straight from the store. Raises the fetcher's errors."""
-        stores = InMemory(block)
-        await self._fetcher.fetch(version, block, stores, urgency=Urgency(urgent=False), reason=SAMPLE)
+    async def _fetch_again(self, version: ObjectVersion, piece: ByteRange) -> bytearray:
+        """A piece, straight from the store. Raises the fetcher's errors."""
+        stores = InMemory(piece)
+        await self._fetcher.fetch(version, piece, stores, urgency=Urgency(urgent=False), reason=SAMPLE)
         return stores.data
 
     async def find_fault(self, version: ObjectVersion, data: bytes, *, p2p: bool) -> str:
@@ -254,6 +255,12 @@ class Verifier:
         log.error("%s: %s", said, done, extra=facts)
         target.call_when_whole(partial(self.compare, target))
         await self._forget_pages(version)
+
+
+def _pages_at_random(size_bytes: int) -> list[ByteRange]:
+    """SAMPLED_PAGES different pages of an object that is larger than these."""
+    chosen = secrets.SystemRandom().sample(range(-(-size_bytes // PAGE_BYTES)), SAMPLED_PAGES)
+    return [ByteRange(page * PAGE_BYTES, min((page + 1) * PAGE_BYTES, size_bytes)) for page in chosen]
 
 
 def _judge(kind: str, ours: str, recorded: str) -> tuple[Proof, str]:

@@ -19,7 +19,7 @@ from d7yfs.errors import AccessDenied, BadReply, D7yfsError, NotFound, OriginUna
 from d7yfs.fetch.dragonfly_proxy import Proxies, Proxy
 from d7yfs.fetch.transport import Transport
 from d7yfs.fill.p2p_budget import Policy
-from d7yfs.fill.verification import SAMPLE, SAMPLED_BLOCKS
+from d7yfs.fill.verification import PAGE_BYTES, SAMPLE, SAMPLED_PAGES
 from d7yfs.objects import ObjectVersion
 from d7yfs.origins.origin import Checksums
 from tests.fill.scene import BODY, KEY, MB, RIGHT, SIZE, SMALL_BODY, SMALL_KEY, SUMS, WRONG, Scene, forged, through
@@ -289,7 +289,7 @@ async def test_how_far_a_version_is_proved_is_told(
         assert scene.fetcher.counters.p2p_versions == {proof.value: 1}
         sampled_bytes = scene.fetcher.counters.direct_bytes_by_reason.get(SAMPLE, 0)
         assert bool(sampled_bytes) == (proof is Proof.SAMPLED)
-        assert sampled_bytes <= SAMPLED_BLOCKS * MB, "the budget"
+        assert sampled_bytes <= SAMPLED_PAGES * PAGE_BYTES
 
 
 async def test_a_small_file_that_came_through_the_proxy_is_compared_whole(
