@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from pathlib import Path
 
 import click
@@ -16,7 +17,7 @@ from d7yfs.config.sources import Settings
 from d7yfs.origins import open_origin
 from d7yfs.publish.publisher import Published
 from d7yfs.publish.publisher import publish as publish_tree
-from d7yfs.publish.writer import Writer, open_writer
+from d7yfs.publish.writer import open_writer
 from d7yfs.stats.words import show_count, show_size_roughly
 from d7yfs.tree.published import POINTER
 
@@ -40,9 +41,8 @@ def publish(url: str, directory: Path | None, as_json: bool, given: Given) -> No
     """
     settings = given.load((url,), None)
     (repository,) = settings.config.repositories
-    writer = open_writer(repository, settings.credentials[repository.name], directory)
     with ungrouped():
-        made = trio.run(_publish, settings, writer)
+        made = trio.run(_publish, settings, directory)
     pointer = made.pointer
     if as_json:
         print_object({"url": str(repository.url), **_row(made)})
@@ -58,13 +58,14 @@ def publish(url: str, directory: Path | None, as_json: bool, given: Given) -> No
         say(f"upload the files below {directory} to {repository.url}, {POINTER} last")
 
 
-async def _publish(settings: Settings, writer: Writer) -> Published:
+async def _publish(settings: Settings, directory: Path | None) -> Published:
     (repository,) = settings.config.repositories
-    origin = open_origin(repository, settings.credentials[repository.name])
-    try:
+    credentials = settings.credentials[repository.name]
+    async with (
+        aclosing(open_origin(repository, credentials)) as origin,
+        aclosing(open_writer(repository, credentials, directory)) as writer,
+    ):
         return await publish_tree(origin, repository.url.prefix, writer, allow_empty=settings.config.allow_empty)
-    finally:
-        await origin.aclose()
 
 
 def _row(made: Published) -> dict[str, object]:

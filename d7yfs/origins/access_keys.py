@@ -60,6 +60,7 @@ class BucketRequest:
     key: str
     query: Mapping[str, str]
     headers: Mapping[str, str]
+    body: bytes = b""
 
 
 class BucketSigner(Protocol):

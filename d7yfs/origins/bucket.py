@@ -295,13 +295,21 @@ class BucketRest(RestOrigin):
         return await self._call("HEAD", key, query, headers, needs=self.read_permission, subject=key)
 
     async def _call(
-        self, method: str, key: str, query: Mapping[str, str], headers: Mapping[str, str], *, needs: str, subject: str
+        self,
+        method: str,
+        key: str,
+        query: Mapping[str, str],
+        headers: Mapping[str, str],
+        *,
+        needs: str,
+        subject: str,
+        body: bytes = b"",
     ) -> ControlReply:
         """A successful reply; a moved bucket and changed keys are tried again, once each."""
         moved = renewed = False
         while True:
             keys = await self._keys()
-            reply = await self._send(method, key, query, headers, keys, subject)
+            reply = await self._send(method, key, query, headers, keys, subject, body)
             if reply.status < 300:
                 return reply
             reply = self._with_error(reply)
@@ -321,6 +329,7 @@ class BucketRest(RestOrigin):
         headers: Mapping[str, str],
         keys: AccessKeys | None,
         subject: str,
+        body: bytes = b"",
     ) -> ControlReply:
         headers = {**headers, **self._paying}
         try:
@@ -328,9 +337,9 @@ class BucketRest(RestOrigin):
         except ValueError:
             raise self._no_name(subject) from None
         if keys is not None:
-            asked = BucketRequest(method, self._bucket, key, query, headers)
+            asked = BucketRequest(method, self._bucket, key, query, headers, body)
             headers = self._signer.sign_headers(asked, keys, self._clock())
-        return await self._rest.send(method, url, headers, subject=self._subject(subject))
+        return await self._rest.send(method, url, headers, subject=self._subject(subject), body=body)
 
     @property
     def _stale_keys(self) -> frozenset[str]:

@@ -43,6 +43,8 @@ class Vocabulary:
     skewed: frozenset[str] = frozenset()
     throttled: frozenset[str] = frozenset()
     archived: frozenset[str] = frozenset()
+    replaced: frozenset[str] = frozenset()
+    """Another version is there than the request was for. So it is after each 412."""
     barred: frozenset[str] = frozenset()
     elsewhere: frozenset[str] = frozenset()
     """The bucket is at another endpoint or in another region."""
@@ -115,7 +117,7 @@ def _meaning(reply: ControlReply, code: str, call: Call, words: Vocabulary) -> D
         return ObjectArchived(f"{subject}: archived", hint="restore it before it is read")
     if code in words.no_such_key or status == 404:
         return NotFound(f"{subject}: no such object", hint=own_hint)
-    if status == 412:
+    if status == 412 or code in words.replaced:
         return VersionGone(f"{subject}: was replaced at the origin")
     if code in words.elsewhere or 300 <= status < 400:
         return AccessDenied(

@@ -1,8 +1,9 @@
 """The HTTP client of the control plane, and the common part of the origins that use it.
 
 Owns connections, timeouts, the proxy and the bounded retries (`ask_again`). Bodies of objects never
-come this way. Each origin has one `Rest`. The origin decides what a status means (`refusal`),
-except that 429 and 5xx are tried again here, after Retry-After or a growing pause.
+come this way; what `d7yfs publish` writes goes by it. Each origin has one `Rest`. The origin decides
+what a status means (`refusal`), except that 429 and 5xx are tried again here, after Retry-After or a
+growing pause.
 
 A `RestOrigin` owns the order of a list, a stat and a read request, the bounded table of read
 requests, and that of version ids. Signing never blocks while the credentials at hand are valid.
@@ -24,7 +25,7 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Self, TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
@@ -48,6 +49,8 @@ _WHOLE_TIMEOUT_S = 30.0
 _CONNECTIONS = 8
 _BODY_MAX_BYTES = 16 << 20
 """Above any listing page: an entry of Azure's may have a key of 6 KiB and 8 KiB of metadata."""
+_PIECE_BYTES = 256 << 10
+"""The bytes of a body that are sent at once: a write's timeout is for these, however large the body."""
 _ENTRIES_MAX = 10_000
 """The most entries of a page. d7yfs asks for a thousand; some stores do not heed that."""
 _TOKEN_MAX_CHARACTERS = 4096
@@ -176,6 +179,8 @@ class Rest:
         try:
             client = self._client_for(url)
             request = client.build_request(method, url, headers=dict(headers), content=body or None)
+            if body:
+                request.stream = _Pieces(body)
             async with aclosing(await client.send(request, stream=True)) as response:
                 with trio.fail_after(_WHOLE_TIMEOUT_S):
                     received = await _receive(response)
@@ -219,6 +224,21 @@ class Rest:
             context = self._context() if scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             client = self._clients[scheme] = self._make_client(verify=context)
         return client
+
+
+class _Pieces(httpx.AsyncByteStream):
+    """A body that is sent piece by piece. No generator, which a failure would leave half-way."""
+
+    def __init__(self, body: bytes) -> None:
+        self._rest = (body[at : at + _PIECE_BYTES] for at in range(0, len(body), _PIECE_BYTES))
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if (piece := next(self._rest, None)) is None:
+            raise StopAsyncIteration
+        return piece
 
 
 async def _receive(response: httpx.Response) -> bytearray | None:

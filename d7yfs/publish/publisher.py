@@ -14,7 +14,6 @@ import time
 import zlib
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 
 import trio
@@ -23,7 +22,6 @@ from d7yfs import __version__
 from d7yfs.errors import NotFound, UsageError
 from d7yfs.objects import ListingPage, ObjectVersion
 from d7yfs.origins.origin import Origin
-from d7yfs.origins.rest import ask_again
 from d7yfs.origins.survey import Empty, SingleObject, list_all, survey
 from d7yfs.publish.writer import Writer
 from d7yfs.tree.listing import HiddenKey, Scan
@@ -58,9 +56,12 @@ async def publish(origin: Origin, prefix: str, writer: Writer, *, allow_empty: b
     """Publish the tree below `prefix` as it is now. Raises D7yfsError."""
     base = f"{prefix}/" if prefix else ""
     await _check_prefix(origin, prefix, allow_empty=allow_empty)
-    before = await _find_pointer(origin, base)
+    before = await writer.find(POINTER)
     found, requests = await _list(origin, base)
-    return await trio.to_thread.run_sync(partial(_write, found, base, writer, before, requests))
+    made, data = await trio.to_thread.run_sync(_encode, found, base, requests)
+    await writer.write_snapshot(made.pointer.snapshot, data)
+    await writer.write_pointer(POINTER, made.pointer.encode(), before)
+    return made
 
 
 async def _check_prefix(origin: Origin, prefix: str, *, allow_empty: bool) -> None:
@@ -73,14 +74,6 @@ async def _check_prefix(origin: Origin, prefix: str, *, allow_empty: bool) -> No
             f"{origin.url}/{prefix}: there is nothing under this prefix",
             hint=f"nearest that exist: {nearest}" if nearest else "--allow-empty publishes it all the same",
         )
-
-
-async def _find_pointer(origin: Origin, base: str) -> str:
-    """The ETag of what is published now; empty if nothing is."""
-    try:
-        return (await ask_again(lambda: origin.stat(base + POINTER))).validator
-    except NotFound:
-        return ""
 
 
 async def _list(origin: Origin, base: str) -> tuple[list[ObjectVersion], int]:
@@ -96,7 +89,8 @@ async def _list(origin: Origin, base: str) -> tuple[list[ObjectVersion], int]:
     return found, requests
 
 
-def _write(found: list[ObjectVersion], base: str, writer: Writer, before: str, requests: int) -> Published:
+def _encode(found: list[ObjectVersion], base: str, requests: int) -> tuple[Published, bytes]:
+    """The publication, and its snapshot."""
     scan = Scan(base)
     rest = iter(sorted(found, key=lambda each: each.key))
     while some := tuple(islice(rest, _PAGE)):
@@ -120,6 +114,4 @@ def _write(found: list[ObjectVersion], base: str, writer: Writer, before: str, r
     except (Damaged, ValueError) as error:
         most = f"at most {SNAPSHOT_MAX_BYTES >> 20} MiB and {ENTRIES_MAX:,} entries"
         raise UsageError(f"the tree cannot be published: {error} ({most})") from None
-    writer.write_snapshot(pointer.snapshot, data)
-    writer.write_pointer(POINTER, pointer.encode(), before)
-    return Published(pointer, hidden, sample, requests)
+    return Published(pointer, hidden, sample, requests), data

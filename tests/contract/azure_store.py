@@ -16,6 +16,8 @@ from d7yfs.objects import SecretStr
 from d7yfs.origins.azure import sas
 from d7yfs.origins.azure.origin import AzureOrigin
 from d7yfs.origins.origin import Origin
+from d7yfs.publish.store_writer import WritableStore
+from d7yfs.publish.stores.azure import WritableAzure
 from tests.contract.stores import WRONG_SECRET
 from tests.origins.opening import opened_at
 from tests.servers.azurite import Azurite
@@ -33,11 +35,13 @@ class _AzureOnAzurite:
     unstorable: ClassVar[frozenset[str]] = frozenset({"back\\slash", "ctl\x01x"})
     elsewhere: ClassVar[Mapping[str, Fault]] = {}
     follows: ClassVar[bool] = False
+    write_permission: ClassVar[str] = "Storage Blob Data Contributor"
 
     def __init__(self, server: Azurite) -> None:
         self.prefix = ""
         self.endpoint_url = server.endpoint_url
         self._server = server
+        self._tokens: dict[tuple[str, bool], str] = {}
         self._client = server.client()
         self._container = self._client.get_container_client(self._container_name())
         with suppress(ResourceExistsError):  # of a row that was made before, and is again
@@ -65,6 +69,12 @@ class _AzureOnAzurite:
     def unreachable(self) -> Origin:
         return self._origin(self._credentials(), endpoint_url="http://127.0.0.1:1")
 
+    def writable(self, *, bucket: str = "", endpoint_url: str = "") -> WritableStore:
+        return self._writable(self._credentials(bucket, write=True), bucket, endpoint_url)
+
+    def unwritable(self) -> WritableStore:
+        return self._writable(SasToken(SecretStr(self._token(self._container_name()))))
+
     @contextmanager
     def signing_at(self, shift_s: float) -> Iterator[None]:
         true: Callable[[float], str] = sas.iso
@@ -78,11 +88,27 @@ class _AzureOnAzurite:
     def _container_name(self) -> str:
         return self.CONTAINER
 
-    def _credentials(self, container: str = "") -> Credentials:
+    def _credentials(self, container: str = "", *, write: bool = False) -> Credentials:
         raise NotImplementedError
 
     def _wrong_credentials(self) -> Credentials:
         raise NotImplementedError
+
+    def _token(self, container: str, *, write: bool = False) -> str:
+        """A signature that the SDK makes; the same one each time."""
+        if (container, write) not in self._tokens:
+            self._tokens[container, write] = generate_container_sas(
+                self._server.account,
+                container,
+                account_key=self._server.key,
+                permission=ContainerSasPermissions(read=True, list=True, write=write),
+                expiry=datetime.now(UTC) + timedelta(hours=2),
+            )
+        return self._tokens[container, write]
+
+    def _writable(self, credentials: Credentials, container: str = "", endpoint_url: str = "") -> WritableStore:
+        url = f"as://{self._server.account}/{container or self._container_name()}"
+        return opened_at(WritableAzure, url, credentials, endpoint_url=endpoint_url or self.endpoint_url)
 
     def _origin(
         self, credentials: Credentials, *, container: str = "", endpoint_url: str = "", **changes: Any
@@ -109,7 +135,7 @@ class AzureKeyOnAzurite(_AzureOnAzurite):
         super().__init__(server)
         self.secrets = frozenset({server.key})
 
-    def _credentials(self, container: str = "") -> Credentials:
+    def _credentials(self, container: str = "", *, write: bool = False) -> Credentials:
         return StaticKeys(self._server.account, SecretStr(self._server.key))
 
     def _wrong_credentials(self) -> Credentials:
@@ -129,26 +155,14 @@ class AzureSasOnAzurite(_AzureOnAzurite):
 
     def __init__(self, server: Azurite) -> None:
         super().__init__(server)
-        self._tokens: dict[str, str] = {}
         self.secrets = frozenset({server.key, self._token(self._container_name()).partition("sig=")[2]})
 
     def _container_name(self) -> str:
         return f"{self.CONTAINER}-sas"
 
-    def _credentials(self, container: str = "") -> Credentials:
-        return SasToken(SecretStr(self._token(container or self._container_name())))
+    def _credentials(self, container: str = "", *, write: bool = False) -> Credentials:
+        return SasToken(SecretStr(self._token(container or self._container_name(), write=write)))
 
     def _wrong_credentials(self) -> Credentials:
         signed, mark, _ = self._token(self._container_name()).partition("sig=")
         return SasToken(SecretStr(f"{signed}{mark}{WRONG_SECRET}"))
-
-    def _token(self, container: str) -> str:
-        if container not in self._tokens:
-            self._tokens[container] = generate_container_sas(
-                self._server.account,
-                container,
-                account_key=self._server.key,
-                permission=ContainerSasPermissions(read=True, list=True),
-                expiry=datetime.now(UTC) + timedelta(hours=2),
-            )
-        return self._tokens[container]

@@ -19,9 +19,11 @@ from d7yfs.objects import SecretStr
 from d7yfs.origins.gs import signing
 from d7yfs.origins.gs.origin import GsOrigin
 from d7yfs.origins.renewal import RELOAD_INTERVAL_S
+from d7yfs.publish.store_writer import WritableStore
+from d7yfs.publish.stores.gs import WritableGs
 from tests.origins.opening import opened_at
 from tests.servers.fake_gcs import FakeGcs
-from tests.servers.gcs import GcsServer
+from tests.servers.gcs import Bucket, GcsServer
 from tests.servers.http11 import Fault
 
 _ONE_ENDPOINT = {"test_bucket_that_is_elsewhere": "one endpoint serves the buckets of all regions"}
@@ -38,6 +40,7 @@ class GsServiceAccount:
     unstorable: frozenset[str] = frozenset()
     elsewhere: ClassVar[Mapping[str, Fault]] = {}
     follows = False
+    write_permission = "storage.objects.create"
 
     def __init__(self, server: GcsServer) -> None:
         self.prefix = ""
@@ -45,6 +48,7 @@ class GsServiceAccount:
         self.server = server
         self.endpoint_url = server.url
         server.put(self.BUCKET, "other", b"")
+        server.buckets["unwritable"] = Bucket(writable=False)
         self._directory = tempfile.TemporaryDirectory()
         self.secrets = self._give_credentials()
 
@@ -68,6 +72,13 @@ class GsServiceAccount:
 
     def unreachable(self) -> GsOrigin:
         return self._origin(endpoint_url="http://127.0.0.1:1")
+
+    def writable(self, *, bucket: str = "", endpoint_url: str = "") -> WritableStore:
+        url = f"gs://{bucket or self.BUCKET}"
+        return opened_at(WritableGs, url, self._right, endpoint_url=endpoint_url or self.endpoint_url, clock=self._now)
+
+    def unwritable(self) -> WritableStore:
+        return self.writable(bucket="unwritable")
 
     @contextmanager
     def signing_at(self, shift_s: float) -> Iterator[None]:
@@ -152,6 +163,18 @@ class GsOnFakeGcs(GsServiceAccount):
             ("test_busy_store", "test_truncated_body"), "fake-gcs-server knows its objects by one Host alone"
         ),
         "test_paging_yields_each_entry_once_and_in_order": "fake-gcs-server does not count prefixes into a page",
+        **dict.fromkeys(
+            (
+                "test_what_is_put_is_read",
+                "test_a_pointer_replaces_only_what_was_there",
+                "test_a_condition_is_kept_by_the_store",
+                "test_a_refused_write_names_the_right",
+                "test_a_write_to_no_bucket",
+                "test_a_write_to_a_busy_store",
+                "test_a_write_to_no_store",
+            ),
+            "fake-gcs-server takes a PUT of the XML API in a signed URL alone, and ignores its condition",
+        ),
     }
     secrets = frozenset()
 

@@ -13,10 +13,12 @@ from d7yfs.config.schema import StaticKeys
 from d7yfs.objects import SecretStr
 from d7yfs.origins.origin import Origin
 from d7yfs.origins.s3.origin import S3Origin
+from d7yfs.publish.store_writer import WritableStore
+from d7yfs.publish.stores.s3 import WritableS3
 from tests.origins.opening import opened_at
 from tests.servers.faults import status
 from tests.servers.http11 import Fault
-from tests.servers.seaweedfs import S3Server
+from tests.servers.seaweedfs import Identity, S3Server
 
 WRONG_SECRET = "not-the-secret"
 
@@ -50,6 +52,10 @@ class Store(Protocol):
     def follows(self) -> bool:
         """True if the origin then goes there; else it raises an error that says where."""
 
+    @property
+    def write_permission(self) -> str:
+        """The provider's name of the right that a refused write lacks."""
+
     def put(self, name: str, body: bytes) -> str:
         """Store an object at prefix + name; return its key."""
 
@@ -70,6 +76,12 @@ class Store(Protocol):
     def unreachable(self) -> Origin:
         """An origin at a port without a listener."""
 
+    def writable(self, *, bucket: str = "", endpoint_url: str = "") -> WritableStore:
+        """The store with the right to write; the row's own bucket and server unless others are given."""
+
+    def unwritable(self) -> WritableStore:
+        """The store without the right to write."""
+
     def signing_at(self, shift_s: float) -> AbstractContextManager[None]:
         """Sign requests as if the clock were off by `shift_s`, inside the block."""
 
@@ -87,6 +99,7 @@ class S3OnSeaweedFS:
     cannot: ClassVar[Mapping[str, str]] = {
         "test_empty_segments": "SeaweedFS keeps a//b as a/b",
         "test_long_components": "SeaweedFS refuses segments over 255 bytes",
+        "test_a_write_to_no_bucket": "SeaweedFS makes the bucket",
     }
     unstorable = frozenset({"back\\slash"})
     # https://docs.aws.amazon.com/AmazonS3/latest/userguide/Redirects.html: the region in the header
@@ -97,6 +110,7 @@ class S3OnSeaweedFS:
         "400": status(400, {}, _s3_error("AuthorizationHeaderMalformed", "<Region>eu-west-1</Region>")),
     }
     follows = True
+    write_permission = "s3:PutObject"
 
     def __init__(self, server: S3Server) -> None:
         self.prefix = ""
@@ -129,6 +143,12 @@ class S3OnSeaweedFS:
     def unreachable(self) -> Origin:
         return self._origin(endpoint_url="http://127.0.0.1:1")
 
+    def writable(self, *, bucket: str = "", endpoint_url: str = "") -> WritableStore:
+        return self._writable(self._server.writer, bucket, endpoint_url)
+
+    def unwritable(self) -> WritableStore:
+        return self._writable(self._server.reader)
+
     @contextmanager
     def signing_at(self, shift_s: float) -> Iterator[None]:
         moment = datetime.now(UTC) + timedelta(seconds=shift_s)
@@ -138,6 +158,11 @@ class S3OnSeaweedFS:
 
     def close(self) -> None:
         self._client.close()
+
+    def _writable(self, identity: Identity, bucket: str = "", endpoint_url: str = "") -> WritableStore:
+        keys = StaticKeys(identity.key_id, SecretStr(identity.secret_key))
+        url = f"s3://{bucket or self.BUCKET}"
+        return opened_at(WritableS3, url, keys, endpoint_url=endpoint_url or self.endpoint_url)
 
     def _origin(self, *, bucket: str = BUCKET, secret: str = "", endpoint_url: str = "", **changes: Any) -> Origin:
         keys = StaticKeys(self._server.reader.key_id, SecretStr(secret or self._server.reader.secret_key))

@@ -54,6 +54,7 @@ async def test_no_secret_is_ever_written(store: Store, faulty: FaultProxy, caplo
     async with FakeDfdaemon().running() as dfdaemon:
         origin = store.origin_at(faulty.url)
         version = await origin.stat(key)
+        writable = store.writable(endpoint_url=faulty.url)
         for trouble in TROUBLES:
             faulty.script(trouble, forever=True)
             await note(origin.list(store.prefix))
@@ -61,12 +62,14 @@ async def test_no_secret_is_ever_written(store: Store, faulty: FaultProxy, caplo
                 for fresh in (False, True):
                     request = await note(origin.read_request(version, presigned=presigned, fresh=fresh))
                     signed += [request] if isinstance(request, ReadRequest) else []
+            await note(writable.put(store.prefix + "written", BODY, writable.condition("")))
             faulty.script(trouble, trouble)
             dfdaemon.tasks.clear()
             async with reader(origin) as direct, reader(origin, dfdaemon_url=dfdaemon.url) as through_dfdaemon:
                 await note(direct.read(version))
                 await note(through_dfdaemon.read(version, streamed=True))
         await exercise(origin)
+        await writable.aclose()
         for other in (store.origin(), store.denied(), store.no_such_bucket()):
             await exercise(other)
         unreachable = store.unreachable()

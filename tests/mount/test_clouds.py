@@ -15,7 +15,7 @@ import pytest
 
 from tests.contract import obs_store, oss_store
 from tests.contract.bucket_store import BUCKET
-from tests.mount.conftest import MIB, Bucket, bytes_of
+from tests.mount.conftest import MIB, Bucket, bytes_of, environment
 from tests.mount.mounted import Mounter, run
 from tests.servers.azurite import Azurite
 from tests.servers.dfdaemon import FakeDfdaemon
@@ -163,3 +163,36 @@ def test_ls(clouds: Clouds, name: str) -> None:
         "odd/": None,
         "config.pbtxt": len(FILES["config.pbtxt"]),
     }
+
+
+def test_every_cloud_is_published_and_followed(
+    mounter: Mounter, bucket: Bucket, clouds: Clouds, tmp_path: Path
+) -> None:
+    """`publish` writes to each store what mounts then show, and says no secret."""
+    env = clouds.env | environment(bucket.server.writer)
+    said = []
+
+    def publish(name: str) -> dict[str, object]:
+        done = run("publish", clouds.urls[name], "--json", env=env)
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout + done.stderr)
+        answer: dict[str, object] = json.loads(done.stdout)
+        return answer
+
+    first = {name: publish(name) for name in NAMES}
+    config = tmp_path / "config.toml"
+    config.write_text(f'listing = "published"\nmetadata_ttl = "forever"\n{clouds.toml}')
+    mounted = mounter.mount("--config", str(config), "--require-all", env=clouds.env)
+    for name in NAMES:
+        assert first[name]["files"] == len(FILES), name
+        assert mounted.read(f"{name}/config.pbtxt") == FILES["config.pbtxt"], name
+        assert mounted.names(f"{name}/1") == ["empty", "weights.bin"], name
+    clouds.delete("1/empty")
+    assert run("refresh", mounted.point).returncode == 0
+    for name in NAMES:
+        assert mounted.names(f"{name}/1") == ["empty", "weights.bin"], name
+        assert publish(name)["files"] == len(FILES) - 1, name
+    assert run("refresh", mounted.point).returncode == 0
+    for name in NAMES:
+        assert mounted.names(f"{name}/1") == ["weights.bin"], name
+    assert not [each for each in (*clouds.secrets, bucket.server.writer.secret_key, *NEVER) if each in "".join(said)]

@@ -21,10 +21,11 @@ from azure.core.credentials import AccessToken, TokenCredential
 from azure.storage.blob import BlobType, ContainerClient, ContentSettings
 
 from d7yfs.config.schema import Anonymous, Credentials, ProviderChain
-from d7yfs.errors import AccessDenied, NotFound
+from d7yfs.errors import AccessDenied, NotFound, VersionGone
 from d7yfs.objects import ObjectVersion
 from d7yfs.origins.azure.origin import AzureOrigin
 from d7yfs.origins.origin import Checksums, ReadRequest
+from d7yfs.publish.stores.azure import WritableAzure
 from tests.origins.opening import opened_at
 from tests.servers.azurite import Azurite, Tls, running
 
@@ -123,6 +124,16 @@ async def get(azurite: Azurite, request: ReadRequest) -> httpx.Response:
     assert isinstance(context, ssl.SSLContext)
     async with httpx.AsyncClient(trust_env=False, verify=context) as client:
         return await client.get(request.url, headers={**request.headers, "Range": "bytes=0-99"})
+
+
+async def test_writes_with_a_token(azurite: Azurite, origin: AzureOrigin, credential: FakeCredential) -> None:
+    options = {"endpoint_url": azurite.endpoint_url, "ca_bundle": azurite.ca_bundle, "identity": lambda: credential}
+    url = f"as://{azurite.account}/{CONTAINER}"
+    async with aclosing(opened_at(WritableAzure, url, ProviderChain(), **options)) as writable:
+        await writable.put("written", BODY, {"Cache-Control": "no-cache", **writable.condition("")})
+        assert (await origin.stat("written")).size_bytes == len(BODY)
+        with pytest.raises(VersionGone):
+            await writable.put("written", b"", writable.condition(""))
 
 
 async def test_lists_and_stats_with_a_token(origin: AzureOrigin, credential: FakeCredential) -> None:

@@ -37,7 +37,7 @@ def test_container() -> None:
     theirs = sdk.generate_container_sas(
         "account", "models", account_key=base64.b64encode(SECRET).decode(), permission="rl", expiry=MOMENT
     )
-    assert parse_qs(SasSigner("account", "models", SECRET).sign_container(EXPIRES_AT)) == parse_qs(theirs)
+    assert parse_qs(SasSigner("account", "models", SECRET).sign_container("rl", EXPIRES_AT)) == parse_qs(theirs)
 
 
 @pytest.mark.usefixtures("same_version")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gzip
 import math
+import random
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from email.utils import formatdate
+from functools import partial
 from typing import Any
 
+import httpx
 import pytest
 import trio
 import trustme
@@ -50,6 +53,29 @@ async def test_a_url_is_sent_as_it_is(server: Echo) -> None:
     (request,) = server.requests
     assert request.headers["x-a"] == "1"
     assert request.headers["accept-encoding"] == "identity"
+
+
+class Recorder(httpx.AsyncBaseTransport):
+    """A transport that takes a body as httpx hands it to the connection."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        assert isinstance(request.stream, httpx.AsyncByteStream)
+        self.pieces = [piece async for piece in request.stream]
+        assert request.headers["content-length"] == str(sum(map(len, self.pieces)))
+        return httpx.Response(200, stream=httpx.ByteStream(b""))
+
+
+async def test_a_body_is_sent_in_pieces_and_each_has_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    monkeypatch.setattr("httpx.AsyncClient", partial(httpx.AsyncClient, transport=recorder))
+    body = random.Random(1).randbytes(3 * rest_module._PIECE_BYTES + 1)
+    async with client() as rest:
+        await rest.send("PUT", "http://store/key", {}, subject="t://b/k", body=body)
+    assert b"".join(recorder.pieces) == body
+    assert max(map(len, recorder.pieces)) <= rest_module._PIECE_BYTES
 
 
 async def test_one_connection_serves_many_requests(server: Echo) -> None:

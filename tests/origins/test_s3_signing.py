@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import string
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from d7yfs.config.schema import Anonymous, Credentials, RepositoryConfig, Static
 from d7yfs.config.url import RepositoryUrl
 from d7yfs.errors import ConfigError
 from d7yfs.objects import ObjectVersion, SecretStr
-from d7yfs.origins.access_keys import AccessKeys
+from d7yfs.origins.access_keys import AccessKeys, BucketRequest
 from d7yfs.origins.bucket import SIGNATURE_LIFE_S
 from d7yfs.origins.origin import ReadRequest
 from d7yfs.origins.s3.origin import S3Origin
@@ -149,6 +150,21 @@ def test_signed_is_botocores(
     assert request.url == expected.url
     assert dict(request.headers) == {**expected.headers, "If-Match": '"abc"'}
     assert not request.signature_params
+
+
+@pytest.mark.parametrize("body", [b"", b"data" * 1000], ids=["empty", "data"])
+def test_a_written_body_is_signed(body: bytes) -> None:
+    origin, headers, moment = origin_of("path"), {"If-Match": '"1"', "Content-Type": "text/plain"}, datetime(2026, 1, 1)
+    url = "http://127.0.0.1:9000/models/key"
+    expected = AWSRequest("PUT", url, headers={"Host": "127.0.0.1:9000", **headers}, data=body)
+    credentials = ReadOnlyCredentials("AKID", "secret", None)
+    with signing_as(opened("path")[0], credentials, moment):
+        S3SigV4Auth(credentials, "s3", "us-east-1").add_auth(expected)
+        asked = BucketRequest("PUT", "models", "key", {}, headers, body)
+        signed = origin._signer.sign_headers(asked, AccessKeys("AKID", "secret"), 0.0)
+    del expected.headers["Host"]
+    assert signed == dict(expected.headers)
+    assert signed["X-Amz-Content-SHA256"] == hashlib.sha256(body).hexdigest()
 
 
 @given(STORE, KEYS, st.booleans())

@@ -1,5 +1,5 @@
 """The base of the verifying servers of OSS and OBS: versioned buckets in memory, listings, HEAD,
-ranges and conditions.
+ranges, conditions, and PUT.
 
 A subclass recomputes the signature and names headers and codes as its provider does. The server
 expects path-style addresses on an IP address, and virtual-hosted ones otherwise. It works as a
@@ -30,6 +30,7 @@ class Identity:
     key_id: str
     secret: str
     token: str = ""
+    writes: bool = True
 
 
 @dataclass(slots=True)
@@ -127,14 +128,29 @@ class BucketServer(HttpServer):
     def _answer(self, asked: Asked) -> Answer:
         if there := self.elsewhere.get(asked.host):
             raise Refused(403, "AccessDenied", f"  <Endpoint>{there}</Endpoint>\n")
-        if asked.method not in ("GET", "HEAD"):
+        if asked.method not in ("GET", "HEAD", "PUT"):
             raise Refused(405, "MethodNotAllowed")
         self.verify(asked)
         if asked.bucket != self.bucket:
             raise Refused(404, "NoSuchBucket")
+        if asked.method == "PUT":
+            return self._write(asked)
         if not asked.raw_key:
             return self._listing(asked.query)
         return self._object(asked)
+
+    def _write(self, asked: Asked) -> Answer:
+        headers = asked.request.headers
+        signer = next((each for each in self.identities.values() if each.key_id in headers["authorization"]), None)
+        if not asked.raw_key or signer is None or not signer.writes:
+            raise Refused(403, "AccessDenied")
+        self.check_overwrite(asked, is_there=asked.key in self.objects and asked.key not in self.deleted)
+        kept = {name.title(): headers[name] for name in ("content-type", "cache-control") if name in headers}
+        self.put(asked.key, asked.request.body, headers=kept)
+        return Answer(200, {"ETag": self.objects[asked.key][-1].etag})
+
+    def check_overwrite(self, asked: Asked, *, is_there: bool) -> None:
+        """Check the conditions of a PUT. Raises Refused."""
 
     def _object(self, asked: Asked) -> Answer:
         version_id = asked.query.get("versionId", "")

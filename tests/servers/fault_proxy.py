@@ -41,6 +41,7 @@ class FaultProxy(HttpServer):
             request.method,
             f"{there.scheme}://{there.netloc}",
             headers=headers,
+            content=request.body or None,
             extensions={"target": target.encode("latin-1")},  # Without it, httpx would normalise the target.
         )
         async with aclosing(await self._client.send(sent, stream=True)) as reply:

@@ -1,8 +1,7 @@
-"""Google Cloud Storage in a thread, for reads, with its token servers: it verifies all that it
-believes.
+"""Google Cloud Storage in a thread, with its token servers: it verifies all that it believes.
 
-It has list, metadata and media of the JSON API, the same of the XML API, generations, decompressive
-transcoding, and requester pays.
+It has list, metadata and media of the JSON API, the same and PUT of the XML API, generations,
+decompressive transcoding, and requester pays.
 
 It recomputes signatures from the raw request, by its own reading of Google's documentation
 (https://cloud.google.com/storage/docs/authentication/canonical-requests). It checks RSA signatures
@@ -28,9 +27,10 @@ from xml.sax.saxutils import escape
 from d7yfs.checksum import crc32c
 from tests.servers.google_tokens import SKEW_S, Refusal, Reply, Request, TokenServer, json_reply
 
-STORAGE_SCOPES = frozenset(
-    f"https://www.googleapis.com/auth/{name}" for name in ("devstorage.read_only", "cloud-platform")
+WRITE_SCOPES = frozenset(
+    f"https://www.googleapis.com/auth/{name}" for name in ("devstorage.read_write", "cloud-platform")
 )
+STORAGE_SCOPES = WRITE_SCOPES | {"https://www.googleapis.com/auth/devstorage.read_only"}
 
 
 @dataclass(slots=True)
@@ -42,6 +42,7 @@ class Stored:
     generation: str
     created: float
     encoding: str = ""
+    cache_control: str = ""
     md5: bool = True
     """False for a composite object, which has no MD5."""
 
@@ -60,6 +61,7 @@ class Bucket:
     public: bool = False
     requester_pays: bool = False
     versioned: bool = False
+    writable: bool = True
     objects: dict[str, Stored] = field(default_factory=dict)
     noncurrent: list[Stored] = field(default_factory=list)
 
@@ -132,6 +134,8 @@ class GcsServer(TokenServer):
         _, bucket, *rest = request.path.split("/", 2)
         home = self._home(unquote(bucket), request)
         query = request.query
+        if request.method == "PUT":
+            return self._write(home, unquote(bucket), unquote(rest[0]), request)
         if rest and rest[0]:
             return _media(_find(home, unquote(rest[0]), query.get("generation")), request)
         if query.get("list-type") != "2" or query.get("encoding-type") != "url":
@@ -153,6 +157,16 @@ class GcsServer(TokenServer):
             f"<IsTruncated>{'true' if token else 'false'}</IsTruncated>{more}{''.join(entries)}</ListBucketResult>"
         )
         return Reply(200, {"Content-Type": "application/xml"}, body.encode())
+
+    def _write(self, home: Bucket, bucket: str, key: str, request: Request) -> Reply:
+        if not home.writable:
+            raise Refusal(403, "AccessDenied", "… does not have storage.objects.create access to the object.")
+        current = home.objects.get(key)
+        wanted = request.headers.get("x-goog-if-generation-match")
+        if wanted is not None and wanted != (current.generation if current else "0"):
+            raise Refusal(412, "PreconditionFailed")
+        stored = self.put(bucket, key, request.body, cache_control=request.headers.get("cache-control", ""))
+        return Reply(200, {"x-goog-generation": stored.generation, "ETag": _etag(stored)})
 
     def _page(
         self, home: Bucket, query: Mapping[str, str], token: str, limit: str
@@ -177,7 +191,7 @@ class GcsServer(TokenServer):
         as_json = request.path.startswith("/storage/v1/")
         authorization, query = request.headers.get("authorization", ""), request.query
         if authorization.startswith("Bearer "):
-            self.check_token(request, STORAGE_SCOPES)
+            self.check_token(request, WRITE_SCOPES if request.method == "PUT" else STORAGE_SCOPES)
         elif "X-Goog-Signature" in query and not as_json:
             self._check_url(request)
         elif authorization.startswith("GOOG4-HMAC-SHA256 ") and not as_json:
@@ -223,6 +237,10 @@ class GcsServer(TokenServer):
         raw = "&".join(sorted(request.raw_query.split("&"))) if request.raw_query else ""
         payload = request.headers["x-goog-content-sha256"]
         signed = fields["SignedHeaders"].split(";")
+        if payload != hashlib.sha256(request.body).hexdigest() or not set(signed) >= {
+            name for name in request.headers if name.startswith("x-goog-")
+        }:
+            raise Refusal(403, "SignatureDoesNotMatch")
         self._verify(request, raw, signed, payload, query, bytes.fromhex(fields["Signature"]))
 
     def _verify(
@@ -296,6 +314,8 @@ def _media(stored: Stored, request: Request) -> Reply:
         "x-goog-stored-content-length": str(len(stored.body)),
         "Content-Type": "application/octet-stream",
     }
+    if stored.cache_control:
+        headers["Cache-Control"] = stored.cache_control
     if stored.encoding == "gzip" and "gzip" not in request.headers.get("accept-encoding", ""):
         body = b"" if request.method == "HEAD" else zlib.decompress(stored.body, wbits=31)
         return Reply(200, headers | {"Warning": "214 UploadServer gunzipped"}, body, chunked=True)

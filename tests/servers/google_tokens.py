@@ -284,7 +284,7 @@ class _Handler(BaseHTTPRequestHandler):
         head = f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}\r\n{fields}\r\n"
         self.wfile.write(head.encode("latin-1") + body)
 
-    do_GET = do_HEAD = do_POST = _answer
+    do_GET = do_HEAD = do_POST = do_PUT = _answer
 
     def log_message(self, *_: object) -> None:
         pass

@@ -33,6 +33,7 @@ class Request:
     headers: Mapping[str, str]
     connection: int
     """The number of the request's connection, counted from 0."""
+    body: bytes = b""
 
     @property
     def key(self) -> str:
@@ -242,9 +243,16 @@ async def _read_request(stream: trio.abc.Stream, connection: int) -> Request | N
             return None
         head += received
     head, _, rest = head.partition(b"\r\n\r\n")
-    assert not rest, "a GET has no body, and the client does not pipeline"
     request_line, *lines = head.decode("latin-1").split("\r\n")
     method, target, version = request_line.split(" ")
     assert version == "HTTP/1.1"
     fields = (line.partition(":") for line in lines)
-    return Request(method, target, {name.lower(): value.strip() for name, _, value in fields}, connection)
+    headers = {name.lower(): value.strip() for name, _, value in fields}
+    body, length = bytearray(rest), int(headers.get("content-length", "0"))
+    while len(body) < length:
+        received = await stream.receive_some(1 << 16)
+        if not received:
+            return None
+        body += received
+    assert len(body) == length, "the client does not pipeline"
+    return Request(method, target, headers, connection, bytes(body))

@@ -50,7 +50,9 @@ class ObsServer(BucketServer):
         resource = f"/{asked.bucket}/{asked.raw_key}"
         if found:
             resource += "?" + "&".join(f"{name}={value}" if value else name for name, value in found)
-        to_sign = f"{asked.method}\n\n\n{date}\n{own}{resource}"
+        headers = asked.request.headers
+        kind = f"{headers.get('content-md5', '')}\n{headers.get('content-type', '')}"
+        to_sign = f"{asked.method}\n{kind}\n{date}\n{own}{resource}"
         digest = hmac.new(identity.secret.encode(), to_sign.encode(), hashlib.sha1).digest()
         if base64.b64encode(digest).decode() != signature:
             raise Refused(403, "SignatureDoesNotMatch")

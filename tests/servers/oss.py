@@ -36,10 +36,16 @@ class OssServer(BucketServer):
     lists_by_token = True
     region = "cn-test-1"
     payer = False
+    versioned = True
+    """OSS ignores x-oss-forbid-overwrite where versioning is enabled or suspended."""
 
     def put(self, key: str, body: bytes, *, storage_class: str = "", headers: Mapping[str, str] | None = None) -> None:
         own = {"x-oss-object-type": "Normal", "x-oss-hash-crc64ecma": "12345678901234567890", **(headers or {})}
         super().put(key, body, storage_class=storage_class, headers=own)
+
+    def check_overwrite(self, asked: Asked, *, is_there: bool) -> None:
+        if is_there and not self.versioned and asked.request.headers.get("x-oss-forbid-overwrite") == "true":
+            raise Refused(409, "FileAlreadyExists", message="The object you specified already exists")
 
     def refusal(self, asked: Asked, refused: Refused) -> Answer:
         answer = super().refusal(asked, refused)
@@ -128,7 +134,9 @@ class OssServer(BucketServer):
         resource = f"/{asked.bucket}/{asked.key}" + (
             "?" + "&".join(f"{n}={v}" if v else n for n, v in found) if found else ""
         )
-        to_sign = f"{asked.method}\n\n\n{date}\n{own}{resource}"
+        headers = asked.request.headers
+        kind = f"{headers.get('content-md5', '')}\n{headers.get('content-type', '')}"
+        to_sign = f"{asked.method}\n{kind}\n{date}\n{own}{resource}"
         digest = hmac.new(identity.secret.encode(), to_sign.encode(), hashlib.sha1).digest()
         if base64.b64encode(digest).decode() != signature:
             raise Refused(403, "SignatureDoesNotMatch")

@@ -38,6 +38,8 @@ from d7yfs.origins.places import describe_variable, none_found
 from d7yfs.origins.renewal import Renewal
 from d7yfs.origins.sign_in_session import bounded_session
 
+READ_PERMISSIONS = "rl"
+"""Read and list."""
 SIGNATURE_LIFE_S = 900
 """How long our signatures are valid: this host's clock may be so far behind."""
 SCOPE = "https://storage.azure.com/.default"
@@ -156,8 +158,11 @@ class _AccountKey(Access):
 
     signs = True
 
-    def __init__(self, keys: StaticKeys, account: str, container: str, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, keys: StaticKeys, account: str, container: str, permissions: str, clock: Callable[[], float]
+    ) -> None:
         super().__init__("account key")
+        self._permissions = permissions
         try:
             secret = base64.b64decode(keys.secret_key.get_secret_value(), validate=True)
         except binascii.Error:
@@ -168,7 +173,7 @@ class _AccountKey(Access):
 
     async def authorize_control(self) -> Grant:
         expires_at = self._clock() + SIGNATURE_LIFE_S
-        return Grant(self._signer.sign_container(expires_at), expires_at=expires_at)
+        return Grant(self._signer.sign_container(self._permissions, expires_at), expires_at=expires_at)
 
     async def authorize_read(self, key: str, version_id: str, *, presigned: bool) -> Grant:  # noqa: ARG002 - always in the URL
         expires_at = self._clock() + SIGNATURE_LIFE_S
@@ -327,10 +332,12 @@ def access_for(
     ask_key: AskKey,
     proxy: str,
     clock: Callable[[], float],
+    permissions: str = READ_PERMISSIONS,
     identity: Callable[[], TokenCredential] | None = None,
 ) -> Access:
     """The access that `source` gives. Makes no request. Raises ConfigError.
 
+    An account's key signs for `permissions` in the control plane, and for reading alone elsewhere.
     `identity` stands in for azure-identity's chain.
     """
     match source:
@@ -339,7 +346,7 @@ def access_for(
         case SasToken():
             return _shared_access(source)
         case StaticKeys(session_token=None):
-            return _AccountKey(source, account, container, clock)
+            return _AccountKey(source, account, container, permissions, clock)
         case ProviderChain(else_anonymous=False):
             return _Identity(identity or (lambda: _default_chain(proxy)), account, container, ask_key, clock)
     raise ConfigError(

@@ -15,10 +15,6 @@ from d7yfs.origins.azure.sas import VERSION
 from d7yfs.origins.refusal import Call, Vocabulary, codes, refusal, xml_code
 from d7yfs.origins.rest import ControlReply
 
-_ROLE = (
-    "the identity needs the role Storage Blob Data Reader on the container or its account (Owner and Contributor do not "
-    "include it; a new assignment takes up to 10 minutes), a shared access signature the permissions rl (sp=rl)"
-)
 _TOO_OLD = f"the service may be too old: it must know version {VERSION}"
 _SIGNATURE = codes("AuthenticationFailed AuthorizationFailure")
 """The codes for a signature that is expired, not valid yet or wrong."""
@@ -28,22 +24,35 @@ NO_ACCOUNT = (
     "endpoint its DNS zone must be linked to this network"
 )
 
-WORDS = Vocabulary(
+
+def words_for(role: str, permissions: str) -> Vocabulary:
+    """The service's codes, for calls that a role or a signature with `permissions` allows."""
+    needs_role = (
+        f"the identity needs the role {role} on the container or its account (Owner and Contributor do not "
+        f"include it; a new assignment takes up to 10 minutes), a shared access signature the permissions {permissions} (sp={permissions})"
+    )
+    own = {
+        "AuthorizationFailure": "does the account's firewall let this host in (networking rules, private endpoint)? A shared "
+        f"access signature may also have expired, or lack the permissions {permissions} (sp={permissions})",
+        "AuthorizationPermissionMismatch": needs_role,
+        "InsufficientAccountPermissions": needs_role,
+    }
+    return replace(_CODES, hints=_CODES.hints | own)
+
+
+_CODES = Vocabulary(
     bucket="container",
     no_such_bucket=codes("ContainerNotFound ContainerBeingDeleted FilesystemNotFound"),
     no_such_key=codes("BlobNotFound ResourceNotFound InvalidResourceName InvalidUri OutOfRangeInput"),
     bad_signature=codes("AuthenticationFailed"),
     throttled=codes("ServerBusy OperationTimedOut InternalError AccountBeingCreated"),
     archived=codes("BlobArchived BlobBeingRehydrated"),
+    replaced=codes("BlobAlreadyExists"),
     barred=codes("AccountIsDisabled ContainerDisabled"),
     unpermitted=codes("AuthorizationPermissionMismatch InsufficientAccountPermissions"),
     hints={
         "ContainerNotFound": "check the spelling: as://account/container/prefix",
         "FilesystemNotFound": "check the spelling: as://account/container/prefix",
-        "AuthorizationFailure": "does the account's firewall let this host in (networking rules, private endpoint)? A shared "
-        "access signature may also have expired, or lack the permissions rl (sp=rl)",
-        "AuthorizationPermissionMismatch": _ROLE,
-        "InsufficientAccountPermissions": _ROLE,
         "AuthorizationSourceIPMismatch": "the shared access signature is for other addresses (sip)",
         "AuthorizationProtocolMismatch": "the shared access signature is for https alone (spr=https)",
         "AuthorizationServiceMismatch": "the shared access signature is not for blobs (ss=b)",
@@ -60,7 +69,7 @@ WORDS = Vocabulary(
         "FeatureVersionMismatch": _TOO_OLD,
     },
 )
-_LISTING = replace(WORDS, no_such_bucket=WORDS.no_such_bucket | {"ResourceNotFound", "InvalidResourceName"})
+WORDS = words_for("Storage Blob Data Reader", "rl")
 _KNOWN = WORDS.no_such_bucket | WORDS.no_such_key | WORDS.throttled | WORDS.archived | WORDS.hints.keys()
 
 
@@ -70,15 +79,23 @@ def code_of(reply: ControlReply) -> str:
 
 
 def refused(
-    reply: ControlReply, call: Call, *, listing: bool, anonymous: bool, signs: bool, expires_at: float
+    reply: ControlReply,
+    call: Call,
+    *,
+    listing: bool,
+    anonymous: bool,
+    signs: bool,
+    expires_at: float,
+    words: Vocabulary = WORDS,
 ) -> D7yfsError:
-    """The error for a reply that is no success.
+    """The error for a reply that is no success, by the `words_for` the call.
 
     `signs` is True if the refused signature was ours, made a moment ago. `expires_at` (time.time(),
     infinity without one) is when it expires: only the service's clock decides whether it has.
     """
     code = code_of(reply)
-    words = _LISTING if listing else WORDS
+    if listing:
+        words = replace(words, no_such_bucket=words.no_such_bucket | {"ResourceNotFound", "InvalidResourceName"})
     if anonymous and code == "ResourceNotFound":
         return AccessDenied(
             f"{call.subject}: {call.endpoint} has no public container of this name",

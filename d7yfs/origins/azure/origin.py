@@ -17,7 +17,8 @@ import base64
 import binascii
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import ClassVar
 from urllib.parse import quote, urlencode
 
 from azure.core.credentials import TokenCredential
@@ -28,13 +29,13 @@ from d7yfs.config.schema import Anonymous, Credentials, RepositoryConfig, Static
 from d7yfs.config.url import AZURE_SUFFIX, normal_endpoint
 from d7yfs.errors import ConfigError, D7yfsError, NotFound
 from d7yfs.objects import ListingPage, ObjectVersion, SecretStr, StoreIdentity
-from d7yfs.origins.azure.credentials import Grant, access_for
-from d7yfs.origins.azure.errors import NO_ACCOUNT, is_no_directory, refused
+from d7yfs.origins.azure.credentials import READ_PERMISSIONS, Grant, access_for
+from d7yfs.origins.azure.errors import NO_ACCOUNT, WORDS, is_no_directory, refused
 from d7yfs.origins.azure.listing import ARCHIVE_TIER, is_directory, parse
 from d7yfs.origins.azure.sas import VERSION, expiry_of
 from d7yfs.origins.headers import entity_tag
 from d7yfs.origins.origin import ANONYMOUS, Checksums, ReadRequest
-from d7yfs.origins.refusal import Call, place_of
+from d7yfs.origins.refusal import Call, Vocabulary, place_of
 from d7yfs.origins.renewal import RELOAD_INTERVAL_S
 from d7yfs.origins.rest import ControlReply, RestOrigin
 from d7yfs.origins.xml_listing import seconds_ns
@@ -49,6 +50,9 @@ class AzureOrigin(RestOrigin):
 
     service = "Azure Blob Storage"
     no_host_hint = NO_ACCOUNT
+    words: ClassVar[Vocabulary] = WORDS
+    permissions: ClassVar[str] = READ_PERMISSIONS
+    """The permissions that an account's key signs for."""
 
     def __init__(
         self,
@@ -81,7 +85,14 @@ class AzureOrigin(RestOrigin):
         self._container_url = f"{self._account_url}/{container}"
         self._credentials = credentials
         self._access = access_for(
-            credentials, account, container, ask_key=self._ask_key, proxy=proxy, clock=clock, identity=identity
+            credentials,
+            account,
+            container,
+            ask_key=self._ask_key,
+            proxy=proxy,
+            clock=clock,
+            permissions=self.permissions,
+            identity=identity,
         )
         self._reloaded_at = float("-inf")
 
@@ -195,28 +206,42 @@ class AzureOrigin(RestOrigin):
         await self._access.aclose()
         await super().aclose()
 
-    async def _send(self, method: str, url: str, query: str, key: str) -> tuple[ControlReply, Grant]:
+    async def _send(
+        self,
+        method: str,
+        url: str,
+        query: str,
+        key: str,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+    ) -> tuple[ControlReply, Grant]:
         """The reply to a request, sent again with reloaded credentials after a refusal."""
         for may_reload in (True, False):
             grant = await self._access.authorize_control()
-            reply = await self._send_with(grant, method, url, query, key)
+            reply = await self._send_with(grant, method, url, query, key, headers, body)
             if reply.status not in (401, 403) or not (may_reload and await self._reload()):
                 break
         return reply, grant
 
     async def _send_with(
-        self, grant: Grant, method: str, url: str, query: str, key: str, body: bytes = b""
+        self,
+        grant: Grant,
+        method: str,
+        url: str,
+        query: str,
+        key: str,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
     ) -> ControlReply:
         query = _joined(query, grant.query)
         subject = self._subject(key)
-        headers = {"x-ms-version": VERSION, **grant.headers} | ({"Content-Type": "application/xml"} if body else {})
-        return await self._rest.send(method, f"{url}?{query}" if query else url, headers, subject=subject, body=body)
+        sent = {"x-ms-version": VERSION, **grant.headers, **(headers or {})}
+        return await self._rest.send(method, f"{url}?{query}" if query else url, sent, subject=subject, body=body)
 
     async def _ask_key(self, grant: Grant, body: bytes) -> bytes:
         """Get User Delegation Key: a POST that changes nothing."""
-        reply = await self._send_with(
-            grant, "POST", f"{self._account_url}/", "restype=service&comp=userdelegationkey", "", body
-        )
+        url, query = f"{self._account_url}/", "restype=service&comp=userdelegationkey"
+        reply = await self._send_with(grant, "POST", url, query, "", {"Content-Type": "application/xml"}, body)
         if reply.status != 200:
             raise self._refused(
                 reply, grant, "", needs="generateUserDelegationKey (role Storage Blob Delegator on the account)"
@@ -251,6 +276,7 @@ class AzureOrigin(RestOrigin):
             anonymous=isinstance(self._credentials, Anonymous),
             signs=self._access.signs,
             expires_at=expiry_of(grant.query),
+            words=self.words,
         )
 
     def _blob_url(self, key: str) -> str:

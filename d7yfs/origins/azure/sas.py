@@ -41,9 +41,9 @@ class SasSigner:
         # The three are for agents that act for another user; the one is for a stored access policy.
         self._identity = [*self._named.values(), "", "", ""] if delegation else [""]
 
-    def sign_container(self, expires_at: float) -> str:
-        """Permission to list the container and read its blobs until `expires_at` (time.time())."""
-        return self._sign("rl", "c", self._resource, "", expires_at)
+    def sign_container(self, permissions: str, expires_at: float) -> str:
+        """`permissions` (`rl`: read and list) for the container until `expires_at` (time.time())."""
+        return self._sign(permissions, "c", self._resource, "", expires_at)
 
     def sign_blob(self, key: str, version_id: str, expires_at: float) -> str:
         """Permission to read one blob, or one version of it, until `expires_at` (time.time())."""

@@ -43,7 +43,7 @@ from d7yfs.origins.places import describe_file, describe_variable, none_found
 from d7yfs.origins.renewal import Renewal
 from d7yfs.origins.sign_in_session import bounded_session
 
-SCOPES = ("https://www.googleapis.com/auth/devstorage.read_only",)
+READ_SCOPE = "https://www.googleapis.com/auth/devstorage.read_only"
 _SIGNING_SCOPES = ("https://www.googleapis.com/auth/iam",)
 """The scope for signBlob only; this token goes nowhere else."""
 
@@ -95,13 +95,15 @@ class GoogleCredentials:
         subject: str,
         verify: str | bool,
         control_proxy: str,
+        scope: str = READ_SCOPE,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`verify` is a file of authorities, or False to check no certificates.
 
-        `subject` names the repository in messages.
+        `subject` names the repository in messages. `scope` is what tokens are asked for.
         """
         self._source = source
+        self._scopes = (scope,)
         self._subject = subject
         self._clock = clock
         self._session = bounded_session()
@@ -193,11 +195,11 @@ class GoogleCredentials:
         path = self._file()
         try:
             if path is not None:
-                credentials, project = _from_file(path)
+                credentials, project = _from_file(path, self._scopes)
                 words = f"file {path}"
             else:
                 # Without a file this is the only source left of the default credentials.
-                credentials, project = google.auth.default(scopes=SCOPES, request=self._request)
+                credentials, project = google.auth.default(scopes=self._scopes, request=self._request)
                 words = "the metadata server"
         except (OSError, ValueError, KeyError, TypeError, GoogleAuthError) as error:
             reason = _reason(error, path)
@@ -288,7 +290,7 @@ _GRANTED: Mapping[str, Callable[..., Any]] = {
 """The kinds whose scopes were granted at login."""
 
 
-def _from_file(path: Path) -> tuple[Any, str | None]:
+def _from_file(path: Path, scopes: tuple[str, ...]) -> tuple[Any, str | None]:
     """Credentials and project, by the type that the file names and no other."""
     info = read_json(read_file(path))
     kind: Any = info.get("type") if isinstance(info, dict) else None
@@ -297,7 +299,7 @@ def _from_file(path: Path) -> tuple[Any, str | None]:
     elif kind == "external_account" and "executable" in info.get("credential_source", ()):
         kind = "external_account executable"
     if kind in _SCOPED:
-        credentials = _SCOPED[kind](info, scopes=SCOPES)
+        credentials = _SCOPED[kind](info, scopes=scopes)
     elif kind in _GRANTED:
         credentials = _GRANTED[kind](info)
     else:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from google.auth.exceptions import GoogleAuthError, RefreshError, TransportError
 
 from d7yfs.errors import AccessDenied, D7yfsError, OriginUnavailable
-from d7yfs.origins.refusal import Call, Vocabulary, codes, refusal
+from d7yfs.origins.refusal import Call, Vocabulary, codes, refusal, xml_code
 from d7yfs.origins.rest import ControlReply
 
 _NO_PAYER = "the bucket's requesters pay: set requester_pays = true, and billing_project to the project that does"
@@ -37,12 +37,13 @@ WORDS = Vocabulary(
 PERMISSIONS = {
     "list": "storage.objects.list (roles/storage.objectViewer)",
     "get": "storage.objects.get (roles/storage.objectViewer; without storage.objects.list, 403 also means that there is no such object)",
+    "put": "storage.objects.create and storage.objects.delete, which replaces one (roles/storage.objectUser)",
 }
 
 
 def refused(reply: ControlReply, call: Call, error_code: Callable[[ControlReply], str], *, listing: bool) -> D7yfsError:
     """The error for a reply of Cloud Storage that is no success."""
-    code = error_code(reply)
+    code = error_code(reply) or xml_code(reply)
     if reply.status == 400 and code == "required":
         code = "UserProjectMissing"  # the JSON API's only name for it
     if reply.status == 404 and listing:

@@ -23,6 +23,7 @@ import os
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
+from typing import ClassVar
 from urllib.parse import quote
 
 from d7yfs.bounds.values import read_json
@@ -30,7 +31,7 @@ from d7yfs.config.place import GS_ENDPOINT, endpoint_name
 from d7yfs.config.schema import Anonymous, Credentials, CredentialsFile, ProviderChain, RepositoryConfig, StaticKeys
 from d7yfs.errors import AccessDenied, ConfigError, D7yfsError
 from d7yfs.objects import ListingPage, ObjectVersion, SecretStr, StoreIdentity
-from d7yfs.origins.gs.credentials import GoogleCredentials, GoogleLogin
+from d7yfs.origins.gs.credentials import READ_SCOPE, GoogleCredentials, GoogleLogin
 from d7yfs.origins.gs.errors import PERMISSIONS, refused
 from d7yfs.origins.gs.json_api import JsonApi
 from d7yfs.origins.gs.signing import RSA, SIGNATURE_LIFE_S, SIGNATURE_PARAMS, HmacKey, canonical_query, unsigned_url
@@ -56,6 +57,8 @@ class GsOrigin(RestOrigin):
     """One bucket of Cloud Storage under one set of credentials, as an `Origin`."""
 
     service = "Cloud Storage"
+    scope: ClassVar[str] = READ_SCOPE
+    """The scope of its tokens."""
 
     def __init__(
         self,
@@ -90,6 +93,7 @@ class GsOrigin(RestOrigin):
                     subject=self._root,
                     verify=repository.verify_tls and ca_file(repository.ca_bundle),
                     control_proxy=repository.control_proxy,
+                    scope=self.scope,
                     clock=clock,
                 )
             case Anonymous():
@@ -140,7 +144,8 @@ class GsOrigin(RestOrigin):
             raise self._no_name(key) from None
         if not key:
             raise self._no_name(key)
-        return await self._call(self._api.STAT_METHOD, path, self._api.stat_query(), key, "get")
+        headers = self._api.STAT_HEADERS
+        return await self._call(self._api.STAT_METHOD, path, self._api.stat_query(), key, "get", headers)
 
     def _parse_stat(self, reply: ControlReply, key: str) -> ObjectVersion:
         return self._api.parse_stat(reply, key)
@@ -208,12 +213,19 @@ class GsOrigin(RestOrigin):
         await super().aclose()
 
     def _authorize(
-        self, method: str, url: str, query: Mapping[str, str], held: GoogleLogin | None
+        self,
+        method: str,
+        url: str,
+        query: Mapping[str, str],
+        held: GoogleLogin | None,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
     ) -> tuple[dict[str, str], float]:
         """The headers that authorize a request, and the time.time() until which they do."""
         if self._key is not None:
             now = self._clock()
-            return self._key.sign_headers(method, url, query, now=now), now + SIGNATURE_LIFE_S
+            signed = self._key.sign_headers(method, url, query, now=now, headers=headers, body=body)
+            return signed, now + SIGNATURE_LIFE_S
         if held is not None and held.token:
             return {"Authorization": f"Bearer {held.token}"}, held.expires_at
         return {}, math.inf
@@ -253,20 +265,29 @@ class GsOrigin(RestOrigin):
             return None
         return ReadRequest(rest.add_signature(signature), headers, now + _REMOTE_LIFE_S, SIGNATURE_PARAMS)
 
-    async def _call(self, method: str, path: str, query: Mapping[str, str], key: str, needs: str) -> ControlReply:
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        key: str,
+        needs: str,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+    ) -> ControlReply:
         """A successful reply; a refused token is replaced once."""
         url = self._endpoint_url + path
         subject = self._subject(key)
-        headers = dict(self._api.STAT_HEADERS) if needs == "get" else {}
+        headers = dict(headers or {})
         for fresh in (False, True):
             held = await self._google.get(fresh=fresh) if self._google else None
             full = {**query, **self._payer(held)}
             try:
-                headers |= self._authorize(method, url, full, held)[0]
+                headers |= self._authorize(method, url, full, held, headers, body)[0]
                 target = f"{url}?{canonical_query(full)}" if full else url
             except UnicodeEncodeError:
                 raise self._no_name(key) from None
-            reply = await self._rest.send(method, target, headers, subject=subject)
+            reply = await self._rest.send(method, target, headers, subject=subject, body=body)
             if reply.status == 200:
                 return reply
             if reply.status != 401 or held is None:

@@ -76,12 +76,24 @@ class HmacKey:
         rest = unsigned_url(url, query, algorithm=HMAC, name=self.access_id, now=now)
         return rest.add_signature(self._sign(_moment(now)[0], rest.text))
 
-    def sign_headers(self, method: str, url: str, query: Mapping[str, str], *, now: float) -> dict[str, str]:
-        """The headers that authorize a request without a body, for SIGNATURE_LIFE_S."""
+    def sign_headers(
+        self,
+        method: str,
+        url: str,
+        query: Mapping[str, str],
+        *,
+        now: float,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+    ) -> dict[str, str]:
+        """The headers that authorize a request for SIGNATURE_LIFE_S. Of `headers` it signs Google's own."""
         stamp, scope = _moment(now)
         parts = urlsplit(url)
-        signed = {"host": parts.netloc, "x-goog-content-sha256": _EMPTY_SHA256, "x-goog-date": stamp}
-        canonical = canonical_request(method, parts.path, canonical_query(query), signed, _EMPTY_SHA256)
+        digest = hashlib.sha256(body).hexdigest() if body else _EMPTY_SHA256
+        own = {name.lower(): value for name, value in (headers or {}).items() if name.lower().startswith("x-goog-")}
+        own |= {"host": parts.netloc, "x-goog-content-sha256": digest, "x-goog-date": stamp}
+        signed = dict(sorted(own.items()))
+        canonical = canonical_request(method, parts.path, canonical_query(query), signed, digest)
         signature = self._sign(stamp, string_to_sign(HMAC, stamp, scope, canonical)).hex()
         names = ";".join(signed)
         del signed["host"]  # the transport's own

@@ -53,6 +53,7 @@ class OssOrigin(BucketRest):
         skewed=codes("RequestTimeTooSkewed"),
         throttled=codes("RequestIsThrottled TooManyRequests QpsLimitExceeded RequestTimeout Busy"),
         archived=codes("InvalidObjectState"),
+        replaced=codes("FileAlreadyExists"),
         barred=codes("UserDisable InDebt InDebtOverdue AbnormalBucketOwnerStatus BucketDisable"),
         elsewhere=codes("PermanentRedirect TemporaryRedirect"),
         key_denied=codes("UbsmsInvalidBid KmsServiceNotEnabled"),

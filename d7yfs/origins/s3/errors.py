@@ -39,6 +39,7 @@ WORDS = Vocabulary(
     skewed=codes("RequestTimeTooSkewed"),
     throttled=codes("SlowDown Throttling ThrottlingException TooManyRequests RequestLimitExceeded RequestTimeout"),
     archived=codes("InvalidObjectState"),
+    replaced=codes("ConditionalRequestConflict"),
     barred=codes("AccountProblem AllAccessDisabled"),
     elsewhere=codes(
         "AuthorizationHeaderMalformed AuthorizationQueryParametersError IllegalLocationConstraintException "

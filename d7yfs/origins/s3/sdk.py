@@ -76,7 +76,7 @@ _FOUND_IN_FILE = {"shared-credentials-file": "credentials_file", "config-file": 
 """The same for files of the AWS SDK, with its names for their paths."""
 
 # At DEBUG these write canonical requests, signatures and session tokens.
-for _name in ("boto3", "botocore", "urllib3"):
+for _name in ("botocore", "urllib3"):
     logging.getLogger(_name).setLevel(logging.WARNING)
 # At WARNING this one writes the traceback of a failed refresh, with the credential service's words.
 logging.getLogger("botocore.credentials").setLevel(logging.ERROR)
