@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -138,6 +139,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if os.geteuid() != 0:
         parser.error("a mount, and a cold read, need root")
+    signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
     built = subprocess.run([_ROOT / "scripts" / "dragonfly.sh"], stdout=subprocess.PIPE, text=True, check=True)
     binaries = Path(built.stdout.strip())
     cases = [(name, way, mode) for name in (*CASES, EARLY) for way in (PROXY, SOCKET) for mode in ("auto", "always")]

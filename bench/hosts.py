@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -145,6 +146,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if os.geteuid() != 0:
         parser.error("a mount, and a cold read, need root")
+    signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
     built = subprocess.run([_ROOT / "scripts" / "dragonfly.sh"], stdout=subprocess.PIPE, text=True, check=True)
     binaries = Path(built.stdout.strip())
     found: dict[str, list[Reading]] = {}
