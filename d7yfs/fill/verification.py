@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 SAMPLED_PAGES = 4
 PAGE_BYTES = 4 << 10
-"""What is fetched of a version for comparison, where there is no checksum. dfdaemon's mistakes are
+"""A version's sample, which is compared where there is no checksum. dfdaemon's mistakes are
 whole pieces of 4 MiB and more, so a page finds what a block would."""
 SAMPLE = "sample"
 """The reason for these bytes."""
