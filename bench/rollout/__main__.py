@@ -132,7 +132,8 @@ def _calibration(real: Path | None) -> Iterator[str]:
     for each in rows:
         if (warm := late.get(_kind(each))) is None or each["mode"] == "always":
             continue
-        peer_rate = sum(warm["files_bytes"]) / (warm["ready_s"] - warm["first_byte_s"])
+        begun_s = len(warm["files_bytes"]) * warm["first_byte_s"]  # each file begins by itself
+        peer_rate = sum(warm["files_bytes"]) / max(warm["ready_s"] - begun_s, 0.1 * warm["ready_s"])
         cluster = Cluster(
             hosts=each["hosts"],
             files_bytes=tuple(each["files_bytes"]),
