@@ -274,7 +274,7 @@ def running(
     directory.mkdir(parents=True, exist_ok=True)
     port, metrics_port = free_ports(2)
     config: dict[str, Any] = {
-        "server": {"advertiseIP": "127.0.0.1", "listenIP": "127.0.0.1", "port": port}
+        "server": {"advertiseIP": "127.0.0.1", "advertisePort": port, "listenIP": "127.0.0.1", "port": port}
         | {f"{name}Dir": str(directory / "scheduler" / name) for name in ("log", "cache", "plugin", "data")},
         "metrics": {"enable": True, "addr": f"127.0.0.1:{metrics_port}"},
         "console": True,
