@@ -26,7 +26,7 @@ from tests.integration.scene import (
     sent_bytes,
 )
 from tests.mount.conftest import bytes_of
-from tests.mount.mounted import Mounted, in_background, within
+from tests.mount.mounted import Mounted, in_background, until, within
 from tests.servers.dragonfly_cluster import Cluster
 
 GIB = 1 << 30
@@ -131,21 +131,31 @@ def _beside_the_stream(mounted: Mounted, size_bytes: int) -> int:
 def test_what_one_host_reads_from_the_middle_others_have_whole_from_peers(
     through: Through, faulty: Store, make_cluster: MakeCluster
 ) -> None:
-    """Through the proxy that is a range, of which the seed would fetch no more than that."""
+    """Through the proxy that is a range, of which the seed would fetch no more than that. On a busy
+    machine dfdaemon may bring the range twice itself, so only the others' bytes are counted, after
+    it has the whole.
+    """
     cluster = make_cluster(peers=3, tuned=False)
     body = big(3, 2 * SIZE)
     put(faulty, "table.parquet", body)
     first, *others = (through(daemon) for daemon in cluster.peers)
+    traffic = Traffic(cluster.peers[0])
 
     def read_from_the_middle() -> bytes:
         with (first.point / "table.parquet").open("rb", buffering=0) as file:
             file.seek(SIZE)
             return b"".join(iter(lambda: file.read(MIB), b""))
 
+    def has_the_whole() -> bool:
+        brought = traffic.bytes()
+        return brought.get("REMOTE_PEER", 0) + brought.get("BACK_TO_SOURCE", 0) >= len(body)
+
     assert within(LONG_S, read_from_the_middle) == body[SIZE:]
+    until(has_the_whole, "the first host's dfdaemon has the whole file", timeout_s=LONG_S)
+    before = sent_bytes(faulty, "table.parquet")
     for mounted in others:
         assert digest(mounted, "table.parquet") == hashlib.sha256(body).hexdigest()
-    assert sent_bytes(faulty, "table.parquet") <= 1.01 * len(body) + 3 * Policy().budget_bytes(len(body))
+    assert sent_bytes(faulty, "table.parquet") - before <= 2 * Policy().budget_bytes(len(body)) + 0.01 * len(body)
 
 
 def safetensors(size_bytes: int) -> tuple[bytes, Mapping[str, str]]:
