@@ -260,7 +260,7 @@ def main() -> int:
     sizes_mib = [int(size) for size in arguments.sizes.split(",")]
     chosen = "shaped" if arguments.store == "minio" else arguments.shape
     shapes = [shape for shape in SHAPES if chosen in (None, shape.name)]
-    ways = [PROXY, SOCKET] if _knows("--dfdaemon-socket") else [PROXY]
+    ways = [PROXY, SOCKET]
     table = Table()
 
     def making(data: Path) -> None:
@@ -311,13 +311,6 @@ def one_round(
                     bench.round(table, cluster, shape, size_mib, verify=verify, ways=ways)
                 except (PeerError, ReadError) as error:
                     print(f"{shape.name}, {size_mib} MiB: {error}", file=sys.stderr)
-
-
-def _knows(option: str) -> bool:
-    helped = subprocess.run(
-        [sys.executable, "-m", "d7yfs", "mount", "--help"], capture_output=True, text=True, check=True
-    )
-    return option in helped.stdout
 
 
 if __name__ == "__main__":
