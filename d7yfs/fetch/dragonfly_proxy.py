@@ -34,8 +34,10 @@ _OLD_PORT = 65001
 HEALTH_PORT = 4003
 
 _HEALTH_TIMEOUT_S = 1.0
-_FIRST_PAUSE_S = 5.0
+_FIRST_PAUSE_S = 2.0
 _LONGEST_PAUSE_S = 300.0
+_PAUSE_GROWTH = 1.25
+"""So a proxy is asked again within about a quarter of the time for which it has been away."""
 _PROBE_S = 10.0
 """Seconds after which a probe that has neither failed nor brought a byte is forgotten, and another
 may be tried."""
@@ -69,8 +71,8 @@ others. The small files that are fetched ahead take less, and readers have more 
 
 
 class Breaker:
-    """A circuit breaker: closed until a failure; then open for 5 s, doubling up to 300 s; then
-    half-open.
+    """A circuit breaker: closed until a failure; then open for 2 s, each time a quarter longer, up to
+    300 s; then half-open.
 
     Half-open, one request at a time probes. The first byte closes it.
     """
@@ -109,7 +111,7 @@ class Breaker:
             self.trips += 1
             self._open, self._probing = True, False
             self.open_until = now + self._pause_s
-            self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
+            self._pause_s = min(self._pause_s * _PAUSE_GROWTH, _LONGEST_PAUSE_S)
 
     def record_success(self) -> None:
         """Close: a byte has come through the proxy."""

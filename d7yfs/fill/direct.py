@@ -99,18 +99,19 @@ class DirectFiller:
     def stop_filling(self) -> None:
         self._relented = True
 
-    def fill(self) -> None:
+    def fill(self, take_over: Callable[[int], bool] = lambda _: False) -> None:
+        """Bring all of it. `take_over` is asked before each part, with its start; true ends the fill."""
         self._relented = False
         if self._target.version.size_bytes <= SMALL_BYTES:
             self.prefetch(self._target.version.whole)
         elif not self._filling and self._target.keeps:
             self._filling = True
-            self._nursery.start_soon(self._fill)
+            self._nursery.start_soon(self._fill, take_over)
             self._target.begin_work()
 
-    async def _fill(self) -> None:
-        """Keep as much under way as the origin has use for, until all is there, no room is left, or
-        the origin fails.
+    async def _fill(self, take_over: Callable[[int], bool]) -> None:
+        """Keep as much under way as the origin has use for, until all is there, no room is left, the
+        origin fails, or another way takes over.
         """
         target = self._target
         name, missing_bytes = self._fetcher.name(target.version), self._missing_bytes
@@ -122,7 +123,7 @@ class DirectFiller:
                             if not target.keeps or self._failed:
                                 return
                             await self._one_ended.wait()
-                        if self._relented:
+                        if self._relented or take_over(part.start):
                             return
                         self.fetch(part, urgent=False)
                     while self._in_flight:

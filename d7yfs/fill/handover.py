@@ -111,6 +111,11 @@ class Handover:
         """True if the next object should be asked for here."""
         return self.required or self._breaker.admits(trio.current_time())
 
+    @property
+    def down(self) -> bool:
+        """True if the last hand-over failed, for dfdaemon's part."""
+        return self._breaker.is_open
+
     def describe(self) -> HandoverStatus:
         """The state and the counters, for `status`."""
         total = self._fetcher.models.total

@@ -8,7 +8,8 @@ is that of the first missing one.
 `d7yfs.fill.route` decides, within the budget of `d7yfs.fill.p2p_budget`; this module acts. One
 stream per version runs at a time, among all daemons on one cache directory: the others follow it.
 When it fails, readers go on straight from the origin at the offset reached and hear the truth from
-there: dfdaemon's word about a version is no proof.
+there: dfdaemon's word about a version is no proof. A direct fill that stands in for a stream gives
+the rest back to one, once a trial shows that dfdaemon brings bytes again. Readers do not wait for it.
 
 Where the proxy is required, or the mode is `always`, ranges that cannot wait for the stream go
 through the proxy too. A required proxy's failure is the readers'; in `always` the origin stands in
@@ -29,7 +30,7 @@ from d7yfs.cache.version import CachedVersion
 from d7yfs.config.p2p import Mode
 from d7yfs.errors import D7yfsError, HandoverUnavailable, ProxyUnavailable, Stopped, TokenWithheld
 from d7yfs.fetch import silence
-from d7yfs.fetch.dragonfly_proxy import Limits, Proxies, Registration
+from d7yfs.fetch.dragonfly_proxy import Proxies, Registration
 from d7yfs.fetch.dragonfly_task import MAX_DIRECT_BYTES
 from d7yfs.fetch.fetcher import Fetcher
 from d7yfs.fetch.journal import COMPLETE
@@ -38,15 +39,14 @@ from d7yfs.fill import direct
 from d7yfs.fill.direct import DirectFiller
 from d7yfs.fill.handover import Handover
 from d7yfs.fill.p2p_budget import Policy
-from d7yfs.fill.route import PATIENCE_S, Reason, Step, Stream, plan, ranged, stream_start
+from d7yfs.fill.route import PATIENCE_S, Reason, Step, plan, ranged, stream_start
+from d7yfs.fill.stream_progress import StreamProgress
 from d7yfs.logs import TRACE, fields_of
 from d7yfs.objects import PART_BYTES, ByteRange
 from d7yfs.stats.model_files import MODEL_SUFFIXES
 
 log = logging.getLogger(__name__)
 
-_SHORTEST_RATED_S = 0.1
-"""Seconds: a rate is not judged by less, as the first buffer is no rate."""
 _WINDOW_BYTES = 64 << 20
 """Bytes of an object that are checked in one go where another daemon streams."""
 
@@ -70,16 +70,16 @@ class StreamFiller:
         self._fetcher = fetcher
         self._proxy: Proxies | None = fetcher.proxy
         self._handover = handover
-        ways = [way for way in (fetcher.proxy, handover) if way is not None]
-        self._required = any(way.required for way in ways)
-        self._limits = ways[0].limits
+        self._ways = [way for way in (fetcher.proxy, handover) if way is not None]
+        self._required = any(way.required for way in self._ways)
+        self._limits = self._ways[0].limits
         self._nursery = nursery
         self._policy = policy
         self._refused = policy.mode_of(target.version.key) is Mode.NEVER
         reason = Reason.NEVER if self._refused else DIRECT
         self._direct = DirectFiller(target, fetcher, nursery, reason=reason, compare=compare)
         self._model = target.version.key.lower().endswith(MODEL_SUFFIXES)
-        self._running: _Running | None = None
+        self._running: StreamProgress | None = None
         self._run = ByteRange(0, 0)
         """The latest sequential run of reads, with what is expected next."""
         self._touched = False
@@ -99,6 +99,9 @@ class StreamFiller:
                     self._fetch(step if step.direct else Step(proxied=missing, reason=step.reason))
 
     def _bring(self, missing: ByteRange) -> None:
+        if self._is_direct:  # since the reader's first range
+            self._direct.fetch(missing, urgent=True)
+            return
         if self._running is None and self._direct.brings(missing):
             self._direct.fetch(missing, urgent=True)  # a header may be read in several steps
             return
@@ -116,6 +119,9 @@ class StreamFiller:
         self._touched = True
         if step.stream_from is not None:
             self._start(ByteRange(step.stream_from, self._target.version.size_bytes))
+            if self._is_direct:
+                self._direct.fetch(missing, urgent=True)
+                return
             if self._is_behind_another_daemons_stream(missing):
                 return
         self._fetch(step)
@@ -146,7 +152,9 @@ class StreamFiller:
             self._start(self._target.version.whole)
 
     def _start(self, wanted: ByteRange) -> None:
-        self._running = _Running(wanted, self._limits, self._policy.patience_s(self._target.version.key))
+        trial = not self._required and all(way.down for way in self._ways)
+        patience_s = self._policy.patience_s(self._target.version.key)
+        self._running = StreamProgress(wanted, self._limits, patience_s, trial=trial)
         if TRACE.is_on:
             name = self._fetcher.name(self._target.version)
             facts = {"kind": "fetch", "object": name, "start": wanted.start, "stop": wanted.stop}
@@ -175,7 +183,7 @@ class StreamFiller:
 
     def fill(self) -> None:
         if self._is_direct:
-            self._direct.fill()
+            self._direct.fill(self._take_over)
         elif self._running:
             self._filling = True
         elif self._target.keeps and (runs := self._target.missing(self._target.version.whole)):
@@ -191,6 +199,15 @@ class StreamFiller:
                 assert brought
                 rest = ByteRange(min(brought.stop, rest.stop), rest.stop)
 
+    def _take_over(self, start: int) -> bool:
+        """True if a stream brings the rest of a direct fill, which has come to `start`. Begins one
+        once dfdaemon may be asked again."""
+        rest = ByteRange(self._frontier(start), self._target.version.size_bytes)
+        if self._running is None and not self._is_direct and rest.size > MAX_DIRECT_BYTES:
+            self._filling = True
+            self._start(rest)
+        return self._running is not None and not self._is_direct
+
     def stop_filling(self) -> None:
         self._filling = False
         self._direct.stop_filling()
@@ -205,8 +222,10 @@ class StreamFiller:
     def _is_direct(self) -> bool:
         """True if Dragonfly has no part in this version, for now or at all."""
         suspect = not self._required and self._target.version.identity in self._fetcher.suspects
+        if self._running is not None and self._running.is_on_trial:
+            return True
         arriving = self._running is not None and not self._running.state().is_silent
-        usable = any(way.usable for way in (self._proxy, self._handover) if way is not None)
+        usable = any(way.usable for way in self._ways)
         withheld = self._fetcher.tokens.is_direct(trio.current_time())
         return self._refused or suspect or withheld or not (usable or arriving)
 
@@ -216,7 +235,7 @@ class StreamFiller:
             return False
         return not self._target.missing(ByteRange(missing.start - 1, missing.start))
 
-    async def _follow(self, running: _Running) -> None:
+    async def _follow(self, running: StreamProgress) -> None:
         """Watch what another daemon's stream of this version brings. Returns when the rest, if any,
         is for us to stream.
         """
@@ -252,7 +271,7 @@ class StreamFiller:
             position = window.stop
         return position
 
-    async def _stream(self, running: _Running) -> None:
+    async def _stream(self, running: StreamProgress) -> None:
         target, required = self._target, self._required
         name = self._fetcher.name(target.version)
         # The error for readers when this task is cancelled: they must not ask again.
@@ -298,7 +317,7 @@ class StreamFiller:
             finally:
                 target.end_work()
 
-    async def _hand_over(self, running: _Running, silent: Callable[[], None]) -> bool:
+    async def _hand_over(self, running: StreamProgress, silent: Callable[[], None]) -> bool:
         """Have dfdaemon hand the object over; False when that does not work and the proxy is to be
         tried.
 
@@ -324,7 +343,7 @@ class StreamFiller:
             return False
         return True
 
-    async def _through_proxy(self, running: _Running, silent: Callable[[], None]) -> None:
+    async def _through_proxy(self, running: StreamProgress, silent: Callable[[], None]) -> None:
         """Stream the rest through the proxy. Raises the errors of `Fetcher.stream`, and _NoRoom."""
         target, fetcher = self._target, self._fetcher
         assert fetcher.proxy is not None
@@ -367,7 +386,7 @@ class _NoRoom(D7yfsError):
 class _StreamSink:
     """A sink that writes a stream to `target`, as long as there is room to keep it."""
 
-    def __init__(self, target: CachedVersion, running: _Running) -> None:
+    def __init__(self, target: CachedVersion, running: StreamProgress) -> None:
         self._target = target
         self._running = running
 
@@ -392,56 +411,3 @@ class _StreamSink:
     def retract(self, wanted: ByteRange) -> int:
         self._running.position = self._target.retract(wanted)
         return self._running.position
-
-
-class _Running:
-    """The stream that runs now, and its progress."""
-
-    __slots__ = (
-        *("_first_byte_at", "_last_byte_at", "_least_patience_s", "_limits", "_longest_gap_s", "_rated_from"),
-        *("position", "registration", "wanted"),
-    )
-
-    def __init__(self, wanted: ByteRange, limits: Limits, least_patience_s: float) -> None:
-        self._limits, self._least_patience_s = limits, least_patience_s
-        self.begin_anew(wanted)
-        self._last_byte_at = trio.current_time()
-        """Time of the request, while there is no byte."""
-        self.registration: Registration | None = None
-        """Its slot at the scheduler, taken or not."""
-
-    def begin_anew(self, wanted: ByteRange) -> None:
-        """Begin again with `wanted`."""
-        self.wanted = wanted
-        self.position = self._rated_from = wanted.start
-        self._first_byte_at: float | None = None
-        self._longest_gap_s = 0.0
-
-    def advance(self, position: int) -> None:
-        now = trio.current_time()
-        if self._first_byte_at is None:
-            self._first_byte_at = now
-            self._rated_from = self.position
-        else:
-            self._longest_gap_s = max(self._longest_gap_s, now - self._last_byte_at)
-        self._last_byte_at = now
-        self.position = position
-
-    def patience(self) -> float:
-        """The seconds of silence after which readers go elsewhere."""
-        begun = self._first_byte_at is not None
-        usual_s = silence.patience_s(self._longest_gap_s) if begun else self._limits.patience()
-        return max(usual_s, self._least_patience_s)
-
-    def alive_at(self) -> float:
-        """Time of the last reason to expect bytes."""
-        return max(self._last_byte_at, self.registration.alive_at() if self.registration else self._last_byte_at)
-
-    def state(self) -> Stream:
-        now = trio.current_time()
-        silent_s, patience_s = now - self.alive_at(), self.patience()
-        begun_s = now - self._first_byte_at if self._first_byte_at is not None else 0.0
-        rate = 0.0
-        if self._first_byte_at is not None and silent_s < patience_s:
-            rate = (self.position - self._rated_from) / max(begun_s, _SHORTEST_RATED_S)
-        return Stream(self.wanted.start, self.position, self.wanted.stop, rate, silent_s, begun_s, patience_s)

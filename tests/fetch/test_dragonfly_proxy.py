@@ -33,7 +33,8 @@ def tripped(times: int = 1) -> tuple[Breaker, float]:
     """
     breaker, now = Breaker(), 100.0
     breaker.record_failure(now)
-    for pause_s in (5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0)[: times - 1]:
+    for number in range(times - 1):
+        pause_s = min(2.0 * 1.25**number, 300.0)
         assert not breaker.admits(now + pause_s - 0.01)
         now += pause_s
         assert breaker.admits(now)
@@ -50,19 +51,19 @@ def test_closed_at_first() -> None:
     assert (breaker.trips, breaker.state) == (0, "closed")
 
 
-def test_opens_at_a_failure_and_waits_twice_as_long_each_time_up_to_a_limit() -> None:
-    breaker, now = tripped(9)
-    assert breaker.trips == 9
+def test_opens_at_a_failure_and_waits_a_quarter_longer_each_time_up_to_a_limit() -> None:
+    breaker, now = tripped(25)
+    assert breaker.trips == 25
     assert not breaker.admits(now + 299)
     assert breaker.admits(now + 300)
 
 
 def test_failures_of_requests_that_were_under_way_count_once() -> None:
     breaker = Breaker()
-    for moment in (100.0, 100.1, 103.0):
+    for moment in (100.0, 100.1, 101.5):
         breaker.record_failure(moment)
     assert breaker.trips == 1
-    assert breaker.admits(105.0)
+    assert breaker.admits(102.0)
 
 
 def test_one_probe_at_a_time() -> None:
@@ -74,8 +75,8 @@ def test_one_probe_at_a_time() -> None:
     assert breaker.state == "probing"
     assert not breaker.admits(now + 5)
     breaker.record_failure(now + 8)
-    assert not breaker.admits(now + 17.9)
-    assert breaker.admits(now + 18)
+    assert not breaker.admits(now + 10.4)
+    assert breaker.admits(now + 10.5)
     assert breaker.trips == 2
 
 
@@ -94,8 +95,8 @@ def test_a_byte_closes_it_and_forgets_the_past() -> None:
         assert breaker.admits(now + 40)
         breaker.begin(now + 40)
     breaker.record_failure(now + 41)
-    assert not breaker.admits(now + 45.9)
-    assert breaker.admits(now + 46)
+    assert not breaker.admits(now + 42.9)
+    assert breaker.admits(now + 43)
 
 
 def test_a_stream_from_before_that_still_flows_closes_it() -> None:

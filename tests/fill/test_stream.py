@@ -27,6 +27,7 @@ from d7yfs.errors import (
     TokenWithheld,
     VersionGone,
 )
+from d7yfs.fetch import proxy_outage, transfer
 from d7yfs.fetch.bearer_tokens import BearerTokens
 from d7yfs.fetch.dragonfly_proxy import MAX_REGISTRATIONS, Proxies, Proxy
 from d7yfs.fetch.dragonfly_task import MAX_DIRECT_BYTES
@@ -42,7 +43,7 @@ from tests.fetch.doubles import SECRET, FakeOrigin, MemoryTarget
 from tests.fill.scene import SpendingPolicy
 from tests.servers import dfdaemon, faults
 from tests.servers.dfdaemon import FakeDfdaemon, error, wrong_total
-from tests.servers.http11 import Fault, Request
+from tests.servers.http11 import Answer, Exchange, Fault, Request
 from tests.servers.scripted import ScriptedServer
 
 MB = BLOCK_BYTES
@@ -619,6 +620,55 @@ async def test_one_file_probes_while_others_read_on_direct(clock: MockClock, wor
     await world.settled()
     assert len(world.daemon.requests) == 2
     assert world.proxy.breaker.trips == 2
+
+
+async def test_a_fill_straight_from_the_store_goes_back_to_a_proxy_that_answers_again(
+    frozen: MockClock, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream brings the rest. What is under way straight from the store then goes on."""
+    for name in ("LEAST_WINDOW_BYTES", "MOST_WINDOW_BYTES"):
+        monkeypatch.setattr(transfer, name, 4 * MB)
+    monkeypatch.setattr(proxy_outage, "PREFETCH_HELD_S", 0.0)
+    answers = trio.Semaphore(0)
+
+    async def slow_for_us(exchange: Exchange, answer: Answer) -> None:
+        if "x-dragonfly-use-p2p" not in exchange.request.headers:
+            await answers.acquire()
+        await exchange.deliver(answer)
+
+    world.daemon.script(faults.drop)
+    world.server.script(slow_for_us, forever=True)
+    cached = await world.open(TABLE)
+    cached.fill()
+    while len(world.direct(TABLE)) < 4:
+        await wait_all_tasks_blocked(0.1)
+    assert world.proxy.down
+    frozen.jump(3)
+    for _ in range(4):
+        answers.release()
+    while cached.cached_bytes < len(BODIES[TABLE]):  # the stream brings the part that waits, too
+        await wait_all_tasks_blocked(0.1)
+    assert [each.headers.get("range", "") for each in world.daemon.requests] == ["", f"bytes={PART_BYTES}-"]
+    assert not world.proxy.down
+    for _ in range(4):
+        answers.release()
+    await wait_all_tasks_blocked(0.1)
+    assert len(world.direct(TABLE)) <= 8
+    cached.drop()
+    assert await world.read_all(TABLE) == BODIES[TABLE]
+
+
+async def test_no_reader_waits_for_a_probe(clock: MockClock, world: World) -> None:
+    world.daemon.script(faults.drop, faults.Hang())
+    assert await world.read_all(OTHER) == BODIES[OTHER]
+    await trio.sleep(6)
+    began = trio.current_time()
+    cached = await world.open()
+    assert await cached.read(ByteRange(2 * MB, 9 * MB), None) == BODY[2 * MB : 9 * MB]
+    assert trio.current_time() - began < 1
+    assert len(world.daemon.requests) == 2, "it is tried"
+    cached.drop()
+    await world.settled()
 
 
 async def test_a_refused_signature_is_made_anew_once(clock: MockClock, world: World) -> None:
