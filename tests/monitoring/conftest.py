@@ -55,11 +55,12 @@ def prometheus(mounted: Mounted, tmp_path: Path) -> Iterator[Prometheus]:
 
 @pytest.fixture
 def readers(mounted: Mounted) -> None:
-    """Reads before the test: a cold read of each model, warm ones, and an absent name."""
+    """Reads before the test: a cold read of each model, of a small file, warm ones, and an absent name."""
     weights = [mounted.point / "models" / name / "1" / "weights.safetensors" for name in ("resnet", "bert", "llm")]
     background = [in_background(path.read_bytes) for path in weights]
     for each in background:
         each.result(60)
+    assert mounted.read("models/llm/config.pbtxt") == b'name: "llm"'
     for _ in range(5):
         mounted.read_anew("models/llm/1/weights.safetensors")
     with pytest.raises(FileNotFoundError):

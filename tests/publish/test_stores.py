@@ -51,7 +51,8 @@ class PlainStore(HttpServer):
     """A store of S3's protocol that takes every PUT, and checks no signature."""
 
     async def answer(self, request: Request) -> Answer:
-        return Answer(200, {"ETag": '"1"'})
+        dated = "Tue, 24 Nov 2026 00:00:00 GMT"
+        return Answer(200, {"ETag": '"1"', "Last-Modified": dated, "Content-Length": "0"})
 
 
 def _knows_no_conditions(request: Request) -> bool:
@@ -77,6 +78,27 @@ async def test_a_store_that_knows_no_conditions_is_asked_without() -> None:
             server.script(status(501), forever=True)
             with pytest.raises(OriginUnavailable, match="501"):
                 await store.put("key", b"data", store.condition(""))
+
+
+async def _compare_without_quotes(exchange: Exchange, answer: Answer) -> None:
+    if '"' in exchange.request.headers.get("if-match", ""):
+        answer = Answer(412, {}, b"<Error><Code>PreconditionFailed</Code></Error>")
+    await exchange.deliver(answer)
+
+
+async def test_a_store_that_compares_an_etag_without_its_quotes_is_asked_so() -> None:
+    """As Ceph's gateway does. Where the object is another one, nothing is asked again."""
+    async with (
+        PlainStore().running() as server,
+        aclosing(opened_at(WritableS3, "s3://b", KEYS, endpoint_url=server.url)) as store,
+    ):
+        server.script(_compare_without_quotes, forever=True)
+        await store.put("key", b"22", store.condition('"1"'))
+        assert (server.requests[-1].headers["if-match"], server.requests[-1].body) == ("1", b"22")
+        server.requests.clear()
+        with pytest.raises(VersionGone):
+            await store.put("key", b"333", store.condition('"another"'))
+        assert [each.method for each in server.requests] == ["PUT", "HEAD"]
 
 
 async def test_a_store_that_takes_no_put() -> None:

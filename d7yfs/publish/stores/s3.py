@@ -1,7 +1,8 @@
 """Writes to S3 and stores of its protocol.
 
 Conditions: https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html. A store that
-does not know them says 501, and is asked without.
+does not know them says 501, and is asked without. Ceph's gateway before
+https://github.com/ceph/ceph/pull/63348 compares an ETag of a PUT with its quotes to its own without.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from d7yfs.errors import D7yfsError, OriginUnavailable
+from d7yfs.errors import D7yfsError, OriginUnavailable, VersionGone
 from d7yfs.origins.rest import ControlReply
 from d7yfs.origins.s3.origin import S3Origin
 from d7yfs.publish.stores.bucket import WritableBucket
@@ -39,6 +40,11 @@ class WritableS3(WritableBucket, S3Origin):
                 raise
             log.info("%s: the store knows no conditional writes", self.url)
             await super().put(key, data, {name: headers[name] for name in headers.keys() - _CONDITIONS})
+        except VersionGone:
+            before = headers.get("If-Match", "")
+            if not before or (await self.stat(key)).validator != before:
+                raise
+            await super().put(key, data, {**headers, "If-Match": before.strip('"')})
 
     def _failure(self, reply: ControlReply, code: str, needs: str, subject: str) -> D7yfsError:
         found = super()._failure(reply, code, needs, subject)
