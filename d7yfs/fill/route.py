@@ -126,7 +126,7 @@ def plan(
     """
     left = direct_left_bytes
     if stream is not None:
-        if _soon(missing.start, stream, patience_s=PATIENCE_S if left > 0 else RANGE_PATIENCE_S):
+        if is_soon(missing.start, stream, patience_s=PATIENCE_S if left > 0 else RANGE_PATIENCE_S):
             return Step()
         if (left <= 0 or prompt) and _begins_there(missing.start, stream):
             return Step()
@@ -159,6 +159,12 @@ def stream_start(offset: int, front: int, *, model: bool) -> int:
     return start if offset - start <= (FRONT_BYTES if model else MAX_DIRECT_BYTES) else offset
 
 
+def is_soon(offset: int, stream: Stream, *, patience_s: float) -> bool:
+    """True if the stream will be at `offset` within `patience_s`, by its rate."""
+    reached_in_time = min(stream.position + stream.rate_bytes_s * patience_s, stream.stop)
+    return stream.rate_bytes_s > 0 and _arriving(stream) <= offset < reached_in_time
+
+
 def ranged(size_bytes: int, missing: ByteRange, direct_left_bytes: int, reason: Reason) -> Step:
     """Take the beginning of `missing` as a range: straight from the origin within the budget, else
     through the proxy.
@@ -170,12 +176,6 @@ def ranged(size_bytes: int, missing: ByteRange, direct_left_bytes: int, reason: 
     # To the end of the smallest piece that dfdaemon knows: it fetches all of it anyway.
     piece_stop = (start // MAX_DIRECT_BYTES + 1) * MAX_DIRECT_BYTES
     return Step(proxied=ByteRange(start, min(piece_stop, size_bytes)), reason=reason)
-
-
-def _soon(offset: int, stream: Stream, *, patience_s: float) -> bool:
-    """True if the stream will be at `offset` within `patience_s`, by its rate."""
-    reached_in_time = min(stream.position + stream.rate_bytes_s * patience_s, stream.stop)
-    return stream.rate_bytes_s > 0 and _arriving(stream) <= offset < reached_in_time
 
 
 def _begins_there(offset: int, stream: Stream) -> bool:

@@ -39,7 +39,7 @@ from d7yfs.fill import direct
 from d7yfs.fill.direct import DirectFiller
 from d7yfs.fill.handover import Handover
 from d7yfs.fill.p2p_budget import Policy
-from d7yfs.fill.route import PATIENCE_S, Reason, Step, plan, ranged, stream_start
+from d7yfs.fill.route import PATIENCE_S, RANGE_PATIENCE_S, Reason, Step, is_soon, plan, ranged, stream_start
 from d7yfs.fill.stream_progress import StreamProgress
 from d7yfs.logs import TRACE, fields_of
 from d7yfs.objects import PART_BYTES, ByteRange
@@ -200,13 +200,16 @@ class StreamFiller:
                 rest = ByteRange(min(brought.stop, rest.stop), rest.stop)
 
     def _take_over(self, start: int) -> bool:
-        """True if a stream brings the rest of a direct fill, which has come to `start`. Begins one
-        once dfdaemon may be asked again."""
+        """True if a stream soon brings what a direct fill that has come to `start` would bring next.
+        Begins one once dfdaemon may be asked again."""
         rest = ByteRange(self._frontier(start), self._target.version.size_bytes)
         if self._running is None and not self._is_direct and rest.size > MAX_DIRECT_BYTES:
-            self._filling = True
             self._start(rest)
-        return self._running is not None and not self._is_direct
+        takes_over = self._running is not None and is_soon(
+            rest.start, self._running.state(), patience_s=RANGE_PATIENCE_S
+        )
+        self._filling = self._filling or takes_over
+        return takes_over
 
     def stop_filling(self) -> None:
         self._filling = False
