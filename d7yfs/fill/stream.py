@@ -202,12 +202,13 @@ class StreamFiller:
     def _take_over(self, start: int) -> bool:
         """True if a stream soon brings what a direct fill that has come to `start` would bring next.
         Begins one once dfdaemon may be asked again."""
+        if self._running is None and self._is_direct:
+            return False
         rest = ByteRange(self._frontier(start), self._target.version.size_bytes)
-        if self._running is None and not self._is_direct and rest.size > MAX_DIRECT_BYTES:
+        if self._running is None and rest.size > MAX_DIRECT_BYTES:
             self._start(rest)
-        takes_over = self._running is not None and is_soon(
-            rest.start, self._running.state(), patience_s=RANGE_PATIENCE_S
-        )
+        running = self._running
+        takes_over = running is not None and is_soon(rest.start, running.state(), patience_s=RANGE_PATIENCE_S)
         self._filling = self._filling or takes_over
         return takes_over
 
