@@ -210,6 +210,7 @@ class Mounter:
                     os.kill(mounted.pid, signal.SIGKILL)
             if mounted.process is not None:
                 mounted.process.communicate(timeout=20)
+            mounted.wait_ended()  # its cache goes next
         for point in self._points:
             for left in control_socket.runtime_directory().glob(f"{control_socket.socket_path(point).stem}.*"):
                 left.unlink(missing_ok=True)
