@@ -73,6 +73,7 @@ def test_a_kernel_without(withheld: InitFlag, tmp_path: Path, store: InThread[S3
         kept.start()
         use(kept)
         until(lambda: kept.mounted.stat("big.bin")["cached_bytes"] == len(BIG), "the whole file in the cache")
+        until(lambda: not kept.mounted.status()["fuse"]["open_files"], "the end of the handles that the daemon served")
         use(kept)
         by_itself = has_extension and not withheld & InitFlag.PASSTHROUGH and not kernel.passthrough_obstacle()
         fuse = kept.mounted.status()["fuse"]

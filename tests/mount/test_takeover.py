@@ -190,6 +190,7 @@ def test_files_that_the_kernel_reads_by_itself(kept: Supervised) -> None:
     path = kept.point / "big.bin"
     assert within(READ_TIMEOUT_S, path.read_bytes) == BIG
     until(lambda: kept.mounted.stat("big.bin")["cached_bytes"] == len(BIG), "the whole file in the cache")
+    until(lambda: kept.mounted.status()["fuse"]["open_files"] == 0, "the end of the handle that the worker served")
     with opened(path) as file:
         assert kept.mounted.status()["fuse"]["passthrough_opens"] == 1
         kept.kill()
